@@ -1,0 +1,106 @@
+"""`connect()`: from a URL, a client or nothing to a connection. Loads only what the target needs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from holdfast.connection import AsyncLocks, Locks
+from holdfast.errors import ConfigurationError
+from holdfast.ports import Runtime, Store
+from holdfast.values import Owner, Seconds, seconds, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+REDIS_SCHEMES = frozenset({"redis", "rediss", "valkey", "valkeys", "unix"})
+SCHEMES = "redis://, rediss://, valkey://, valkeys://, unix://, sqlite:///path and memory://"
+
+
+def connect(target: Any = None, *, label: str = "", store_timeout: Seconds = 10.0, **choices: Any) -> Locks:
+    """Locks on the store that `target` names, for threads.
+
+    `target` is a URL (redis://, rediss://, valkey://, valkeys://, unix://, sqlite:///path, memory://), a client of
+    redis-py or valkey-py, or nothing: then HOLDFAST_URL, else the embedded store in the user's state folder.
+    `label` tells operators who we are. `store_timeout` is how many seconds a store may go on not answering
+    before a wait without limit gives up with `StoreUnavailable`. Nothing is sent until a lock is used.
+
+    >>> import holdfast
+    >>> holdfast.connect("memory://")
+    <Locks on memory://>
+    """
+    from holdfast.runtime.threads import ThreadRuntime
+
+    runtime = ThreadRuntime()
+    store, address = _store(target, runtime, "threads", choices)
+    return Locks(store, runtime, owner=_owner(label), store_timeout=_store_timeout(store_timeout), address=address)
+
+
+def connect_asyncio(
+    target: Any = None, *, label: str = "", store_timeout: Seconds = 10.0, **choices: Any
+) -> AsyncLocks:
+    """Locks on the store that `target` names, for asyncio; `target` and options as for `holdfast.connect`.
+
+    >>> import holdfast.aio
+    >>> holdfast.aio.connect("memory://")
+    <AsyncLocks on memory://>
+    """
+    from holdfast.runtime.asyncio import AsyncioRuntime
+
+    runtime = AsyncioRuntime()
+    store, address = _store(target, runtime, "asyncio", choices)
+    return AsyncLocks(store, runtime, owner=_owner(label), store_timeout=_store_timeout(store_timeout), address=address)
+
+
+def _owner(label: str) -> Owner:
+    host = "".join(char for char in socket.gethostname() if char.isprintable() and char != ":")[:64]
+    return Owner(host, os.getpid(), label)
+
+
+def _store_timeout(value: Seconds) -> float:
+    return seconds(value, "store_timeout", least=0.05)
+
+
+def _store(target: Any, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
+    if choices:
+        raise ConfigurationError(
+            f"connect() does not know the option {shown(next(iter(choices)))}. It knows label and store_timeout."
+        )
+    if target is None:
+        target = os.environ.get("HOLDFAST_URL") or "sqlite://"
+    if isinstance(target, str):
+        return _store_of_url(target, runtime, colour)
+    from holdfast.stores.redis.clients import store_of_client
+
+    return store_of_client(target, runtime, colour)
+
+
+def _store_of_url(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+    scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
+    if not separator:
+        raise ConfigurationError("The target of connect() is no URL: it has no '://'. Give one of " + SCHEMES + ".")
+    if scheme == "memory":
+        from holdfast.stores.memory import MemoryStore, hub
+
+        return MemoryStore(hub(rest), runtime), f"memory://{rest}"
+    if scheme == "sqlite":
+        return _sqlite_store(rest, runtime, colour)
+    if scheme in REDIS_SCHEMES:
+        from holdfast.stores.redis.clients import store_of_url
+
+        return store_of_url(url, runtime, colour)
+    raise ConfigurationError(f"connect() does not know the scheme {shown(scheme + '://')}. It knows {SCHEMES}.")
+
+
+def _sqlite_store(rest: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+    from holdfast.stores.sqlite import SqliteStore, default_path
+
+    if rest and not rest.startswith("/"):
+        raise ConfigurationError(
+            "A sqlite URL has three slashes and then the path: sqlite:///locks.db is relative, "
+            "sqlite:////var/lib/app/locks.db is absolute, and sqlite:// alone is the default place."
+        )
+    path = rest[1:] or str(default_path())
+    return SqliteStore(path, runtime, colour=colour), f"sqlite:///{path}"

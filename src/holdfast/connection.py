@@ -1,0 +1,290 @@
+"""`Locks`: what `connect()` returns. Makes locks on one store, keeps their leases, and closes it all.
+
+A process that was forked from one that had connections starts clean: it drops what it inherited without
+touching it, and holds none of its parent's leases (`generation` tells them apart).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
+
+from holdfast.core.acquire import Grant
+from holdfast.core.holding import Holding
+from holdfast.core.keep import Keeper
+from holdfast.core.release import BUDGET, release
+from holdfast.core.validity import valid_until
+from holdfast.errors import ConfigurationError, LeaseLost, StoreError, StoreUnavailable
+from holdfast.leases import Exported
+from holdfast.locks import AsyncLock, BaseLock, LeaseT, Lock, options
+from holdfast.ports import Runtime, Store
+from holdfast.runtime.runner import run
+from holdfast.values import Ask, Owner, shown
+
+if TYPE_CHECKING:
+    from holdfast.leases import AsyncLease, Lease
+
+log = logging.getLogger("holdfast")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+NameOf = str | Callable[..., str]
+"""A lock's name: text with fields such as "account:{account_id}", or a function of the call's arguments."""
+
+_open: weakref.WeakSet[BaseLocks[Any]] = weakref.WeakSet()
+
+
+class BaseLocks(Generic[LeaseT]):
+    """What a connection is in both colours."""
+
+    _lock_class: type[BaseLock[LeaseT]]
+
+    def __init__(self, store: Store, runtime: Runtime, *, owner: Owner, store_timeout: float, address: str) -> None:
+        self.store = store
+        self.runtime = runtime
+        self.keeper = Keeper(store, runtime)
+        self.store_timeout = store_timeout
+        self.generation = 0
+        self._owner = owner
+        self._address = address
+        self._closed = False
+        _open.add(self)
+
+    def ensure_open(self) -> None:
+        if self._closed:
+            raise ConfigurationError("This connection was closed; nothing was sent. Call connect() again.")
+
+    def _forked(self) -> None:
+        """In a forked child: nothing of the parent's is ours."""
+        self.generation += 1
+        self.store.forget()
+        self.keeper = Keeper(self.store, self.runtime)
+        self._owner = Owner(self._owner.host, os.getpid(), self._owner.label)
+
+    async def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.keeper.close()
+        give_up_at = self.runtime.now() + BUDGET
+        for holding in self.keeper.held():
+            left = give_up_at - self.runtime.now()
+            if holding.give_back() and left > 0:
+                await self._give_back_on_close(holding, left)
+        await self.store.close()
+
+    async def _give_back_on_close(self, holding: Holding, left: float) -> None:
+        try:
+            await release(self.store, self.runtime, holding.name, holding.holder, holding.ttl, ours=True, budget=left)
+            holding.settled = True
+        except StoreError as error:
+            log.warning("The lock %s could not be given back at close: %s", shown(holding.name), error)
+
+    async def _adopt(self, text: str, chosen: dict[str, Any]) -> LeaseT:
+        self.ensure_open()
+        exported = Exported.decode(text)
+        lock = self._lock(exported.name, {"ttl": exported.ttl, **chosen})
+        asked_at = self.runtime.now()
+        ask = Ask(lock.name, self.runtime.new_holder(), lock._options.ttl, lock._options.owner)
+        granted = await self._adopt_with_retry(ask, exported.holder)
+        if granted is None:
+            raise LeaseLost(
+                f"The exported lease on {shown(exported.name)} is no longer there: it expired, was given back, or "
+                "someone adopted it before. Acquire the lock anew.",
+                name=exported.name,
+            )
+        return lock._lease(ask, Grant(granted, asked_at, valid_until(asked_at, ask.ttl)))
+
+    async def _adopt_with_retry(self, ask: Ask, old_holder: str) -> int | None:
+        give_up_at = self.runtime.now() + BUDGET
+        while True:
+            try:
+                granted = await self.store.adopt(ask, old_holder, give_up_at)
+                return None if granted is None else granted.fence
+            except StoreUnavailable:
+                if self.runtime.now() >= give_up_at:
+                    raise
+                await self.runtime.sleep(0.02)
+
+    def _lock(self, name: object, chosen: dict[str, Any]) -> BaseLock[LeaseT]:
+        return self._lock_class(self, name, options(self._owner, **chosen))
+
+    def _guard(self, name: NameOf, function: Callable[..., Any]) -> Callable[..., str]:
+        """A function from a call's arguments to the lock's name."""
+        if callable(name):
+            return name
+        import inspect
+
+        signature = inspect.signature(function)
+
+        def name_of(*args: Any, **kwargs: Any) -> str:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return name.format(**bound.arguments)
+
+        return name_of
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {self._address}{', closed' if self._closed else ''}>"
+
+
+class Locks(BaseLocks["Lease"]):
+    """Locks on one store, for threads; made by `holdfast.connect()`.
+
+    >>> import holdfast
+    >>> with holdfast.connect("memory://") as locks:
+    ...     lease = locks.lock("doc:locks").acquire(timeout=0)
+    ...     lease is not None
+    True
+    """
+
+    _lock_class = Lock
+
+    def lock(self, name: str, **chosen: Any) -> Lock:
+        """The lock of that name. Options, all by keyword:
+
+        `ttl` (30): seconds that the store keeps a grant without renewal, and so the longest that a crashed
+        holder blocks the others. `timeout` (None): seconds that `with` waits, None for as long as it takes.
+        `renew` (True): keep the lease alive while this process lives. `max_hold` (None): seconds after which
+        it ends all the same. `label`: who we are, for operators. `on_risk`, `on_lost`: called with the lease.
+
+        >>> import holdfast
+        >>> holdfast.connect("memory://").lock("report", ttl=10)
+        <Lock 'report', ttl 10 s>
+        """
+        lock = self._lock(name, chosen)
+        assert isinstance(lock, Lock)  # for the type checker
+        return lock
+
+    def guard(self, name: NameOf, **chosen: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """A decorator: each call runs under the lock that its arguments name.
+
+        >>> import holdfast
+        >>> locks = holdfast.connect("memory://")
+        >>> @locks.guard("account:{account_id}")
+        ... def deposit(account_id, amount):
+        ...     return locks.lock(f"account:{account_id}").locked()
+        >>> deposit(7, amount=100)
+        True
+        """
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            name_of = self._guard(name, function)
+
+            @functools.wraps(function)
+            def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+                with self.lock(name_of(*args, **kwargs), **chosen):
+                    return function(*args, **kwargs)
+
+            return guarded
+
+        return decorate
+
+    def adopt(self, text: str, **chosen: Any) -> Lease:
+        """Take over the lease that `lease.export()` wrote into `text`; exactly one taker gets it.
+
+        >>> import holdfast
+        >>> locks = holdfast.connect("memory://")
+        >>> text = locks.lock("doc:adopt").acquire().export()
+        >>> lease = locks.adopt(text)
+        >>> lease.release()
+        True
+        """
+        return run(self._adopt(text, chosen))
+
+    def close(self) -> None:
+        """Give back what is held, within two seconds, and close the connections."""
+        run(self._close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncLocks(BaseLocks["AsyncLease"]):
+    """Locks on one store, for asyncio; made by `holdfast.aio.connect()`. Belongs to one event loop.
+
+    >>> import asyncio, holdfast.aio
+    >>> async def main():
+    ...     async with holdfast.aio.connect("memory://") as locks:
+    ...         lease = await locks.lock("doc:async-locks").acquire(timeout=0)
+    ...         return lease is not None
+    >>> asyncio.run(main())
+    True
+    """
+
+    _lock_class = AsyncLock
+
+    def ensure_open(self) -> None:
+        super().ensure_open()
+        if self.runtime.bind():  # type: ignore[attr-defined]
+            # The loop that this belonged to is closed, and all that lived in it is gone with it.
+            self._forked()
+
+    def lock(self, name: str, **chosen: Any) -> AsyncLock:
+        """The lock of that name; options as for `Locks.lock`, and `cancel_on_loss` (True): cancel the body of
+        the `async with` when the lease is lost.
+
+        >>> import holdfast.aio
+        >>> holdfast.aio.connect("memory://").lock("report", ttl=10)
+        <AsyncLock 'report', ttl 10 s>
+        """
+        lock = self._lock(name, chosen)
+        assert isinstance(lock, AsyncLock)  # for the type checker
+        return lock
+
+    def guard(self, name: NameOf, **chosen: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """A decorator for coroutine functions: each call runs under the lock that its arguments name."""
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            name_of = self._guard(name, function)
+
+            @functools.wraps(function)
+            async def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
+                async with self.lock(name_of(*args, **kwargs), **chosen):
+                    return await function(*args, **kwargs)  # type: ignore[misc]
+
+            return guarded  # type: ignore[return-value]
+
+        return decorate
+
+    async def adopt(self, text: str, **chosen: Any) -> AsyncLease:
+        """Take over the lease that `lease.export()` wrote into `text`; exactly one taker gets it."""
+        return await self._adopt(text, chosen)
+
+    async def close(self) -> None:
+        """Give back what is held, within two seconds, and close the connections."""
+        await self._close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _after_fork() -> None:
+    for client in list(_open):
+        client._forked()
+
+
+def _at_exit() -> None:
+    for client in list(_open):
+        if isinstance(client, Locks):  # an event loop that is still open is its owner's to finish
+            client.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,0 +1,190 @@
+"""Acquire: ask, queue, wait, take the grant; leave nothing behind when it does not come to that.
+
+    FREE ──ask──▶ ASKING ──granted──▶ HELD
+                  │  ▲ ▲
+         queued   │  │ └─ no answer: the same request again, until the deadline
+                  ▼  │
+                 QUEUED ──push, young enough──▶ HELD
+                  └─ timer, stale push, missed pushes: ask again
+
+Rules kept here:
+
+- A grant counts from when the request was sent that led to it. For a pushed grant that is the last request
+  answered "still queued", and the push must name that request's turn: an older push is stale.
+- Unknown is a third answer. A request that got no reply is sent again, which changes nothing if it had been
+  executed; and "not acquired" is said only after trying to remove what it may have left.
+- Who waits asks again at least every third of its ttl: that keeps its place alive and its `asked_at` young.
+- Expiry is not an event. The waiter in front asks when the holder's ttl is over, those behind a little later
+  each, so that a crashed holder is noticed at once and a long queue does not come running together.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.core import backoff
+from holdfast.core.deadline import Deadline
+from holdfast.core.release import give_back
+from holdfast.core.validity import valid_until, worth_taking
+from holdfast.errors import Outcome, StoreUnavailable
+from holdfast.ports import Mailbox, Runtime, Store
+from holdfast.values import Answer, Ask, Granted, Place, Queued, Taken
+
+LOOK_AGAIN = 1.0
+"""Seconds after which the waiter in front looks for itself: a push may be lost, and a lock that something
+else than holdfast took is freed without one. The waiter at place n looks every n+1 times that, which adds up
+to few requests however long the queue."""
+
+EXPIRY_SLACK = 0.002
+EXPIRY_STAGGER = 0.004
+
+
+class Grant(NamedTuple):
+    """The lock is ours up to `valid_until`; `asked_at` is the earliest moment it may have become so."""
+
+    fence: int
+    asked_at: float
+    valid_until: float
+
+
+async def acquire(store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool) -> Grant | None:
+    """The grant; None when the lock stayed taken until the deadline (or at all, when not `blocking`)."""
+    attempt = _Attempt(store, runtime, ask, deadline, blocking)
+    try:
+        return await attempt.run()
+    except GeneratorExit:
+        raise  # the coroutine is being destroyed: no await is possible any more
+    except BaseException as error:  # cancelled and interrupted included: nothing may be left behind
+        await attempt.abandon(inline=not isinstance(error, StoreUnavailable))
+        raise
+    finally:
+        attempt.close()
+
+
+class _Attempt:
+    """One acquisition. `_traces` is true while the store may hold a grant or a place of ours."""
+
+    __slots__ = (
+        "_ask",
+        "_asked_at",
+        "_blocking",
+        "_box",
+        "_deadline",
+        "_runtime",
+        "_store",
+        "_ticket",
+        "_traces",
+        "_turn",
+    )
+
+    def __init__(self, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, blocking: bool) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._ask = ask
+        self._deadline = deadline
+        self._blocking = blocking
+        self._box: Mailbox | None = None
+        self._ticket: int | None = None
+        self._turn = 0
+        self._asked_at = 0.0
+        self._traces = False
+
+    async def run(self) -> Grant | None:
+        if self._blocking and self._store.listening:
+            await self._open_mailbox()
+        while True:
+            answer = await self._request()
+            if isinstance(answer, Granted):
+                return self._grant(answer.fence)
+            if isinstance(answer, Queued):
+                self._ticket = answer.ticket
+                grant = await self._wait_turn(answer)
+                if grant is not None:
+                    return grant
+            if not self._blocking or self._deadline.passed(self._runtime.now()):
+                await self.abandon(inline=True)
+                return None
+            if isinstance(answer, Taken):
+                await self._open_mailbox()
+
+    def _grant(self, fence: int) -> Grant:
+        return Grant(fence, self._asked_at, valid_until(self._asked_at, self._ask.ttl))
+
+    async def _request(self) -> Answer:
+        """The store's answer; a request that gets none is repeated while the deadline allows."""
+        silent_since = self._runtime.now()
+        failures = 0
+        while True:
+            asked_at = self._runtime.now()
+            self._turn += 1
+            place = None if self._box is None else Place(self._box.address, self._turn, self._ticket)
+            traces, self._traces = self._traces, True
+            try:
+                until = self._deadline.attempt(asked_at, self._store.grace)
+                answer = await self._store.acquire(self._ask, place, until)
+            except StoreUnavailable as error:
+                self._traces = traces or error.outcome is not Outcome.NOT_DONE
+                failures += 1
+                await self._endure(error, silent_since, failures)
+                continue
+            self._asked_at = asked_at
+            self._traces = traces or isinstance(answer, Queued)
+            return answer
+
+    async def _open_mailbox(self) -> None:
+        """Listen before asking for a place: a grant pushed to nobody would go to the next one."""
+        if self._box is None:
+            self._box = self._store.mailbox(self._ask.holder)
+        silent_since = self._runtime.now()
+        failures = 0
+        while True:
+            try:
+                until = self._deadline.attempt(self._runtime.now(), self._store.grace)
+                return await self._box.open(until)
+            except StoreUnavailable as error:
+                failures += 1
+                await self._endure(error, silent_since, failures)
+
+    async def _endure(self, error: StoreUnavailable, silent_since: float, failures: int) -> None:
+        """Leave a failing store alone for a moment, or report it when the caller's time is up."""
+        now = self._runtime.now()
+        if self._deadline.out_of_patience(now - self._store.grace, silent_since):
+            raise error
+        await self._runtime.sleep(backoff.pause(failures, self._runtime.random()))
+
+    async def _wait_turn(self, answer: Queued) -> Grant | None:
+        """Wait for the push that answers our last request; None when it is time to ask again."""
+        if self._box is None:
+            return None
+        try:
+            push = await self._box.wait(self._deadline.earliest(self._next_look(answer)))
+        except StoreUnavailable:
+            # The next request tells whether the store is back, and bears the limits; but a store that
+            # answers requests and refuses mailboxes must not be asked without a pause.
+            now = self._runtime.now()
+            await self._runtime.sleep(self._deadline.earliest(now + LOOK_AGAIN / 4) - now)
+            return None
+        if push is None or push.turn != self._turn:
+            return None
+        if not worth_taking(self._runtime.now(), self._asked_at, self._ask.ttl):
+            return None  # the push lay about too long: confirm it with a request
+        return self._grant(push.fence)
+
+    def _next_look(self, answer: Queued) -> float:
+        """When to ask again if nothing is pushed."""
+        now = self._runtime.now()
+        moment = min(self._asked_at + self._ask.ttl / 3, now + LOOK_AGAIN * (1 + answer.position))
+        if answer.ttl_left is not None:
+            moment = min(moment, now + answer.ttl_left + EXPIRY_SLACK + EXPIRY_STAGGER * answer.position)
+        return moment
+
+    async def abandon(self, *, inline: bool) -> None:
+        """Remove what the store may hold of us. A store that just failed us is left to the background."""
+        if not self._traces:
+            return
+        self._traces = False
+        await give_back(self._store, self._runtime, self._ask.name, self._ask.holder, self._ask.ttl, inline)
+
+    def close(self) -> None:
+        if self._box is not None:
+            self._box.close()

@@ -1,0 +1,140 @@
+"""One lease as its holder sees it: a small state machine, and the local deadline.
+
+    state      may become               by
+    HELD       AT_RISK                  a renewal failed
+    HELD       LOST, RELEASED           found not ours or time ran out; given back
+    AT_RISK    HELD                     a renewal got through
+    AT_RISK    LOST, RELEASED
+    LOST       —
+    RELEASED   —
+
+Rules kept here: a move that the table does not have is not made; the clock alone suffices to lose a lease, so
+`check` is right in the very instant a stopped process runs again; each change is told once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+from holdfast.core.acquire import Grant
+from holdfast.core.validity import valid_until
+from holdfast.ports import Runtime
+from holdfast.values import Ask
+
+
+class State(enum.Enum):
+    """What a lease is worth.
+
+    >>> State.HELD.value
+    'held'
+    """
+
+    HELD = "held"
+    AT_RISK = "at risk"
+    LOST = "lost"
+    RELEASED = "released"
+
+
+ALIVE = frozenset({State.HELD, State.AT_RISK})
+MOVES = {
+    State.HELD: frozenset({State.AT_RISK, State.LOST, State.RELEASED}),
+    State.AT_RISK: frozenset({State.HELD, State.LOST, State.RELEASED}),
+    State.LOST: frozenset[State](),
+    State.RELEASED: frozenset[State](),
+}
+
+
+class Holding:
+    """Invariant: while the state is alive and the clock is before `valid_until`, the store has our grant.
+
+    `settled` is true once the store holds nothing of ours as far as we know, so a release need not ask again.
+    """
+
+    __slots__ = (
+        "_mutex",
+        "ends_at",
+        "fence",
+        "holder",
+        "name",
+        "next_renewal",
+        "on_change",
+        "reason",
+        "renewing",
+        "settled",
+        "state",
+        "ttl",
+        "valid_until",
+    )
+
+    def __init__(self, runtime: Runtime, ask: Ask, grant: Grant, *, renewing: bool, max_hold: float | None) -> None:
+        self._mutex = runtime.mutex()
+        self.name = ask.name
+        self.holder = ask.holder
+        self.ttl = ask.ttl
+        self.fence = grant.fence
+        self.renewing = renewing
+        self.ends_at = None if max_hold is None else grant.asked_at + max_hold
+        self.valid_until = grant.valid_until if self.ends_at is None else min(grant.valid_until, self.ends_at)
+        self.next_renewal = grant.asked_at + ask.ttl / 3
+        self.state = State.HELD
+        self.reason = ""
+        self.settled = False
+        self.on_change: Callable[[State], None] | None = None
+
+    def _move(self, state: State, reason: str = "") -> bool:
+        with self._mutex:
+            if state not in MOVES[self.state]:
+                return False
+            self.state = state
+            self.reason = reason
+        if self.on_change is not None:
+            self.on_change(state)
+        return True
+
+    def check(self, now: float) -> State:
+        """The state at `now`, by the local clock alone."""
+        if now >= self.valid_until and self.state in ALIVE:
+            if self.ends_at is not None and now >= self.ends_at:
+                self._move(State.LOST, "its longest hold (max_hold) is over")
+            elif self.renewing:
+                self._move(State.LOST, "its time ran out before a renewal got through")
+            else:
+                self._move(State.LOST, "its ttl ran out and it is not renewed (renew=False)")
+        return self.state
+
+    def renewal_ttl(self, now: float) -> float | None:
+        """The ttl to ask for now; None when the longest hold allows no more."""
+        if self.ends_at is None:
+            return self.ttl
+        left = self.ends_at - now
+        # The last stretch is asked for in full: the store may free the lock a little late, never early.
+        return None if self.valid_until >= self.ends_at or left <= 0 else min(self.ttl, left * 1.01 + 0.01)
+
+    def renewed(self, asked_at: float, ttl: float) -> None:
+        """The store prolonged the grant by a request sent at `asked_at`."""
+        until = valid_until(asked_at, ttl)
+        with self._mutex:
+            # A renewal that comes back after the deadline passed must not bring the lease back: its holder
+            # may have been told already that it is lost.
+            if self.state not in ALIVE:
+                return
+            self.valid_until = max(self.valid_until, until if self.ends_at is None else min(until, self.ends_at))
+            self.next_renewal = asked_at + self.ttl / 3
+        if self.state is State.AT_RISK:
+            self._move(State.HELD)
+
+    def failing(self, retry_at: float) -> None:
+        """A renewal got no answer; try again at `retry_at`."""
+        self.next_renewal = retry_at
+        if self.state is State.HELD:
+            self._move(State.AT_RISK, "the last renewal got no answer")
+
+    def refused(self, reason: str = "the store no longer has it: it expired, or someone took it away") -> None:
+        """The store says that the grant is not ours."""
+        if self._move(State.LOST, reason):
+            self.settled = True
+
+    def give_back(self) -> bool:
+        """The holder is done with it; True when it was alive until now."""
+        return self._move(State.RELEASED)

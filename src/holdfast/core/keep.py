@@ -1,0 +1,168 @@
+"""The keeper: one actor per client that renews all its leases and notices their loss.
+
+Rules kept here:
+
+- A lease is renewed every third of its ttl, together with all that are due soon: one request, many leases.
+- A renewal that fails is tried again until the deadline; the holder is told that the lease is at risk.
+- Nothing here can revive a lease: the store checks the holder id, and `Holding` never leaves LOST or RELEASED,
+  so a renewal that crosses a release on its way changes nothing.
+- No request outlasts the nearest deadline of any lease: loss is told when it happens, not when a socket
+  gives up.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+from holdfast.core.holding import ALIVE, Holding
+from holdfast.core.release import give_back
+from holdfast.errors import StoreError
+from holdfast.ports import Runtime, Store, Waker
+from holdfast.values import Renewal
+
+log = logging.getLogger("holdfast")
+
+BATCH = 500
+TOGETHER = 1 / 24
+"""Share of its ttl by which a renewal may come early, to travel with others."""
+LINGER = 1.0
+"""Seconds that an idle keeper stays, so that a busy lock does not start one each time."""
+LONGEST_NAP = 1.0
+"""A machine that was suspended runs its timers late; the keeper looks at the clock at least this often."""
+
+
+class Keeper:
+    """Invariants: at most one `_run` is under way (`_active`); every alive holding of the client is in `_held`;
+    whoever adds one that is due before `_wakes_at` wakes the actor."""
+
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._held: dict[str, Holding] = {}
+        self._active = False
+        self._closed = False
+        self._wakes_at = 0.0
+        self._waker: Waker | None = None
+
+    def watch(self, holding: Holding) -> None:
+        """Look after `holding` until it is lost or given back."""
+        with self._mutex:
+            self._held[holding.holder] = holding
+            if self._waker is None:
+                self._waker = self._runtime.waker()
+            start, self._active = not self._active, True
+            early = _due_at(holding) < self._wakes_at
+        if start:
+            self._runtime.spawn(self._run, "keeper")
+        elif early:
+            self._waker.wake()
+
+    def unwatch(self, holding: Holding) -> None:
+        self._held.pop(holding.holder, None)
+
+    def look_now(self, holding: Holding) -> None:
+        """Something happened to `holding` in the store: ask without waiting for the next renewal."""
+        holding.next_renewal = 0.0
+        if self._waker is not None:
+            self._waker.wake()
+
+    def held(self) -> list[Holding]:
+        with self._mutex:
+            return list(self._held.values())
+
+    def close(self) -> None:
+        self._closed = True
+        if self._waker is not None:
+            self._waker.wake()
+
+    async def _run(self) -> None:
+        idle_since: float | None = None
+        while not self._closed:
+            self._wakes_at = math.inf  # until we know better, whoever adds a lease wakes us
+            try:
+                wakes_at = await self._round()
+            except Exception:
+                # A keeper that dies silently is how leases are lost without a word.
+                log.exception("The keeper failed and goes on; leases that it cannot renew will be reported.")
+                wakes_at = self._runtime.now() + LONGEST_NAP / 4
+            now = self._runtime.now()
+            if not self._held:
+                idle_since = now if idle_since is None else idle_since
+                if self._retire(now - idle_since):
+                    return
+                wakes_at = idle_since + LINGER
+            else:
+                idle_since = None
+            self._wakes_at = wakes_at = min(wakes_at, now + LONGEST_NAP)
+            if self._waker is not None:
+                await self._waker.wait(wakes_at)
+
+    def _retire(self, idle_for: float) -> bool:
+        with self._mutex:
+            if self._held or idle_for < LINGER:
+                return False
+            self._active = False
+            return True
+
+    async def _round(self) -> float:
+        """Tell of what is lost, renew what is due; when to look next."""
+        now = self._runtime.now()
+        due: list[Holding] = []
+        for holding in self.held():
+            if holding.check(now) not in ALIVE:
+                self._drop(holding)
+            elif holding.renewing and holding.next_renewal <= now + holding.ttl * TOGETHER:
+                due.append(holding)
+        for start in range(0, len(due), BATCH):
+            if not await self._renew(due[start : start + BATCH]):
+                break
+        return min(map(_due_at, self.held()), default=math.inf)
+
+    def _drop(self, holding: Holding) -> None:
+        self.unwatch(holding)
+        if holding.settled:
+            return
+        holding.settled = True
+
+        async def sweep() -> None:
+            # A renewal whose reply was lost may have prolonged the grant beyond what we could rely on.
+            await give_back(self._store, self._runtime, holding.name, holding.holder, holding.ttl, inline=True)
+
+        self._runtime.spawn(sweep, "sweep")
+
+    async def _renew(self, due: Sequence[Holding]) -> bool:
+        """One request for many leases; False when the store failed, so that the rest need not try."""
+        asked_at = self._runtime.now()
+        batch: list[tuple[Holding, Renewal]] = []
+        for holding in due:
+            ttl = holding.renewal_ttl(asked_at)
+            if ttl is None:
+                holding.next_renewal = math.inf
+            else:
+                batch.append((holding, Renewal(holding.name, holding.holder, ttl)))
+        if not batch:
+            return True
+        until = asked_at + max(0.05, min(holding.ttl for holding, _ in batch) / 6)
+        nearest = min(holding.valid_until for holding in self.held() or due)
+        try:
+            answers = await self._store.renew([line for _, line in batch], min(until, nearest))
+        except StoreError as error:
+            log.warning("Renewing %d leases failed and will be tried again: %s", len(due), error)
+            now = self._runtime.now()
+            for holding, _ in batch:
+                holding.failing(now + min(1.0, max(0.02, holding.ttl / 20)))
+            return False
+        for (holding, line), still_ours in zip(batch, answers, strict=True):
+            if still_ours:
+                holding.renewed(asked_at, line.ttl)
+            else:
+                self.unwatch(holding)
+                holding.refused()
+        return True
+
+
+def _due_at(holding: Holding) -> float:
+    return min(holding.valid_until, holding.next_renewal) if holding.renewing else holding.valid_until

@@ -1,0 +1,78 @@
+"""Release: give back a grant or a place, and know what to say when the store does not answer.
+
+Rules kept here: releasing is idempotent, so it is repeated within its budget; a caller waits for it for
+`BUDGET` seconds at most; clean-up after a cancelled or timed-out acquisition has a budget of its own, and goes
+on in the background until the store has answered or the ttl has removed the trace anyway.
+"""
+
+from __future__ import annotations
+
+from holdfast.core import backoff
+from holdfast.core.deadline import Deadline
+from holdfast.errors import Outcome, StoreError, StoreUnavailable
+from holdfast.ports import Runtime, Store
+
+BUDGET = 2.0
+CLEAN_UP_PATIENCE = 0.08
+"""Seconds for which a caller whose time is up, or who was cancelled, still waits for the clean-up."""
+
+
+async def release(
+    store: Store, runtime: Runtime, name: str, holder: str, ttl: float, *, ours: bool, budget: float = BUDGET
+) -> bool:
+    """Whether the lock was still the holder's.
+
+    `ours` says that the lease was valid when this began. If a reply is lost and the repeat finds nothing, it
+    was the first request that freed the lock.
+    """
+    deadline = Deadline(runtime.now() + budget, budget)
+    failures = 0
+    maybe_done = False
+    try:
+        while True:
+            now = runtime.now()
+            try:
+                released = await store.release(name, holder, deadline.earliest(now + budget / 2))
+                return released or (maybe_done and ours)
+            except StoreUnavailable as error:
+                failures += 1
+                maybe_done = maybe_done or error.outcome is Outcome.UNKNOWN
+                now = runtime.now()
+                if deadline.passed(now):
+                    raise
+                await runtime.sleep(deadline.earliest(now + backoff.pause(failures, runtime.random())) - now)
+    except (StoreError, GeneratorExit):
+        raise
+    except BaseException:  # cancelled or interrupted: the caller meant it to be free, so see to it
+        await give_back(store, runtime, name, holder, ttl, inline=False)
+        raise
+
+
+async def give_back(store: Store, runtime: Runtime, name: str, holder: str, ttl: float, inline: bool) -> None:
+    """Remove a grant or place that may be there, at once if the store answers, else in the background."""
+
+    async def persist() -> None:
+        gone_at = runtime.now() + ttl
+        failures = 0
+        while runtime.now() < gone_at:
+            try:
+                await store.release(name, holder, runtime.now() + BUDGET)
+                return
+            except StoreUnavailable:
+                failures += 1
+                await runtime.sleep(backoff.pause(failures, runtime.random()))
+            except StoreError:
+                return  # refused: only the ttl can remove it
+
+    async def first_try() -> None:
+        try:
+            await store.release(name, holder, runtime.now() + CLEAN_UP_PATIENCE)
+        except StoreUnavailable:
+            runtime.spawn(persist, "clean-up")
+        except StoreError:
+            return
+
+    if inline:
+        await runtime.finish(first_try, "clean-up", CLEAN_UP_PATIENCE)
+    else:
+        runtime.spawn(persist, "clean-up")

@@ -1,0 +1,120 @@
+"""What can go wrong, as a tree.
+
+    LockError
+    ├── AcquireTimeout (TimeoutError)         the lock stayed taken for the whole timeout
+    ├── LeaseLost                             the lease ended before its holder gave it back
+    ├── NotHeld (RuntimeError)                asked to give back what this caller never held
+    ├── ConfigurationError (ValueError)       a value or a set-up that cannot work, found before any request
+    └── StoreError
+        ├── StoreUnavailable (ConnectionError)  no usable answer; `outcome` says what is known
+        ├── StoreRefused (PermissionError)      the account or its permissions do not suffice
+        └── StoreProtocolError                  an answer that a healthy store would not give
+
+Rules kept here: every error pickles (a message, then plain attributes), says in one or two sentences what
+happened, what that means for the lock and what to do, and never carries a password.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Outcome(enum.Enum):
+    """What is known of a request that got no usable answer.
+
+    >>> Outcome.UNKNOWN.value
+    'unknown'
+    """
+
+    NOT_DONE = "not done"
+    UNKNOWN = "unknown"
+
+
+class LockError(Exception):
+    """Any failure of holdfast; catch it to catch them all.
+
+    >>> issubclass(AcquireTimeout, LockError)
+    True
+    """
+
+
+class AcquireTimeout(LockError, TimeoutError):
+    """The lock stayed taken for the whole timeout; nothing was left behind.
+
+    >>> error = AcquireTimeout("taken", name="report", timeout=2.0)
+    >>> error.name, error.timeout
+    ('report', 2.0)
+    """
+
+    def __init__(self, message: str, *, name: str | None = None, timeout: float | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.timeout = timeout
+
+
+class LeaseLost(LockError):
+    """The lease ended before its holder gave it back: what was written since may collide.
+
+    >>> LeaseLost("gone", name="report", fence=7).fence
+    7
+    """
+
+    def __init__(self, message: str, *, name: str | None = None, fence: int | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.fence = fence
+
+
+class NotHeld(LockError, RuntimeError):
+    """A release or a renewal by a caller that holds no lease.
+
+    >>> raise NotHeld("acquire first")
+    Traceback (most recent call last):
+    holdfast.errors.NotHeld: acquire first
+    """
+
+
+class ConfigurationError(LockError, ValueError):
+    """A value or a set-up that cannot work; nothing was sent to a store.
+
+    >>> import holdfast
+    >>> holdfast.connect("memory://").lock("")
+    Traceback (most recent call last):
+    holdfast.errors.ConfigurationError: A lock's name must not be empty.
+    """
+
+
+class StoreError(LockError):
+    """The store could not do what was asked.
+
+    >>> issubclass(StoreUnavailable, StoreError) and issubclass(StoreRefused, StoreError)
+    True
+    """
+
+
+class StoreUnavailable(StoreError, ConnectionError):
+    """No usable answer from the store; `outcome` tells whether the request may have been carried out.
+
+    >>> StoreUnavailable("connection refused").outcome
+    <Outcome.NOT_DONE: 'not done'>
+    """
+
+    def __init__(self, message: str, *, outcome: Outcome = Outcome.NOT_DONE) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class StoreRefused(StoreError, PermissionError):
+    """The store knows us and says no: wrong credentials, or a permission that is missing.
+
+    >>> isinstance(StoreRefused("NOPERM"), PermissionError)
+    True
+    """
+
+
+class StoreProtocolError(StoreError):
+    """An answer that a healthy store would not give, such as a key that holds other data.
+
+    >>> isinstance(StoreProtocolError("the key holds a hash"), LockError)
+    True
+    """

@@ -1,0 +1,306 @@
+"""`Lease`: one grant in its holder's hands; the rules once, the two colours below them.
+
+A lease belongs to whoever has the object, in whatever thread or task. Its state follows the local clock even
+if nothing is heard from the store, so `ensure_held()` is right in the instant a stopped process runs again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.core import release as core
+from holdfast.core.holding import ALIVE, Holding, State
+from holdfast.errors import ConfigurationError, LeaseLost
+from holdfast.ports import Runtime, Waker
+from holdfast.runtime.runner import run
+from holdfast.values import Renewal, clean, holder_id, lock_name, seconds, shown
+
+if TYPE_CHECKING:
+    from holdfast.connection import BaseLocks
+
+log = logging.getLogger("holdfast")
+
+Callback = Callable[["BaseLease"], Awaitable[None] | None]
+
+
+class BaseLease:
+    """What a lease is in both colours."""
+
+    def __init__(
+        self, client: BaseLocks[Any], holding: Holding, on_risk: Callback | None, on_lost: Callback | None
+    ) -> None:
+        self._client = client
+        self._generation = client.generation
+        self._holding = holding
+        self._callbacks = {State.AT_RISK: on_risk, State.LOST: on_lost}
+        self._wakers: list[Waker] = []
+        self._lost_hook: Callable[[], None] | None = None
+        holding.on_change = self._changed
+
+    @property
+    def name(self) -> str:
+        """The lock's name."""
+        return self._holding.name
+
+    @property
+    def holder(self) -> str:
+        """The unguessable id of this acquisition."""
+        return self._holding.holder
+
+    @property
+    def fence(self) -> int:
+        """A number greater than that of every grant before; hand it to the resource that you protect."""
+        return self._holding.fence
+
+    @property
+    def ttl(self) -> float:
+        """Seconds for which the store keeps the grant without a renewal."""
+        return self._holding.ttl
+
+    @property
+    def inherited(self) -> bool:
+        """True in a process that was forked from the holder: it holds nothing."""
+        return self._generation != self._client.generation
+
+    @property
+    def state(self) -> State:
+        """Held, at risk, lost or released, by the local clock."""
+        if self.inherited:
+            return State.LOST
+        return self._holding.check(self._client.runtime.now())
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the lease is surely ours without another renewal; 0 when it is not ours."""
+        if self.state not in ALIVE:
+            return 0.0
+        return max(0.0, self._holding.valid_until - self._client.runtime.now())
+
+    def ensure_held(self) -> None:
+        """Raise `LeaseLost` unless the lease is still ours. Asks nobody, so it costs next to nothing."""
+        state = self.state
+        if state is State.LOST:
+            raise self._lost_error()
+        if state is State.RELEASED:
+            raise LeaseLost(
+                f"The lease on {shown(self.name)} was given back already: the lock may be another's. "
+                "Acquire it again before you go on.",
+                name=self.name,
+                fence=self.fence,
+            )
+
+    def _lost_error(self) -> LeaseLost:
+        why = "this process was forked from its holder" if self.inherited else self._holding.reason
+        return LeaseLost(
+            f"The lease on {shown(self.name)} was lost: {why}. Another may hold the lock now, so treat what you "
+            "did since as unprotected: check it by its fence, or do it again under a new lease.",
+            name=self.name,
+            fence=self.fence,
+        )
+
+    def _changed(self, state: State) -> None:
+        if state is State.LOST:
+            log.warning("The lease on %s (fence %d) was lost: %s", shown(self.name), self.fence, self._holding.reason)
+            for waker in tuple(self._wakers):
+                waker.wake()
+            if self._lost_hook is not None:
+                self._lost_hook()
+        callback = self._callbacks.get(state)
+        if callback is not None:
+            # In a thread or task of its own: never inside an operation of the caller's, nor the keeper's.
+            self._client.runtime.spawn(lambda: self._call(callback), "callback")
+
+    async def _call(self, callback: Callback) -> None:
+        try:
+            result = callback(self)
+            if result is not None:
+                await result
+        except Exception:
+            log.exception("A callback of the lease on %s failed.", shown(self.name))
+
+    async def _release(self) -> bool:
+        """Give the lease back; False when it had gone already. May be called again after an error."""
+        holding = self._holding
+        if self.inherited:
+            log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
+            return False
+        alive = holding.check(self._client.runtime.now()) in ALIVE
+        if not alive and holding.settled:
+            self._warn_gone()
+            return False
+        ours = holding.give_back() or holding.state is State.RELEASED
+        self._client.keeper.unwatch(holding)
+        released = await core.release(
+            self._client.store, self._client.runtime, holding.name, holding.holder, holding.ttl, ours=ours
+        )
+        holding.settled = True
+        if not released:
+            self._warn_gone()
+        return released
+
+    def _warn_gone(self) -> None:
+        log.warning(
+            "The lease on %s (fence %d) had already gone when it was given back.",
+            shown(self.name),
+            self.fence,
+        )
+
+    async def _renew(self, ttl: float | None) -> None:
+        """Prolong the lease now, for good with `ttl`; `LeaseLost` when the store no longer has it."""
+        self.ensure_held()
+        client, holding = self._client, self._holding
+        if ttl is not None:
+            holding.ttl = ttl
+        asked_at = client.runtime.now()
+        wanted = holding.renewal_ttl(asked_at)
+        if wanted is None:
+            return
+        line = Renewal(holding.name, holding.holder, wanted)
+        (still_ours,) = await client.store.renew([line], asked_at + core.BUDGET)
+        if still_ours:
+            holding.renewed(asked_at, wanted)
+        else:
+            client.keeper.unwatch(holding)
+            holding.refused()
+        self.ensure_held()
+
+    def export(self) -> str:
+        """A string with which `locks.adopt()` takes the lease over, in another thread, process or host.
+
+        From now on this side neither renews nor releases; the taker has `remaining` seconds to adopt. Whoever
+        has the string can take the lock, so keep it as you would a password.
+        """
+        self.ensure_held()
+        self._holding.give_back()
+        self._holding.settled = True
+        self._client.keeper.unwatch(self._holding)
+        return Exported(self.name, self.holder, self.ttl).encode()
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {clean(self.name)!r} {self.state.value}, fence {self.fence}, "
+            f"{self.remaining:.1f} s left>"
+        )
+
+
+class Exported(NamedTuple):
+    """What an exported lease consists of."""
+
+    name: str
+    holder: str
+    ttl: float
+
+    def encode(self) -> str:
+        packed = json.dumps([self.name, self.holder, self.ttl], separators=(",", ":")).encode()
+        return "hf1." + base64.urlsafe_b64encode(packed).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Exported:
+        try:
+            version, _, packed = text.partition(".")
+            name, holder, ttl = json.loads(base64.b64decode(packed, altchars=b"-_", validate=True))
+            if version != "hf1":
+                raise ValueError(version)
+        except (AttributeError, TypeError, ValueError, binascii.Error):
+            raise ConfigurationError(
+                "This is no exported lease. Give locks.adopt() the very string that lease.export() returned."
+            ) from None
+        return cls(lock_name(name), holder_id(holder), seconds(ttl, "ttl"))
+
+
+class BaseLost:
+    """The moment of loss as something to wait for; true once it has come."""
+
+    def __init__(self, lease: BaseLease) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """Whether the lease is lost, by the local clock."""
+        return self._lease.state is State.LOST
+
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+    async def _wait(self, runtime: Runtime, timeout: float | None) -> bool:
+        until = None if timeout is None else runtime.now() + timeout
+        waker = runtime.waker()
+        self._lease._wakers.append(waker)
+        try:
+            while not self.is_set():
+                if not await waker.wait(until):
+                    return self.is_set()
+            return True
+        finally:
+            self._lease._wakers.remove(waker)
+
+
+class Lost(BaseLost):
+    """For threads: `wait()` blocks.
+
+    >>> import holdfast
+    >>> lease = holdfast.connect("memory://").lock("doc:lost").acquire()
+    >>> lease.lost.wait(timeout=0)
+    False
+    >>> lease.release()
+    True
+    """
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the lease is lost; False when `timeout` seconds passed first."""
+        return run(self._wait(self._lease._client.runtime, timeout))
+
+
+class AsyncLost(BaseLost):
+    """For asyncio: `await wait()`."""
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the lease is lost; False when `timeout` seconds passed first."""
+        return await self._wait(self._lease._client.runtime, timeout)
+
+
+class Lease(BaseLease):
+    """One grant, for threads.
+
+    >>> import holdfast
+    >>> locks = holdfast.connect("memory://")
+    >>> lease = locks.lock("doc:lease", ttl=10).acquire()
+    >>> lease.state.value, lease.remaining > 9
+    ('held', True)
+    >>> lease.release()
+    True
+    """
+
+    @property
+    def lost(self) -> Lost:
+        """Set when the lease is lost; `lease.lost.wait(timeout)` blocks until then."""
+        return Lost(self)
+
+    def release(self) -> bool:
+        """Give the lease back; False, with a warning in the log, when it had gone already."""
+        return run(self._release())
+
+    def renew(self, ttl: float | None = None) -> None:
+        """Prolong the lease by its ttl (or a new one) from now; `LeaseLost` when it is no longer ours."""
+        run(self._renew(None if ttl is None else seconds(ttl, "ttl", least=0.01)))
+
+
+class AsyncLease(BaseLease):
+    """One grant, for asyncio: the same names, awaited."""
+
+    @property
+    def lost(self) -> AsyncLost:
+        """Set when the lease is lost; `await lease.lost.wait(timeout)` waits for that."""
+        return AsyncLost(self)
+
+    async def release(self) -> bool:
+        """Give the lease back; False, with a warning in the log, when it had gone already."""
+        return await self._release()
+
+    async def renew(self, ttl: float | None = None) -> None:
+        """Prolong the lease by its ttl (or a new one) from now; `LeaseLost` when it is no longer ours."""
+        await self._renew(None if ttl is None else seconds(ttl, "ttl", least=0.01))

@@ -1,0 +1,349 @@
+"""`Lock`: a named thing that one can try to hold; the rules once, the two colours below them.
+
+What is held belongs to the lease. A `Lock` object only remembers, per thread or task, which leases it handed
+out there, so that `release()` and the end of a `with` block find theirs and never another's.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Hashable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+from holdfast.core import acquire as core
+from holdfast.core.deadline import Deadline
+from holdfast.core.holding import ALIVE, Holding, State
+from holdfast.core.release import give_back
+from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, StoreError
+from holdfast.leases import AsyncLease, BaseLease, Callback, Lease
+from holdfast.runtime.runner import run
+from holdfast.values import LEAST_TTL, Ask, LockInfo, Owner, Seconds, clean, lock_name, seconds, shown
+
+if TYPE_CHECKING:
+    from holdfast.connection import BaseLocks
+
+log = logging.getLogger("holdfast")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+LeaseT = TypeVar("LeaseT", bound=BaseLease)
+
+
+class Options(NamedTuple):
+    """How a lock is to be held; checked when built by `options()`."""
+
+    ttl: float
+    timeout: float | None
+    renew: bool
+    max_hold: float | None
+    owner: str
+    on_risk: Callback | None
+    on_lost: Callback | None
+    cancel_on_loss: bool
+
+
+def options(
+    owner: Owner,
+    *,
+    ttl: Seconds = 30.0,
+    timeout: Seconds | None = None,
+    renew: bool = True,
+    max_hold: Seconds | None = None,
+    label: str | None = None,
+    on_risk: Callback | None = None,
+    on_lost: Callback | None = None,
+    cancel_on_loss: bool = True,
+) -> Options:
+    """The options of `locks.lock()`, checked."""
+    longest = None if max_hold is None else seconds(max_hold, "max_hold", least=LEAST_TTL)
+    kept = seconds(ttl, "ttl", least=LEAST_TTL)
+    for what, value in (("renew", renew), ("cancel_on_loss", cancel_on_loss)):
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{what} must be True or False, not {shown(value)}.")
+    for what, callback in (("on_risk", on_risk), ("on_lost", on_lost)):
+        if callback is not None and not callable(callback):
+            raise ConfigurationError(f"{what} must be callable with the lease, not {shown(callback)}.")
+    who = owner if label is None else Owner(owner.host, owner.pid, label)
+    return Options(
+        ttl=kept if longest is None else min(kept, longest),
+        timeout=_timeout(timeout),
+        renew=renew,
+        max_hold=longest,
+        owner=who.encode(),
+        on_risk=on_risk,
+        on_lost=on_lost,
+        cancel_on_loss=cancel_on_loss,
+    )
+
+
+def _timeout(value: object) -> float | None:
+    if value is None:
+        return None
+    try:
+        return seconds(value, "timeout")
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error} Leave it out to wait as long as it takes.") from None
+
+
+class BaseLock(Generic[LeaseT]):
+    """What a lock is in both colours. `_entered` maps a thread or task to the leases it got here."""
+
+    _lease_class: type[LeaseT]
+
+    def __init__(self, client: BaseLocks[Any], name: object, chosen: Options) -> None:
+        self._client = client
+        self._name = lock_name(name)
+        self._options = chosen
+        self._entered: dict[Hashable, list[LeaseT]] = {}
+
+    @property
+    def name(self) -> str:
+        """The lock's name, which is also its key in the store."""
+        return self._name
+
+    async def _acquire(self, blocking: bool, timeout: Seconds | None) -> LeaseT | None:
+        wait = self._options.timeout if timeout is None else _timeout(timeout)
+        if not isinstance(blocking, bool):
+            raise ConfigurationError(f"blocking must be True or False, not {shown(blocking)}.")
+        if not blocking and timeout is not None:
+            raise ConfigurationError("A timeout makes no sense with blocking=False: give one or the other.")
+        client, chosen = self._client, self._options
+        client.ensure_open()
+        runtime = client.runtime
+        if not blocking or wait == 0:
+            deadline, blocking = Deadline(runtime.now(), client.store_timeout), False
+        else:
+            deadline = Deadline(None if wait is None else runtime.now() + wait, client.store_timeout)
+        ask = Ask(self._name, runtime.new_holder(), chosen.ttl, chosen.owner)
+        grant = await core.acquire(client.store, runtime, ask, deadline, blocking=blocking)
+        if grant is None:
+            return None
+        lease = self._lease(ask, grant)
+        self._entered.setdefault(runtime.caller(), []).append(lease)
+        return lease
+
+    def _lease(self, ask: Ask, grant: core.Grant) -> LeaseT:
+        chosen = self._options
+        holding = Holding(self._client.runtime, ask, grant, renewing=chosen.renew, max_hold=chosen.max_hold)
+        lease = self._lease_class(self._client, holding, chosen.on_risk, chosen.on_lost)
+        self._client.keeper.watch(holding)
+        return lease
+
+    async def _enter(self) -> LeaseT:
+        lease = await self._acquire(True, None)
+        if lease is None:
+            raise AcquireTimeout(
+                f"The lock {shown(self._name)} stayed taken for {self._options.timeout:g} s, so the block was not "
+                "entered; nothing was left behind. lock.inspect() tells who holds it and who waits.",
+                name=self._name,
+                timeout=self._options.timeout,
+            )
+        return lease
+
+    def _mine(self) -> LeaseT:
+        """The lease that this thread or task got here last; given back or handed on, it counts no more."""
+        caller = self._client.runtime.caller()
+        leases = self._entered.get(caller, [])
+        while leases:
+            lease = leases.pop()
+            if not leases:
+                del self._entered[caller]
+            if lease._holding.state is not State.RELEASED or not lease._holding.settled:
+                return lease
+        raise NotHeld(
+            f"This thread or task holds no lease of the lock {shown(self._name)} that it got from this object, so "
+            "there is nothing to give back. To release from elsewhere, call release() on the lease itself."
+        )
+
+    async def _release(self) -> bool:
+        lease = self._mine()
+        try:
+            return await lease._release()
+        except StoreError:
+            self._entered.setdefault(self._client.runtime.caller(), []).append(lease)
+            raise  # and release() may be called again
+
+    async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
+        """End a `with` block; the loss to raise, if there was one. Never masks the body's own error."""
+        holding = lease._holding
+        if lease.state is State.RELEASED and holding.settled:
+            return None  # released or exported within the block
+        if lease.state is not State.LOST:
+            try:
+                if await lease._release():
+                    return None
+                holding.reason = "when it was to be given back, the store no longer had it"
+            except StoreError as failure:
+                # The body ran under a valid lease to its end, so this is no reason to call it failed.
+                log.warning(
+                    "The lock %s could not be given back now; it frees itself within %g s: %s",
+                    shown(self._name),
+                    holding.ttl,
+                    failure,
+                )
+                client = self._client
+                await give_back(client.store, client.runtime, holding.name, holding.holder, holding.ttl, inline=False)
+                return None
+        return lease._lost_error()
+
+    async def _inspect(self) -> LockInfo:
+        self._client.ensure_open()
+        store, runtime = self._client.store, self._client.runtime
+        return await store.inspect(self._name, runtime.now() + self._client.store_timeout)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {clean(self._name)!r}, ttl {self._options.ttl:g} s>"
+
+
+class Lock(BaseLock[Lease]):
+    """A named lock, for threads. One object may be shared by many.
+
+    >>> import holdfast
+    >>> lock = holdfast.connect("memory://").lock("doc:lock", ttl=10)
+    >>> with lock as lease:
+    ...     lease.state.value, lock.locked()
+    ('held', True)
+    >>> lock.locked()
+    False
+    """
+
+    _lease_class = Lease
+
+    def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
+        """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
+        return run(self._acquire(blocking, timeout))
+
+    def release(self) -> bool:
+        """Give back the lease that this thread got from this object; False when it had gone already."""
+        return run(self._release())
+
+    def locked(self) -> bool:
+        """Whether anyone holds the lock right now."""
+        return self.inspect().locked
+
+    def inspect(self) -> LockInfo:
+        """Who holds the lock, since when and how long, its fence, and who waits, in order."""
+        return run(self._inspect())
+
+    def __enter__(self) -> Lease:
+        return run(self._enter())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lost = run(self._exit(self._mine(), error))
+        if lost is not None and error is None:
+            raise lost
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """As a decorator: every call of `function` runs under the lock."""
+
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return guarded
+
+
+class _Scope:
+    """Cancels the body of an `async with` when its lease is lost, as `asyncio.timeout` does on time."""
+
+    def __init__(self, lease: AsyncLease) -> None:
+        import asyncio  # here, so that threads need not load it
+
+        self._cancelled = asyncio.CancelledError
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task else 0
+        self._open = True
+        self._fired = False
+        lease._lost_hook = self._soon
+        if lease.state not in ALIVE:
+            self._soon()
+
+    def _soon(self) -> None:
+        # Never from inside the body itself: a task that cancels itself would meet it in its clean-up.
+        self._loop.call_soon(self._fire)
+
+    def _fire(self) -> None:
+        if self._open and not self._fired and self._task is not None:
+            self._fired = True
+            self._task.cancel("the lease was lost")
+
+    def close(self, error: BaseException | None) -> bool:
+        """True when `error` is the cancellation that we asked for, and nobody else did."""
+        self._open = False
+        if not self._fired or self._task is None:
+            return False
+        return self._task.uncancel() <= self._cancelling and isinstance(error, self._cancelled)
+
+
+class AsyncLock(BaseLock[AsyncLease]):
+    """A named lock, for asyncio: the same names, awaited.
+
+    >>> import asyncio, holdfast.aio
+    >>> async def main():
+    ...     async with holdfast.aio.connect("memory://") as locks:
+    ...         async with locks.lock("doc:async-lock") as lease:
+    ...             return lease.state.value
+    >>> asyncio.run(main())
+    'held'
+    """
+
+    _lease_class = AsyncLease
+
+    def __init__(self, client: BaseLocks[Any], name: object, chosen: Options) -> None:
+        super().__init__(client, name, chosen)
+        self._scopes: dict[AsyncLease, _Scope] = {}
+
+    async def acquire(
+        self,
+        blocking: bool = True,
+        timeout: Seconds | None = None,
+    ) -> AsyncLease | None:
+        """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
+        return await self._acquire(blocking, timeout)
+
+    async def release(self) -> bool:
+        """Give back the lease that this task got from this object; False when it had gone already."""
+        return await self._release()
+
+    async def locked(self) -> bool:
+        """Whether anyone holds the lock right now."""
+        return (await self.inspect()).locked
+
+    async def inspect(self) -> LockInfo:
+        """Who holds the lock, since when and how long, its fence, and who waits, in order."""
+        return await self._inspect()
+
+    async def __aenter__(self) -> AsyncLease:
+        lease = await self._enter()
+        if self._options.cancel_on_loss:
+            self._scopes[lease] = _Scope(lease)
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease = self._mine()
+        scope = self._scopes.pop(lease, None)
+        our_cancel = scope is not None and scope.close(error)
+        lost = await self._exit(lease, error)
+        if lost is not None and (error is None or our_cancel):
+            raise lost from error
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """As a decorator on a coroutine function: every call runs under the lock."""
+
+        @functools.wraps(function)
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async with self:
+                return await function(*args, **kwargs)  # type: ignore[misc]
+
+        return guarded  # type: ignore[return-value]
+
+
+__all__ = ["AsyncLock", "BaseLock", "Lock", "LockError", "Options", "options"]

@@ -1,0 +1,112 @@
+"""The only seams: `Store` (one engine's operations) and `Runtime` (time, chance and tasks).
+
+The core awaits nothing else. On asyncio these coroutines suspend; on threads they block instead, and never
+suspend, so that one `send(None)` runs a whole operation (see `runtime/runner.py`).
+
+Rules that every store keeps:
+
+- Every operation is idempotent by holder id: repeated after a lost reply, it changes nothing more and gives
+  the same answer with the same fence.
+- A grant (or its repeat, or a renewal) sets the full ttl anew, counted from when the store executed it.
+- A fence is greater than every fence granted before for that name.
+- First come, first served by ticket; a waiter that cannot be reached is passed over at once.
+- No answer within `until`: `StoreUnavailable`, whose `outcome` says if the request may have been executed.
+
+All `until` values are moments on `Runtime.now`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from holdfast.values import Answer, Ask, Granted, LockInfo, Place, Push, Renewal
+
+
+class Waker(Protocol):
+    """A wake-up call that may come from any thread, before or during the wait; it is never lost."""
+
+    def wake(self) -> None: ...
+
+    async def wait(self, until: float | None) -> bool:
+        """True when woken (which uses the call up), False when `until` passed first."""
+
+
+class Mailbox(Protocol):
+    """Where the store pushes one acquisition's grant. Made before the request that asks for a place."""
+
+    @property
+    def address(self) -> str:
+        """What `Place.address` must say; valid once `open` has returned."""
+
+    async def open(self, until: float) -> None:
+        """Return when everything pushed from now on will arrive here."""
+
+    async def wait(self, until: float) -> Push | None:
+        """The next push; None when `until` passed, or when pushes may have been missed: ask again."""
+
+    def close(self) -> None:
+        """Stop listening for this acquisition."""
+
+
+class Store(Protocol):
+    """The operations on one engine."""
+
+    @property
+    def grace(self) -> float:
+        """Seconds by which a request may outlast the caller's timeout: a round trip on this link, and some."""
+
+    @property
+    def listening(self) -> bool:
+        """Whether opening a mailbox costs nothing, so that the first request may ask for a place."""
+
+    def mailbox(self, holder: str) -> Mailbox: ...
+
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        """Take the lock, or with `place` join or keep the queue. `Taken` only without `place`."""
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
+        """For each, whether the lock was still its holder's; needs no memory on the server."""
+
+    async def release(self, name: str, holder: str, until: float) -> bool:
+        """Give back a grant or a place, whichever there is, and hand on. True if it was a grant."""
+
+    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+        """Make `ask.holder` the holder in place of `old_holder`, with a new fence; None when it has gone."""
+
+    async def inspect(self, name: str, until: float) -> LockInfo: ...
+
+    async def close(self) -> None: ...
+
+    def forget(self) -> None:
+        """In a forked child: drop what the parent owns without touching its connections."""
+
+
+class Runtime(Protocol):
+    """Time, chance and tasks, in one colour."""
+
+    def now(self) -> float:
+        """Monotonic seconds that go on while the machine is suspended."""
+
+    def random(self) -> float:
+        """From 0 up to 1; for back-off, never for ids."""
+
+    def new_holder(self) -> str:
+        """An unguessable id."""
+
+    def caller(self) -> Hashable:
+        """The running thread or task, never reused for another."""
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        """Guards a few lines without an await between threads; may be free of cost where there are none."""
+
+    def waker(self) -> Waker: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Run `work` in the background, as a daemon thread or a task; its errors are logged."""
+
+    async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
+        """Run `work` to its end even if the caller is cancelled, but wait for it no longer than `patience`."""

@@ -1,0 +1,118 @@
+"""`Runtime` for asyncio, bound to the event loop that first uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from holdfast.errors import ConfigurationError
+from holdfast.runtime.chance import new_holder, random
+from holdfast.runtime.clock import now
+
+log = logging.getLogger("holdfast")
+
+
+def _settle(future: asyncio.Future[bool], value: bool) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+class TaskWaker:
+    """A flag and, while somebody waits, a future. Other threads wake it through the loop."""
+
+    __slots__ = ("_called", "_future", "_loop", "_thread")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._called = False
+        self._future: asyncio.Future[bool] | None = None
+
+    def wake(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._wake()
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits there any more
+
+    def _wake(self) -> None:
+        if self._future is None or self._future.done():
+            self._called = True
+        else:
+            self._future.set_result(True)
+
+    async def wait(self, until: float | None) -> bool:
+        if self._called:
+            self._called = False
+            return True
+        left = None if until is None else until - now()
+        if left is not None and left <= 0:
+            return False
+        self._future = future = self._loop.create_future()
+        timer = None if left is None else self._loop.call_later(left, _settle, future, False)
+        try:
+            woken: bool = await future
+            return woken
+        finally:
+            self._future = None
+            if timer is not None:
+                timer.cancel()
+
+
+class AsyncioRuntime:
+    """Time, chance and tasks for the asyncio colour."""
+
+    def __init__(self) -> None:
+        self.now = now
+        self.random = random
+        self.new_holder = new_holder
+        # One loop is one thread: nothing comes between two lines without an await.
+        self.mutex: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.waker = TaskWaker
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def bind(self) -> bool:
+        """Tie this runtime to the running loop; True when that is a new one (the old one is closed)."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return False
+        if self._loop is not None and not self._loop.is_closed():
+            raise ConfigurationError(
+                "This connection belongs to another event loop, which is still open. Nothing was sent. "
+                "Call holdfast.aio.connect() once per event loop."
+            )
+        self._loop = loop
+        self._tasks.clear()
+        return True
+
+    def caller(self) -> Hashable:
+        return asyncio.current_task()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        _ = self._start(work, name)
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work(), name=f"holdfast-{name}")
+        self._tasks.add(task)  # the loop itself holds tasks only weakly
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("Background work of holdfast failed: %s", task.get_name(), exc_info=task.exception())
+
+    async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
+        # asyncio.wait neither cancels the task nor passes its error on. If we are cancelled once more
+        # while waiting, the task goes on by itself.
+        await asyncio.wait([self._start(work, name)], timeout=patience)

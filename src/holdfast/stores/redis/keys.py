@@ -1,0 +1,77 @@
+"""The keys of one lock: the name itself, and three of holdfast's own in the same cluster slot.
+
+The server hashes what stands between a key's first `{` and the next `}`, if anything does; else the whole key. A
+name that has such a tag lends it to its companions. A name without braces becomes the tag. A name with a stray `}`
+can be no tag, so its companions get a small number that hashes to the same slot.
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from functools import lru_cache
+from typing import NamedTuple
+
+from holdfast.stores.redis.resp import bulks
+from holdfast.values import AUX_PREFIX
+
+SLOTS = 16384
+
+
+class Keys(NamedTuple):
+    """The keys of one lock, and the same written for the wire."""
+
+    lock: bytes
+    meta: bytes
+    queue: bytes
+    waiters: bytes
+    packed: bytes
+    packed_pair: bytes
+
+
+def hash_tag(key: bytes) -> bytes | None:
+    """What the server hashes instead of the whole key, if anything.
+
+    >>> hash_tag(b"{a}{b}"), hash_tag(b"{}a"), hash_tag(b"a}b")
+    (b'a', None, None)
+    """
+    start = key.find(b"{")
+    stop = key.find(b"}", start + 1) if start >= 0 else -1
+    return key[start + 1 : stop] if stop > start + 1 else None
+
+
+def slot(key: bytes) -> int:
+    """The cluster slot of `key`.
+
+    >>> slot(b"foo"), slot(b"{user1000}.following") == slot(b"user1000")
+    (12182, True)
+    """
+    tag = hash_tag(key)
+    return crc_hqx(key if tag is None else tag, 0) % SLOTS
+
+
+@lru_cache(maxsize=1024)
+def _number_in(wanted: int) -> bytes:
+    """The smallest number whose digits hash to the slot; found within some ten thousand tries."""
+    number = 0
+    while crc_hqx(b"%d" % number, 0) % SLOTS != wanted:
+        number += 1
+    return b"%d" % number
+
+
+@lru_cache(maxsize=8192)
+def keys_of(name: str) -> Keys:
+    """All keys of the lock `name`.
+
+    >>> keys_of("file:9527").queue, keys_of("a{b}").queue
+    (b'holdfast:{file:9527}:q', b'holdfast:{b}:q:a{b}')
+    """
+    lock = name.encode()
+    tag = hash_tag(lock)
+    plain = tag is None and b"}" not in lock
+    if plain:
+        tag = lock
+    elif tag is None:
+        tag = _number_in(slot(lock))
+    suffix = b"" if plain else b":" + lock
+    meta, queue, waiters = (AUX_PREFIX.encode() + b"{%b}:%b%b" % (tag, kind, suffix) for kind in (b"m", b"q", b"w"))
+    return Keys(lock, meta, queue, waiters, bulks(lock, meta, queue, waiters), bulks(lock, meta))

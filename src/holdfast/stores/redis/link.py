@@ -1,0 +1,200 @@
+"""One dialled connection for threads, read by whoever waits on it.
+
+The first who waits becomes the leader: it reads the socket, passes what it reads to `dispatch`, and when it leaves,
+wakes another to lead. So one waiter pays for no extra thread, and three hundred share one connection.
+
+Rules kept here:
+
+- No wake-up is lost: a follower first makes itself known and then tries once more to lead; a leader first steps down
+  and then looks for followers; and whoever leaves while nobody leads wakes another.
+- The socket never blocks; waiting is done in poll(), so that one thread may send while another waits to read.
+- After an error, or an interrupt in the midst of reading, the connection is of no use: it fails for everyone at once.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.errors import Outcome, StoreError, StoreUnavailable
+from holdfast.ports import Runtime, Waker
+from holdfast.stores.redis.clients import LEAST_DIAL, Dial, dialling_error
+from holdfast.stores.redis.resp import Reader
+
+_AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Slot:
+    """Something that a thread waits for; `ready` is set by whoever reads it."""
+
+    __slots__ = ("ready", "sent_at", "value", "waker")
+
+    def __init__(self, sent_at: float = 0.0) -> None:
+        self.ready = False
+        self.value: Any = None
+        self.sent_at = sent_at
+        self.waker: Waker | None = None
+
+    def settle(self, value: Any) -> None:
+        self.value = value
+        self.ready = True
+        if self.waker is not None:
+            self.waker.wake()
+
+
+class Link:
+    """Invariants: `_leading` is locked exactly while one thread reads; whoever sleeps is in `_followers`."""
+
+    def __init__(self, connection: Any, runtime: Runtime, dispatch: Callable[[Any], None]) -> None:
+        self._connection = connection
+        self._socket: socket.socket = connection._sock
+        self._socket.setblocking(False)
+        # OpenSSL does not allow one thread to read while another writes.
+        self._tls_mutex = threading.Lock() if isinstance(self._socket, ssl.SSLSocket) else None
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._reader = Reader()
+        self._runtime = runtime
+        self._dispatch = dispatch
+        self._leading = threading.Lock()
+        self._followers: dict[Slot, None] = {}
+        self.error: StoreError | None = None
+        self.heard_at = runtime.now()
+
+    def send(self, request: bytes, until: float) -> None:
+        """Send all of it; the caller sees to it that one thread sends at a time."""
+        try:
+            sent = self._send(request)
+            while sent < len(request):
+                self._await_room(until)
+                sent += self._send(request[sent:])
+        except OSError as error:
+            self.fail(f"the connection broke while sending ({error})")
+        except BaseException:
+            self.fail("sending was interrupted")  # half a request may be out
+            raise
+
+    def _send(self, data: bytes) -> int:
+        try:
+            if self._tls_mutex is None:
+                return self._socket.send(data)
+            with self._tls_mutex:
+                return self._socket.send(data)
+        except _AGAIN:
+            return 0
+
+    def _await_room(self, until: float) -> None:
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+        if not room.poll(max(0.0, until - self._runtime.now()) * 1000):
+            raise TimeoutError("the server does not read")
+
+    async def await_slot(self, slot: Slot, until: float) -> None:
+        """Return when the slot is ready, the link has failed, or the time is up."""
+        try:
+            while not slot.ready and self.error is None:
+                if self._leading.acquire(blocking=False):
+                    if not self._lead(slot, until):
+                        return
+                elif slot.waker is None:
+                    slot.waker = self._runtime.waker()
+                    self._followers[slot] = None
+                elif not await slot.waker.wait(until):
+                    return
+        finally:
+            if slot.waker is not None:
+                self._followers.pop(slot, None)
+                slot.waker = None
+                if not self._leading.locked():
+                    self._wake_a_follower()
+
+    def read_for(self, slot: Slot, until: float) -> None:
+        """Read alone, before anyone else knows this link."""
+        while not slot.ready and self.error is None and self._read(until):
+            pass
+
+    def _lead(self, slot: Slot, until: float) -> bool:
+        """Read for all until the slot is ready; False when the time is up."""
+        try:
+            while not slot.ready and self.error is None:
+                if not self._read(until):
+                    return False
+            return True
+        except BaseException:
+            self.fail("reading was interrupted")
+            raise
+        finally:
+            self._leading.release()
+            self._wake_a_follower()
+
+    def _wake_a_follower(self) -> None:
+        for slot in tuple(self._followers):
+            waker = slot.waker
+            if waker is not None:
+                waker.wake()
+                return
+
+    def _read(self, until: float) -> bool:
+        """Read once and dispatch; False when nothing came in time."""
+        data = self._receive() if self._tls_mutex is not None else None
+        while data is None:  # nothing that TLS had decrypted already, or no TLS at all
+            if not self._poll.poll(max(0.0, until - self._runtime.now()) * 1000):
+                return False
+            data = self._receive()
+        if not data:
+            self.fail("the server closed the connection")
+            return True
+        self.heard_at = self._runtime.now()
+        for reply in self._reader.feed(data):
+            self._dispatch(reply)
+        return True
+
+    def _receive(self) -> bytes | None:
+        try:
+            if self._tls_mutex is None:
+                return self._socket.recv(65536)
+            with self._tls_mutex:
+                return self._socket.recv(65536)
+        except _AGAIN:
+            return None
+        except OSError:
+            return b""
+
+    def fail(self, why: str) -> None:
+        """This connection is of no use any more; what was asked over it has an unknown outcome."""
+        if self.error is None:
+            self.error = StoreUnavailable(
+                f"The request got no answer: {why}. It may or may not have been carried out.",
+                outcome=Outcome.UNKNOWN,
+            )
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the poll() of a thread that leads
+        except OSError:
+            pass
+        for slot in tuple(self._followers):
+            if slot.waker is not None:
+                slot.waker.wake()
+
+    def close(self) -> None:
+        """Close the socket; only when no thread can be reading."""
+        self.fail("the connection was closed")
+        self._connection.disconnect()
+
+    def forget(self) -> None:
+        """In a forked child: close our copy of the descriptor, which does not end the parent's connection."""
+        self._connection.disconnect()
+
+
+def dial_link(dial: Dial, runtime: Runtime, until: float, dispatch: Callable[[Any], None]) -> Link:
+    """Connect and shake hands by the client library's own means."""
+    connection = dial(max(LEAST_DIAL, until - runtime.now()))
+    try:
+        connection.connect()
+    except Exception as error:
+        connection.disconnect()
+        raise dialling_error(error) from error
+    return Link(connection, runtime, dispatch)

@@ -1,0 +1,63 @@
+"""What travels besides the scripts: subscribing, pushes, and how long an answer may take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.errors import StoreError, StoreUnavailable
+from holdfast.ports import Runtime
+from holdfast.stores.redis.replies import error_of
+from holdfast.stores.redis.resp import ReplyError, pack
+from holdfast.values import AUX_PREFIX, Push
+
+STALE = 2.0
+"""Seconds after which a connection that owes a reply is taken for dead."""
+HEAR_WITHIN = 10.0
+"""Seconds of silence after which an inbox is made to speak: a push to a dead connection is lost."""
+FIRST_GRACE = 1.0
+"""Seconds by which a request may outlast its caller's timeout while nothing is known of the link: dialling, TLS and
+the handshake take several round trips."""
+LEAST_GRACE = 0.08
+
+PING = pack(b"PING")
+
+
+def grace_after(dialled_in: float) -> float:
+    """How much longer than its timeout a caller waits for an answer, from how long the dialling took.
+
+    >>> grace_after(0.002), grace_after(0.3), grace_after(9)
+    (0.08, 0.6, 1.0)
+    """
+    return min(FIRST_GRACE, max(LEAST_GRACE, 2 * dialled_in))
+
+
+def new_address(runtime: Runtime) -> str:
+    """A channel that nobody else can guess; new for each connection, so that no old push can arrive on it."""
+    return f"{AUX_PREFIX}inbox:{runtime.new_holder()}"
+
+
+def subscribe_request(address: str) -> bytes:
+    return pack(b"SUBSCRIBE", address.encode())
+
+
+def subscribe_error(reply: Any, came: bool) -> StoreError | None:
+    """What is wrong with the answer to SUBSCRIBE, if anything."""
+    if not came:
+        return StoreUnavailable("The server did not answer the subscription of the inbox in time.")
+    if isinstance(reply, ReplyError):
+        return error_of(str(reply), f"channel {AUX_PREFIX}inbox:*")
+    return None
+
+
+def push_in(reply: Any) -> tuple[str, Push] | None:
+    """The holder and the grant that a message speaks of; None for what is no push of ours.
+
+    >>> push_in([b"message", b"holdfast:inbox:x", b"moto 3 17"]), push_in([b"pong", b""])
+    (('moto', Push(turn=3, fence=17)), None)
+    """
+    if not isinstance(reply, list) or len(reply) != 3 or reply[0] != b"message":
+        return None
+    parts = reply[2].split(b" ")
+    if len(parts) != 3 or not (parts[1].isdigit() and parts[2].isdigit()):
+        return None
+    return parts[0].decode("utf-8", "replace"), Push(int(parts[1]), int(parts[2]))

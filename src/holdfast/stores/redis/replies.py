@@ -1,0 +1,72 @@
+"""What a server's error reply means for a lock: each has a decided answer.
+
+LOADING, MASTERDOWN, CLUSTERDOWN, TRYAGAIN, BUSY, OOM, NOREPLICAS, max clients
+                   not done; worth another try until the caller's time is up
+READONLY           not done; this server is no master (any more): dial anew, then another try
+NOAUTH, WRONGPASS, NOPERM
+                   refused; trying again cannot help
+WRONGTYPE          the key holds other data, so no lock of that name can ever be had
+NOSCRIPT           answered by the store itself: sent again in full, once
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import StoreError, StoreProtocolError, StoreRefused, StoreUnavailable
+from holdfast.values import clean
+
+PASSING = {
+    "LOADING": "the server is still loading its data",
+    "MASTERDOWN": "the server is a replica that has lost its master",
+    "CLUSTERDOWN": "the cluster is down",
+    "TRYAGAIN": "the cluster is moving this key",
+    "BUSY": "the server is busy with a slow script (SCRIPT KILL ends it)",
+    "OOM": "the server is out of memory; held locks can still be renewed and given back",
+    "NOREPLICAS": "too few replicas are connected to the server (min-replicas-to-write)",
+    "READONLY": "the server is a read-only replica; connect to the master",
+    "MISCONF": "the server refuses writes because it cannot save its data to disk",
+    "UNBLOCKED": "the server changed its role",
+}
+REFUSED = {
+    "NOAUTH": "the server asks for a password; put it into the URL or the client",
+    "WRONGPASS": "the server does not accept this user name and password",
+    "NOPERM": "this account may not do what a lock needs; docs/permissions.md lists the least it must be given",
+}
+MOVES_AWAY = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})
+"""Errors after which this connection leads nowhere: another server is the master now."""
+
+
+def code_of(text: str) -> str:
+    """The first word of an error reply; errors raised inside a script carry it after some decoration.
+
+    >>> code_of("NOSCRIPT No matching script."), code_of("ERR NOPERM User has no permissions")
+    ('NOSCRIPT', 'NOPERM')
+    """
+    words = text.replace(":", " ").split()
+    for word in words:
+        if word in PASSING or word in REFUSED or word in ("WRONGTYPE", "NOSCRIPT", "MOVED", "ASK"):
+            return word
+    if "max number of clients" in text:
+        return "MAXCLIENTS"
+    return words[0] if words else "ERR"
+
+
+def error_of(text: str, name: str) -> StoreError:
+    """The error to raise for an error reply to an operation on the lock `name`."""
+    code = code_of(text)
+    said = clean(text, 160)
+    if code in PASSING or code == "MAXCLIENTS":
+        reason = PASSING.get(code, "the server has no connection to spare (maxclients)")
+        return StoreUnavailable(
+            f"The lock {name} could not be reached: {reason}. Nothing was changed; try again later. [{said}]"
+        )
+    if code in REFUSED:
+        return StoreRefused(f"The server refused an operation on the lock {name}: {REFUSED[code]}. [{said}]")
+    if code == "WRONGTYPE":
+        return StoreProtocolError(
+            f"The key {name} holds other data than a lock, so it was left alone and can't be locked. "
+            "Choose another name, or remove that key."
+        )
+    return StoreProtocolError(
+        f"The server answered an operation on the lock {name} with an error that holdfast does not know, so its "
+        f"state is unknown: look with lock.inspect(). [{said}]"
+    )

@@ -1,0 +1,112 @@
+"""Redis' wire format, as much of it as locks need: requests written, replies of RESP2 and RESP3 read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ReplyError(Exception):
+    """An error reply; not raised by the reader, since a reply is a reply."""
+
+
+class Pushed(list[Any]):
+    """What the server sent unasked (RESP3)."""
+
+
+def pack(*args: bytes) -> bytes:
+    """One request.
+
+    >>> pack(b"GET", b"x")
+    b'*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\nx\\r\\n'
+    """
+    return b"*%d\r\n" % len(args) + bulks(*args)
+
+
+def bulks(*args: bytes) -> bytes:
+    """Arguments alone, to be joined to a request whose count is already written."""
+    return b"".join([b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args])
+
+
+class Reader:
+    """Bytes in, replies out. A reply that is not complete yet waits for the rest.
+
+    >>> reader = Reader()
+    >>> reader.feed(b"*2\\r\\n:1\\r\\n$2\\r\\no")
+    []
+    >>> reader.feed(b"k\\r\\n+PONG\\r\\n")
+    [[1, b'ok'], b'PONG']
+    """
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Any]:
+        """The replies that `data` completes."""
+        if self._rest:
+            data = self._rest + data
+        replies = []
+        at, end = 0, len(data)
+        while at < end:
+            try:
+                reply, at = _read(data, at)
+            except _Incomplete:
+                break
+            replies.append(reply)
+        self._rest = data[at:]
+        return replies
+
+
+class _Incomplete(Exception):
+    pass
+
+
+_AGGREGATES = {ord("*"), ord(">"), ord("~"), ord("%"), ord("|")}
+_BULKS = {ord("$"), ord("="), ord("!")}
+
+
+def _read(data: bytes, at: int) -> tuple[Any, int]:
+    stop = data.find(b"\r\n", at)
+    if stop < 0:
+        raise _Incomplete
+    kind = data[at]
+    line = data[at + 1 : stop]
+    at = stop + 2
+    if kind == 58:  # ":", by far the most frequent
+        return int(line), at
+    if kind in _AGGREGATES:
+        return _read_many(kind, int(line), data, at)
+    if kind in _BULKS:
+        return _read_bulk(kind, int(line), data, at)
+    if kind == 45:  # "-"
+        return ReplyError(line.decode("utf-8", "replace")), at
+    if kind == 95:  # "_"
+        return None, at
+    if kind == 35:  # "#"
+        return line == b"t", at
+    return line, at  # "+", and numbers that no script of ours gives
+
+
+def _read_many(kind: int, count: int, data: bytes, at: int) -> tuple[Any, int]:
+    if count < 0:
+        return None, at
+    if kind in (37, 124):  # "%" and "|" count pairs
+        count *= 2
+    items: list[Any] = Pushed() if kind == 62 else []
+    for _ in range(count):
+        item, at = _read(data, at)
+        items.append(item)
+    if kind == 124:  # "|": attributes stand before the reply that they speak of
+        return _read(data, at)
+    return items, at
+
+
+def _read_bulk(kind: int, size: int, data: bytes, at: int) -> tuple[Any, int]:
+    if size < 0:
+        return None, at
+    stop = at + size
+    if len(data) < stop + 2:
+        raise _Incomplete
+    value = data[at:stop]
+    return (ReplyError(value.decode("utf-8", "replace")) if kind == 33 else value), stop + 2

@@ -1,0 +1,18 @@
+-- Give back a grant, or leave the queue, whichever there is; then hand a free lock on.
+-- KEYS  1 lock, 2 meta, 3 queue, 4 waiters
+-- ARGV  1 holder
+-- Gives 1 when the lock was the holder's, 0 when not.
+-- Needs no memory: what it writes comes after a removal.
+
+local lock, queue, waiters = KEYS[1], KEYS[3], KEYS[4]
+local held = redis.call('GET', lock)
+local ours = held == ARGV[1]
+if ours then
+  redis.call('DEL', lock)
+elseif redis.call('ZREM', queue, ARGV[1]) == 1 then
+  redis.call('HDEL', waiters, ARGV[1])
+end
+if (ours or not held) and redis.call('EXISTS', queue) == 1 then
+  hand_over(lock, KEYS[2], queue, waiters, '', now_us())
+end
+return ours and 1 or 0

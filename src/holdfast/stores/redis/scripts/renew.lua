@@ -1,0 +1,17 @@
+-- Prolong many grants, each only if it still is its holder's.
+-- KEYS  lock and meta of each, in turn
+-- ARGV  holder and ttl_ms of each, in turn
+-- Gives a list of 1 (prolonged) and 0 (not the holder's any more).
+-- Needs no memory.
+
+local answers = {}
+for at = 1, #KEYS, 2 do
+  if redis.call('GET', KEYS[at]) == ARGV[at] then
+    redis.call('PEXPIRE', KEYS[at], ARGV[at + 1])
+    redis.call('PEXPIRE', KEYS[at + 1], string.format('%.0f', ARGV[at + 1] + 86400000))
+    answers[#answers + 1] = 1
+  else
+    answers[#answers + 1] = 0
+  end
+end
+return answers
