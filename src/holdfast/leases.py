@@ -11,7 +11,7 @@ import binascii
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core import release as core
 from holdfast.core.holding import ALIVE, Holding, State
@@ -31,13 +31,25 @@ Callback = Callable[["BaseLease"], Awaitable[None] | None]
 class BaseLease:
     """What a lease is in both colours."""
 
+    __slots__ = (
+        "__weakref__",
+        "_client",
+        "_generation",
+        "_holding",
+        "_lost_hook",
+        "_on_lost",
+        "_on_risk",
+        "_wakers",
+    )
+
     def __init__(
         self, client: BaseLocks[Any], holding: Holding, on_risk: Callback | None, on_lost: Callback | None
     ) -> None:
         self._client = client
         self._generation = client.generation
         self._holding = holding
-        self._callbacks = {State.AT_RISK: on_risk, State.LOST: on_lost}
+        self._on_risk = on_risk
+        self._on_lost = on_lost
         self._wakers: list[Waker] = []
         self._lost_hook: Callable[[], None] | None = None
         holding.on_change = self._changed
@@ -104,13 +116,15 @@ class BaseLease:
         )
 
     def _changed(self, state: State) -> None:
+        if state is State.RELEASED:
+            return
         if state is State.LOST:
             log.warning("The lease on %s (fence %d) was lost: %s", shown(self.name), self.fence, self._holding.reason)
             for waker in tuple(self._wakers):
                 waker.wake()
             if self._lost_hook is not None:
                 self._lost_hook()
-        callback = self._callbacks.get(state)
+        callback = {State.AT_RISK: self._on_risk, State.LOST: self._on_lost}.get(state)
         if callback is not None:
             # In a thread or task of its own: never inside an operation of the caller's, nor the keeper's.
             self._client.runtime.spawn(lambda: self._call(callback), "callback")
@@ -275,6 +289,8 @@ class Lease(BaseLease):
     True
     """
 
+    __slots__ = ()
+
     @property
     def lost(self) -> Lost:
         """Set when the lease is lost; `lease.lost.wait(timeout)` blocks until then."""
@@ -291,6 +307,8 @@ class Lease(BaseLease):
 
 class AsyncLease(BaseLease):
     """One grant, for asyncio: the same names, awaited."""
+
+    __slots__ = ()
 
     @property
     def lost(self) -> AsyncLost:

@@ -167,10 +167,10 @@ class BaseLock(Generic[LeaseT]):
 
     async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
         """End a `with` block; the loss to raise, if there was one. Never masks the body's own error."""
-        holding = lease._holding
-        if lease.state is State.RELEASED and holding.settled:
+        holding, state = lease._holding, lease.state
+        if state is State.RELEASED and holding.settled:
             return None  # released or exported within the block
-        if lease.state is not State.LOST:
+        if state is not State.LOST:
             try:
                 if await lease._release():
                     return None

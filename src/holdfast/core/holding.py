@@ -35,6 +35,8 @@ class State(enum.Enum):
     LOST = "lost"
     RELEASED = "released"
 
+    __hash__ = object.__hash__  # an enum's own is computed in Python, and a lease asks often
+
 
 ALIVE = frozenset({State.HELD, State.AT_RISK})
 MOVES = {
@@ -88,8 +90,11 @@ class Holding:
                 return False
             self.state = state
             self.reason = reason
-        if self.on_change is not None:
-            self.on_change(state)
+            tell = self.on_change
+            if not MOVES[state]:
+                self.on_change = None  # the last change: let go of the lease, so that nothing is left to collect
+        if tell is not None:
+            tell(state)
         return True
 
     def check(self, now: float) -> State:

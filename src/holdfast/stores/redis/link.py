@@ -63,15 +63,16 @@ class Link:
         self._leading = threading.Lock()
         self._followers: dict[Slot, None] = {}
         self.error: StoreError | None = None
-        self.heard_at = runtime.now()
 
     def send(self, request: bytes, until: float) -> None:
         """Send all of it; the caller sees to it that one thread sends at a time."""
         try:
-            sent = self._send(request)
+            sent = self._socket.send(request) if self._tls_mutex is None else self._send(request)
             while sent < len(request):
                 self._await_room(until)
                 sent += self._send(request[sent:])
+        except BlockingIOError:
+            self.fail("the server does not read")
         except OSError as error:
             self.fail(f"the connection broke while sending ({error})")
         except BaseException:
@@ -92,6 +93,13 @@ class Link:
         room.register(self._socket, select.POLLOUT)
         if not room.poll(max(0.0, until - self._runtime.now()) * 1000):
             raise TimeoutError("the server does not read")
+
+    def try_to_lead(self, slot: Slot, until: float) -> bool:
+        """Read until the slot is ready or the time is up, if nobody else is reading."""
+        if not self._leading.acquire(blocking=False):
+            return False
+        self._lead(slot, until)
+        return True
 
     async def await_slot(self, slot: Slot, until: float) -> None:
         """Return when the slot is ready, the link has failed, or the time is up."""
@@ -129,7 +137,8 @@ class Link:
             raise
         finally:
             self._leading.release()
-            self._wake_a_follower()
+            if self._followers:
+                self._wake_a_follower()
 
     def _wake_a_follower(self) -> None:
         for slot in tuple(self._followers):
@@ -142,13 +151,13 @@ class Link:
         """Read once and dispatch; False when nothing came in time."""
         data = self._receive() if self._tls_mutex is not None else None
         while data is None:  # nothing that TLS had decrypted already, or no TLS at all
-            if not self._poll.poll(max(0.0, until - self._runtime.now()) * 1000):
+            left = until - self._runtime.now()
+            if not self._poll.poll(left * 1000 if left > 0 else 0):
                 return False
             data = self._receive()
         if not data:
             self.fail("the server closed the connection")
             return True
-        self.heard_at = self._runtime.now()
         for reply in self._reader.feed(data):
             self._dispatch(reply)
         return True

@@ -1,15 +1,25 @@
-"""The Lua scripts, loaded as package data, and the requests that run them."""
+"""The Lua scripts, loaded as package data, and the requests that run them.
+
+A request is put together from what is the same each time (the digest, the keys of a name) and the few arguments that
+differ, because it is on the way of every acquisition. `in_full` makes of any request the one that carries the script
+itself, for a server that does not have it (yet, or any more).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha1
 from importlib.resources import files
+from math import ceil
 
+from holdfast.stores.redis.keys import keys_of
 from holdfast.stores.redis.resp import bulks
+from holdfast.values import Ask, Place, Renewal
 
 
 class Script:
-    """One script: by its digest, or in full for a server that does not have it (yet, or any more)."""
+    """One script's text, and its two ways to be called."""
 
     def __init__(self, name: str, *, grants: bool) -> None:
         folder = files(__package__).joinpath("scripts")
@@ -18,18 +28,20 @@ class Script:
         self.name = name
         self.text = (shared + own).encode()
         self._by_digest = bulks(b"EVALSHA", sha1(self.text, usedforsecurity=False).hexdigest().encode())
-        self._in_full = bulks(b"EVAL", self.text)
+        self._by_text = bulks(b"EVAL", self.text)
 
-    def request(self, key_count: int, packed_keys: bytes, *args: bytes, in_full: bool = False) -> bytes:
-        """The request that runs the script; `packed_keys` are keys as `resp.bulks` writes them."""
-        head = self._in_full if in_full else self._by_digest
-        return b"*%d\r\n%b%b%b%b" % (
-            3 + key_count + len(args),
-            head,
+    def head(self, key_count: int, packed_keys: bytes, arg_count: int) -> bytes:
+        """A request up to its arguments; `packed_keys` are keys as `resp.bulks` writes them."""
+        return b"*%d\r\n%b%b%b" % (
+            3 + key_count + arg_count,
+            self._by_digest,
             bulks(b"%d" % key_count),
             packed_keys,
-            bulks(*args),
         )
+
+    def in_full(self, request: bytes) -> bytes:
+        """The same request with the script's text instead of its digest."""
+        return request.replace(self._by_digest, self._by_text, 1)
 
 
 ACQUIRE = Script("acquire", grants=True)
@@ -37,3 +49,52 @@ RELEASE = Script("release", grants=True)
 RENEW = Script("renew", grants=False)
 ADOPT = Script("adopt", grants=True)
 INSPECT = Script("inspect", grants=False)
+
+
+@lru_cache(maxsize=8192)
+def _heads(name: str) -> tuple[bytes, bytes]:
+    packed = keys_of(name).packed
+    return ACQUIRE.head(4, packed, 6), RELEASE.head(4, packed, 1)
+
+
+_NO_PLACE = bulks(b"", b"0", b"")
+
+
+def acquire_request(ask: Ask, place: Place | None) -> bytes:
+    name, holder, ttl, owner = ask
+    ttl_ms = b"%d" % ceil(ttl * 1000)
+    who = owner.encode()
+    return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
+        _heads(name)[0],
+        len(holder),
+        holder.encode("ascii"),
+        len(ttl_ms),
+        ttl_ms,
+        len(who),
+        who,
+        _NO_PLACE if place is None else _packed(place),
+    )
+
+
+def _packed(place: Place) -> bytes:
+    ticket = b"" if place.ticket is None else b"%d" % place.ticket
+    return bulks(place.address.encode(), b"%d" % place.turn, ticket)
+
+
+def release_request(name: str, holder: str) -> bytes:
+    return b"%b$%d\r\n%b\r\n" % (_heads(name)[1], len(holder), holder.encode("ascii"))
+
+
+def renew_request(renewals: Sequence[Renewal]) -> bytes:
+    packed_keys = b"".join([keys_of(line.name).packed_pair for line in renewals])
+    args = [arg for line in renewals for arg in (line.holder.encode(), b"%d" % ceil(line.ttl * 1000))]
+    return RENEW.head(2 * len(renewals), packed_keys, len(args)) + bulks(*args)
+
+
+def adopt_request(ask: Ask, old_holder: str) -> bytes:
+    args = (ask.holder.encode(), b"%d" % ceil(ask.ttl * 1000), ask.owner.encode(), old_holder.encode())
+    return ADOPT.head(2, keys_of(ask.name).packed_pair, len(args)) + bulks(*args)
+
+
+def inspect_request(name: str, most: int) -> bytes:
+    return INSPECT.head(4, keys_of(name).packed, 1) + bulks(b"%d" % most)

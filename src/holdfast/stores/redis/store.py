@@ -7,13 +7,11 @@ forgotten are sent again in full, once; every error reply has a decided meaning 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from typing import Any, Protocol
 
 from holdfast.errors import StoreError, StoreProtocolError
 from holdfast.ports import Mailbox
 from holdfast.stores.redis import scripts
-from holdfast.stores.redis.keys import keys_of
 from holdfast.stores.redis.replies import MOVES_AWAY, code_of, error_of
 from holdfast.stores.redis.resp import ReplyError
 from holdfast.stores.redis.scripts import Script
@@ -84,76 +82,56 @@ class RedisStore:
     def mailbox(self, holder: str) -> Mailbox:
         return self._inbox.mailbox(holder)
 
-    async def _run(
-        self, script: Script, name: str, until: float, key_count: int, packed_keys: bytes, *args: bytes
-    ) -> Any:
-        reply = await self._wire.ask(script.request(key_count, packed_keys, *args), until)
-        if not isinstance(reply, ReplyError):
-            return reply
-        code = code_of(str(reply))
-        if code == "NOSCRIPT":
-            in_full = script.request(key_count, packed_keys, *args, in_full=True)
-            reply = await self._wire.ask(in_full, until)
-            if not isinstance(reply, ReplyError):
-                return reply
-            code = code_of(str(reply))
-        if code in MOVES_AWAY:
+    async def _run(self, script: Script, request: bytes, name: str, until: float) -> Any:
+        reply = await self._wire.ask(request, until)
+        if type(reply) is ReplyError:
+            return await self._mend(reply, script, request, name, until)
+        return reply
+
+    async def _mend(self, reply: ReplyError, script: Script, request: bytes, name: str, until: float) -> Any:
+        """The answer after all, if it was only the script that the server did not have; else its meaning."""
+        again: Any = reply
+        if code_of(str(reply)) == "NOSCRIPT":
+            again = await self._wire.ask(script.in_full(request), until)
+        if type(again) is not ReplyError:
+            return again
+        if code_of(str(again)) in MOVES_AWAY:
             self._wire.drop()
-        raise error_of(str(reply), shown(name))
+        raise error_of(str(again), shown(name))
 
     async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
-        name, holder, ttl, owner = ask
-        inbox, turn, ticket = (b"", b"0", b"") if place is None else _packed_place(place)
-        reply = await self._run(
-            scripts.ACQUIRE,
-            name,
-            until,
-            4,
-            keys_of(name).packed,
-            holder.encode(),
-            b"%d" % ceil(ttl * 1000),
-            owner.encode(),
-            inbox,
-            turn,
-            ticket,
-        )
+        request = scripts.acquire_request(ask, place)
+        reply = await self._wire.ask(request, until)
+        if type(reply) is ReplyError:
+            reply = await self._mend(reply, scripts.ACQUIRE, request, ask.name, until)
+        if type(reply) is int:
+            return Granted(reply)
         try:
-            kind, value = reply[0], reply[1]
-            if kind == 1:
-                return Granted(value)
-            left = None if value < 0 else value / 1000
-            return Taken(left) if kind == 0 else Queued(reply[2], reply[3], left)
-        except (TypeError, IndexError, KeyError):
-            raise _nonsense(name, reply) from None
+            left = None if reply[0] < 0 else reply[0] / 1000
+            return Taken(left) if place is None else Queued(reply[1], reply[2], left)
+        except (TypeError, IndexError):
+            raise _nonsense(ask.name, reply) from None
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
-        packed_keys = b"".join([keys_of(line.name).packed_pair for line in renewals])
-        args = [arg for line in renewals for arg in (line.holder.encode(), b"%d" % ceil(line.ttl * 1000))]
-        reply = await self._run(scripts.RENEW, renewals[0].name, until, 2 * len(renewals), packed_keys, *args)
+        name = renewals[0].name
+        reply = await self._run(scripts.RENEW, scripts.renew_request(renewals), name, until)
         if not isinstance(reply, list) or len(reply) != len(renewals):
-            raise _nonsense(renewals[0].name, reply)
+            raise _nonsense(name, reply)
         return [answer == 1 for answer in reply]
 
     async def release(self, name: str, holder: str, until: float) -> bool:
-        reply = await self._run(scripts.RELEASE, name, until, 4, keys_of(name).packed, holder.encode())
+        request = scripts.release_request(name, holder)
+        reply = await self._wire.ask(request, until)
+        if type(reply) is ReplyError:
+            reply = await self._mend(reply, scripts.RELEASE, request, name, until)
         return bool(reply == 1)
 
     async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
-        reply = await self._run(
-            scripts.ADOPT,
-            ask.name,
-            until,
-            2,
-            keys_of(ask.name).packed_pair,
-            ask.holder.encode(),
-            b"%d" % ceil(ask.ttl * 1000),
-            ask.owner.encode(),
-            old_holder.encode(),
-        )
+        reply = await self._run(scripts.ADOPT, scripts.adopt_request(ask, old_holder), ask.name, until)
         return Granted(reply) if reply else None
 
     async def inspect(self, name: str, until: float) -> LockInfo:
-        reply = await self._run(scripts.INSPECT, name, until, 4, keys_of(name).packed, b"%d" % MOST_SHOWN)
+        reply = await self._run(scripts.INSPECT, scripts.inspect_request(name, MOST_SHOWN), name, until)
         try:
             return _info(name, reply)
         except (TypeError, ValueError, IndexError):
@@ -168,11 +146,6 @@ class RedisStore:
         self._wire.forget()
 
 
-def _packed_place(place: Place) -> tuple[bytes, bytes, bytes]:
-    ticket = b"" if place.ticket is None else b"%d" % place.ticket
-    return place.address.encode(), b"%d" % place.turn, ticket
-
-
 def _nonsense(name: str, reply: object) -> StoreError:
     return StoreProtocolError(
         f"The server's answer about the lock {shown(name)} makes no sense ({shown(reply)}): is it Redis 6.2 or later?"
@@ -181,7 +154,7 @@ def _nonsense(name: str, reply: object) -> StoreError:
 
 def _info(name: str, reply: list[Any]) -> LockInfo:
     exists, holder, pttl, meta, now_us, waiting = reply[:6]
-    fence, since_ms, holder_start, owner = _meta(meta)
+    fence, holder_start, owner = _meta(meta)
     waiters = [_waiter(*reply[at : at + 3], now_us=now_us) for at in range(6, len(reply), 3)]
     common = {"fence": fence, "waiters": tuple(waiters), "waiting": waiting}
     if not exists:
@@ -192,18 +165,18 @@ def _info(name: str, reply: list[Any]) -> LockInfo:
         name,
         holder=who,
         owner=owner if by_us else None,
-        held_for=max(0.0, now_us / 1e6 - since_ms / 1e3) if by_us else None,
+        held_for=max(0.0, (now_us - fence) / 1e6) if by_us and fence is not None else None,
         ttl_left=None if pttl < 0 else pttl / 1000,
         **common,
     )
 
 
-def _meta(value: bytes) -> tuple[int | None, int, bytes | None, Owner | None]:
-    """The parts of `meta`; a key that strangers wrote into tells nothing."""
-    parts = value.split(b" ", 3)
-    if len(parts) < 4 or not (parts[0].isdigit() and parts[1].isdigit()):
-        return None, 0, None, None
-    return int(parts[0]), int(parts[1]), parts[2], Owner.decode(parts[3].decode("utf-8", "replace"))
+def _meta(value: bytes) -> tuple[int | None, bytes | None, Owner | None]:
+    """The parts of `meta`; a key that strangers wrote into tells nothing. A fence is also when it was granted."""
+    parts = value.split(b" ", 2)
+    if len(parts) < 3 or not parts[0].isdigit():
+        return None, None, None
+    return int(parts[0]), parts[1], Owner.decode(parts[2].decode("utf-8", "replace"))
 
 
 def _waiter(holder: bytes, ticket: bytes, entry: bytes, *, now_us: int) -> WaiterInfo:

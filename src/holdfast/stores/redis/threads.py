@@ -53,7 +53,8 @@ class ThreadWire:
 
     async def ask(self, request: bytes, until: float) -> Any:
         link, slot = self._send(request, until)
-        await link.await_slot(slot, until)
+        if not link.try_to_lead(slot, until):
+            await link.await_slot(slot, until)
         if slot.ready:
             return slot.value
         if link.error is not None:
@@ -61,7 +62,8 @@ class ThreadWire:
         raise self._overdue(link)
 
     def _send(self, request: bytes, until: float) -> tuple[Link, Slot]:
-        if not self._mutex.acquire(timeout=max(0.0, until - self._runtime.now())):
+        mutex = self._mutex
+        if not mutex.acquire(blocking=False) and not mutex.acquire(timeout=max(0.0, until - self._runtime.now())):
             raise StoreUnavailable("The connection is busy, so the request was not sent. Try again later.")
         try:
             link = self._link
@@ -72,7 +74,7 @@ class ThreadWire:
             link.send(request, until)
             return link, slot
         finally:
-            self._mutex.release()
+            mutex.release()
 
     def _connect(self, until: float) -> Link:
         if self._link is not None:
@@ -123,7 +125,7 @@ class ThreadInbox:
         link, self._link = self._link, None
         self._mutex = threading.Lock()
         self._boxes: dict[str, ThreadMailbox] = {}
-        self._pinged_at = 0.0
+        self._heard_at = self._pinged_at = 0.0
         if link is not None:
             link.forget()
 
@@ -177,9 +179,11 @@ class ThreadInbox:
         if error is not None:
             link.close()
             raise error
+        self._heard_at = self.runtime.now()
         self._link = link
 
     def _deliver(self, reply: Any) -> None:
+        self._heard_at = self.runtime.now()
         found = push_in(reply)
         if found is not None:
             box = self._boxes.get(found[0])
@@ -189,9 +193,9 @@ class ThreadInbox:
     def check(self, link: Link) -> None:
         """A connection that is silent for long may be dead without knowing: make it speak."""
         now = self.runtime.now()
-        if now - link.heard_at < HEAR_WITHIN:
+        if now - self._heard_at < HEAR_WITHIN:
             return
-        if self._pinged_at > link.heard_at:
+        if self._pinged_at > self._heard_at:
             if now - self._pinged_at > STALE:
                 link.fail("the inbox has been silent for too long")
         elif self._mutex.acquire(blocking=False):

@@ -2,7 +2,7 @@
 --
 -- The keys of one lock, all in its cluster slot:
 --   lock     string  the holder id, with PX: nothing but this decides who holds
---   meta     string  "fence since_ms holder owner" of the last grant; a day longer than that grant
+--   meta     string  "fence start-of-holder-id owner" of the last grant; lives a day longer than that grant
 --   queue    zset    holder ids of those who wait, by ticket
 --   waiters  hash    holder id -> "turn ttl_ms dead_at_ms inbox owner"
 --
@@ -10,48 +10,45 @@
 -- A script that has written once is not stopped for want of memory; so a hand-over begins with a removal.
 
 local DAY_MS = 86400000
+local call, format = redis.call, string.format
 
-local function now_us()
-  local time = redis.call('TIME')
-  return time[1] * 1000000 + time[2]
+-- The time in microseconds, as a number and as its digits.
+local function clock()
+  local time = call('TIME')
+  local digits = format('%s%06d', time[1], time[2])
+  return tonumber(digits), digits
 end
 
-local function whole(number)
-  return string.format('%.0f', number)
+local function fence_in(meta_value)
+  return meta_value and tonumber(meta_value:match('^%d+')) or 0
 end
 
-local function last_fence(meta)
-  local value = redis.call('GET', meta)
-  return value and tonumber(string.match(value, '^%d+')) or 0
-end
-
--- The clock carries the fence over a loss of `meta`; the last one carries it over a clock that stood still.
-local function next_fence(meta, now)
-  return math.max(last_fence(meta) + 1, now)
-end
-
-local function grant(lock, meta, holder, ttl_ms, owner, fence, now)
-  redis.call('SET', lock, holder, 'PX', ttl_ms)
-  redis.call('SET', meta, whole(fence) .. ' ' .. whole(now / 1000) .. ' ' .. string.sub(holder, 1, 6) .. ' ' .. owner,
-    'PX', whole(ttl_ms + DAY_MS))
-  return fence
+-- The fence is the time, or one more than the last if that is not less: the clock carries it over a loss of `meta`,
+-- and `meta` over a clock that stood still or went back.
+local function grant(lock, meta, holder, ttl_ms, owner, now, digits)
+  local about = ' ' .. holder:sub(1, 6) .. ' ' .. owner
+  local life = ttl_ms + DAY_MS
+  call('SET', lock, holder, 'PX', ttl_ms)
+  local last = fence_in(call('SET', meta, digits .. about, 'PX', life, 'GET'))
+  if last < now then return now end
+  call('SET', meta, format('%.0f', last + 1) .. about, 'PX', life)
+  return last + 1
 end
 
 -- Give a free lock to the first who is alive. PUBLISH tells how many received it: nobody means a dead waiter.
 -- `asker` is alive, since it asks; it learns by the reply and needs no push.
-local function hand_over(lock, meta, queue, waiters, asker, now)
+local function hand_over(lock, meta, queue, waiters, asker, now, digits)
   while true do
-    local head = redis.call('ZPOPMIN', queue)[1]
-    if not head then return end
-    local entry = redis.call('HGET', waiters, head)
-    redis.call('HDEL', waiters, head)
+    local head = call('ZPOPMIN', queue)[1]
+    if not head then break end
+    local entry = call('HGET', waiters, head)
+    call('HDEL', waiters, head)
     if entry then
-      local turn, ttl_ms, dead_at, inbox, owner = string.match(entry, '^(%d+) (%d+) (%d+) (%S+) (.*)$')
-      local fence = next_fence(meta, now)
-      if head == asker or (tonumber(dead_at) * 1000 > now
-          and redis.call('PUBLISH', inbox, head .. ' ' .. turn .. ' ' .. whole(fence)) > 0) then
-        grant(lock, meta, head, ttl_ms, owner, fence, now)
-        return
+      local turn, ttl_ms, dead_at, inbox, owner = entry:match('^(%d+) (%d+) (%d+) (%S+) (.*)$')
+      if head == asker or tonumber(dead_at) * 1000 > now then
+        local fence = grant(lock, meta, head, ttl_ms, owner, now, digits)
+        if head == asker or call('PUBLISH', inbox, format('%s %s %.0f', head, turn, fence)) > 0 then return end
+        call('DEL', lock)
       end
     end
   end

@@ -3,13 +3,12 @@
 -- ARGV  1 new holder, 2 ttl_ms, 3 owner, 4 old holder
 -- Gives the fence, or 0 when the lock is neither's. A repeat gives the same fence.
 
-local held = redis.call('GET', KEYS[1])
+local held = call('GET', KEYS[1])
 if held == ARGV[1] then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  return last_fence(KEYS[2])
+  call('PEXPIRE', KEYS[1], ARGV[2])
+  return fence_in(call('GET', KEYS[2]))
 end
 if held ~= ARGV[4] then
   return 0
 end
-local now = now_us()
-return grant(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], next_fence(KEYS[2], now), now)
+return grant(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], clock())

@@ -4,15 +4,15 @@
 -- Gives 1 when the lock was the holder's, 0 when not.
 -- Needs no memory: what it writes comes after a removal.
 
-local lock, queue, waiters = KEYS[1], KEYS[3], KEYS[4]
-local held = redis.call('GET', lock)
+local lock, meta, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local held = call('GET', lock)
 local ours = held == ARGV[1]
 if ours then
-  redis.call('DEL', lock)
-elseif redis.call('ZREM', queue, ARGV[1]) == 1 then
-  redis.call('HDEL', waiters, ARGV[1])
+  call('DEL', lock)
+elseif call('ZREM', queue, ARGV[1]) == 1 then
+  call('HDEL', waiters, ARGV[1])
 end
-if (ours or not held) and redis.call('EXISTS', queue) == 1 then
-  hand_over(lock, KEYS[2], queue, waiters, '', now_us())
+if (ours or not held) and call('EXISTS', queue) == 1 then
+  hand_over(lock, meta, queue, waiters, '', clock())
 end
 return ours and 1 or 0

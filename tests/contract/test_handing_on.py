@@ -1,0 +1,165 @@
+"""A lease that moves to another client, and clients that end."""
+
+from typing import Any
+
+import pytest
+
+from holdfast import ConfigurationError, LeaseLost, LockError, NotHeld, State
+from tests.contract.driver import BOUND, Driver, done, scenario
+
+
+@scenario
+async def test_an_exported_lease_moves(d: Driver) -> None:
+    lock = d.lock(ttl=20)
+    lease = await done(lock.acquire())
+    text = lease.export()
+    assert isinstance(text, str)
+    assert lease.state is State.RELEASED
+    with pytest.raises(LeaseLost):
+        lease.ensure_held()
+    assert await done(lock.locked()) is True, "the lock is not free in between"
+
+    taker = d.connect(label="the taker")
+    adopted = await done(taker.adopt(text))
+    assert (adopted.name, adopted.ttl, adopted.state) == ("thing", 20, State.HELD)
+    assert adopted.fence > lease.fence
+    assert adopted.holder != lease.holder
+    info = await done(lock.inspect())
+    assert (info.holder, info.fence, info.owner.label) == (adopted.holder, adopted.fence, "the taker")
+
+    assert await done(lease.release()) is False, "the old side has nothing to give back"
+    with pytest.raises(NotHeld):
+        await done(lock.release())
+    assert (await done(lock.inspect())).holder == adopted.holder
+    assert await done(adopted.release()) is True
+    assert await done(lock.locked()) is False
+
+
+@scenario
+async def test_exactly_one_taker_gets_it(d: Driver) -> None:
+    lease = await done(d.lock().acquire())
+    text = lease.export()
+    adopted = await done(d.connect().adopt(text))
+    for taker in (d.connect(), d.locks):
+        with pytest.raises(LeaseLost) as caught:
+            await done(taker.adopt(text))
+        assert caught.value.name == "thing"
+    assert (await done(d.lock().inspect())).holder == adopted.holder
+
+
+@scenario
+async def test_who_adopts_may_choose_other_options(d: Driver) -> None:
+    lease = await done(d.lock(ttl=20).acquire())
+    adopted = await done(d.connect().adopt(lease.export(), ttl=0.3, label="mine"))
+    assert adopted.ttl == 0.3
+    info = await done(d.lock().inspect())
+    assert (info.owner.label, info.ttl_left <= 0.3) == ("mine", True)
+    assert await done(adopted.lost.wait(timeout=0.5)) is False, "an adopted lease is renewed"
+    assert await done(adopted.release()) is True
+
+
+@scenario
+async def test_what_nobody_adopts_runs_out(d: Driver) -> None:
+    lease = await done(d.lock(ttl=0.15).acquire())
+    text = lease.export()
+    assert await done(d.connect().lock("thing").acquire(timeout=BOUND)) is not None
+    with pytest.raises(LeaseLost, match="no longer there"):
+        await done(d.locks.adopt(text))
+
+
+@scenario
+async def test_a_lease_that_is_gone_cannot_be_exported(d: Driver) -> None:
+    lease = await done(d.lock().acquire())
+    await done(lease.release())
+    with pytest.raises(LeaseLost):
+        lease.export()
+    lease = await done(d.lock().acquire())
+    lease.export()
+    with pytest.raises(LeaseLost):
+        lease.export()
+
+
+@scenario
+async def test_closing_gives_back_what_is_held(d: Driver) -> None:
+    client = d.connect()
+    leases = [await done(client.lock(name).acquire()) for name in ("thing", "another")]
+    await done(client.close())
+    assert [lease.state for lease in leases] == [State.RELEASED, State.RELEASED]
+    for name in ("thing", "another"):
+        assert await done(d.lock(name).acquire(timeout=0)) is not None
+
+
+@scenario
+async def test_closing_hands_on_to_who_waits(d: Driver) -> None:
+    client = d.connect()
+    await done(client.lock("thing").acquire())
+
+    async def waiter() -> Any:
+        return await done(d.lock().acquire(timeout=BOUND))
+
+    contender = d.start(waiter)
+    await d.queue_length(d.connect().lock("thing"), 1)
+    await done(client.close())
+    assert (await contender.result()).state is State.HELD
+
+
+@scenario
+async def test_a_closed_client_is_of_no_use(d: Driver) -> None:
+    client = d.connect()
+    lock = client.lock("thing")
+    lease = await done(lock.acquire())
+    text = (await done(client.lock("another").acquire())).export()
+    await done(client.close())
+    await done(client.close())
+    assert "closed" in repr(client)
+    calls = (
+        lock.acquire,
+        lambda: lock.acquire(timeout=0),
+        lock.inspect,
+        lock.locked,
+        lambda: client.adopt(text),
+        client.lock("new").acquire,
+    )
+    for call in calls:
+        with pytest.raises(ConfigurationError, match="was closed; nothing was sent"):
+            await done(call())
+    with pytest.raises(LeaseLost):
+        await done(lease.renew())
+    assert await done(lease.release()) is False
+    with pytest.raises(LockError):
+        await done(lock.release())
+
+
+@scenario
+async def test_closing_ends_the_waits_of_that_client(d: Driver) -> None:
+    """Who waits on a client that is closed is told so, holds nothing later and has left the queue."""
+    lease = await done(d.lock().acquire())
+    client = d.connect()
+
+    async def waiter() -> Any:
+        with pytest.raises(LockError):
+            await done(client.lock("thing").acquire(timeout=BOUND))
+
+    contender = d.start(waiter)
+    await d.queue_length(d.lock(), 1)
+    await done(client.close())
+    try:
+        await d.until(lambda: contender.ended, "the wait to end", 3)
+        await contender.result()
+        assert (await done(d.lock().inspect())).waiting == 0
+    finally:
+        await done(lease.release())
+
+
+@scenario
+async def test_a_client_is_a_context(d: Driver) -> None:
+    client = d.connect()
+    if d.colour == "asyncio":
+        async with client as same:
+            lease = await done(same.lock("thing").acquire())
+    else:
+        with client as same:
+            lease = await done(same.lock("thing").acquire())
+    assert same is client
+    assert lease.state is State.RELEASED
+    assert await done(d.lock().locked()) is False

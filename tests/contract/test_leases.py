@@ -1,0 +1,157 @@
+"""A lease in its holder's hands: how long it lasts, how it is kept, and how its loss is told."""
+
+import time
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from holdfast import LeaseLost, State
+from tests.contract.driver import BOUND, Driver, done, scenario
+
+
+@scenario
+async def test_what_remains_is_at_most_the_ttl_and_falls(d: Driver) -> None:
+    lease = await done(d.lock(ttl=10, renew=False).acquire())
+    first = lease.remaining
+    assert 8 < first <= 10
+    await d.until(lambda: lease.remaining < first, "time to pass")
+    await done(lease.release())
+    assert lease.remaining == 0
+
+
+@pytest.mark.parametrize("ttl", [timedelta(seconds=9.5), Decimal("9.5"), 9.5], ids=["timedelta", "Decimal", "float"])
+@scenario
+async def test_seconds_come_in_many_shapes(d: Driver, ttl: Any) -> None:
+    lease = await done(d.lock(ttl=ttl, max_hold=ttl).acquire(timeout=ttl))
+    assert lease.ttl == 9.5
+    assert 8 < (await done(d.lock().inspect())).ttl_left <= 9.5
+    await done(lease.renew(ttl))
+    assert await done(lease.release()) is True
+
+
+@scenario
+async def test_renewal_by_hand_sets_the_full_ttl_anew(d: Driver) -> None:
+    lease = await done(d.lock(ttl=5, renew=False).acquire())
+    await d.until(lambda: lease.remaining < 4.95, "time to pass")
+    await done(lease.renew())
+    assert lease.remaining > 4.9
+    await done(lease.renew(20))
+    assert lease.ttl == 20
+    assert lease.remaining > 19
+    assert (await done(d.lock().inspect())).ttl_left > 19
+
+
+@scenario
+async def test_a_lost_lease_cannot_be_renewed(d: Driver) -> None:
+    lease = await done(d.lock(ttl=0.1, renew=False).acquire())
+    successor = await done(d.connect().lock("thing").acquire(timeout=BOUND))
+    with pytest.raises(LeaseLost) as caught:
+        await done(lease.renew())
+    assert (caught.value.name, caught.value.fence) == ("thing", lease.fence)
+    with pytest.raises(LeaseLost):
+        lease.ensure_held()
+    assert (await done(d.lock().inspect())).holder == successor.holder
+
+
+@scenario
+async def test_a_released_lease_cannot_be_renewed(d: Driver) -> None:
+    lease = await done(d.lock().acquire())
+    lease.ensure_held()
+    await done(lease.release())
+    with pytest.raises(LeaseLost, match="given back already"):
+        await done(lease.renew())
+    with pytest.raises(LeaseLost, match="given back already"):
+        lease.ensure_held()
+    assert await done(d.lock().locked()) is False
+
+
+@scenario
+async def test_release_of_a_lost_lease_is_false_and_frees_nobody_else(d: Driver) -> None:
+    lock = d.lock(ttl=0.1, renew=False)
+    lease = await done(lock.acquire())
+    successor = await done(d.connect().lock("thing").acquire(timeout=BOUND))
+    assert await done(lease.release()) is False
+    info = await done(d.lock().inspect())
+    assert (info.holder, info.fence) == (successor.holder, successor.fence)
+
+
+@scenario
+async def test_a_lease_is_kept_alive_for_many_ttls(d: Driver) -> None:
+    lost: list[Any] = []
+    lock = d.lock(ttl=0.3, on_lost=lost.append)
+    lease = await done(lock.acquire())
+    watcher = d.connect().lock("thing")
+    left = []
+    ends = time.monotonic() + 1.05
+    while time.monotonic() < ends:
+        info = await done(watcher.inspect())
+        assert info.holder == lease.holder
+        left.append(info.ttl_left)
+        await d.until(lambda: lease.state is not State.LOST, "the next look")
+        await d._pause()
+    assert 0 < min(left) <= max(left) <= 0.3
+    assert info.held_for > 0.9
+    assert await done(lease.release()) is True
+    assert lost == []
+
+
+@scenario
+async def test_a_ttl_made_shorter_is_kept_alive_as_well(d: Driver) -> None:
+    lease = await done(d.lock(ttl=30).acquire())
+    await done(lease.renew(0.3))
+    assert await done(lease.lost.wait(timeout=0.9)) is False
+    assert await done(lease.release()) is True
+
+
+@scenario
+async def test_max_hold_ends_the_lease(d: Driver) -> None:
+    lost: list[Any] = []
+    started = time.monotonic()
+    lease = await done(d.lock(ttl=0.15, max_hold=0.4, on_lost=lost.append).acquire())
+    assert await done(lease.lost.wait(timeout=BOUND)) is True
+    lasted = time.monotonic() - started
+    assert 0.39 <= lasted < 1.4
+    assert lease.state is State.LOST
+    with pytest.raises(LeaseLost, match="max_hold"):
+        lease.ensure_held()
+    assert await done(d.connect().lock("thing").acquire(timeout=BOUND)) is not None
+    await d.until(lambda: lost, "the callback")
+    assert lost == [lease]
+
+
+@scenario
+async def test_loss_is_told_once(d: Driver) -> None:
+    lost: list[Any] = []
+    leases = [
+        await done(d.lock(f"thing {number}", ttl=0.1, renew=False, on_lost=lost.append).acquire()) for number in range(3)
+    ]
+    for lease in leases:
+        assert await done(lease.lost.wait(timeout=BOUND)) is True
+        assert await done(lease.release()) is False
+        assert lease.lost.is_set()
+    await d.until(lambda: len(lost) >= 3, "three callbacks")
+    await done(d.locks.close())
+    assert sorted(lost, key=leases.index) == leases
+
+
+@scenario
+async def test_a_callback_may_be_of_either_colour(d: Driver) -> None:
+    lost: list[Any] = []
+
+    async def on_lost(lease: Any) -> None:
+        lost.append(lease)
+
+    lease = await done(d.lock(ttl=0.05, renew=False, on_lost=on_lost).acquire())
+    await d.until(lambda: lost, "the callback")
+    assert lost == [lease]
+
+
+@scenario
+async def test_nobody_waits_long_for_a_loss_that_does_not_come(d: Driver) -> None:
+    lease = await done(d.lock().acquire())
+    started = time.monotonic()
+    assert await done(lease.lost.wait(timeout=0.05)) is False
+    assert 0.05 <= time.monotonic() - started < 1
+    assert not lease.lost

@@ -1,0 +1,152 @@
+"""What the tests of the embedded store share: a store in either colour with time in the test's hand, and workers."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from holdfast.runtime.asyncio import AsyncioRuntime
+from holdfast.runtime.runner import run
+from holdfast.runtime.threads import ThreadRuntime
+from holdfast.stores.sqlite import SqliteStore
+from holdfast.values import Ask, Place
+
+T = TypeVar("T")
+
+COLOURS = ("threads", "asyncio")
+LONG = 1e9
+"""An `until` that no test reaches."""
+
+
+class Bed:
+    """Stores of one colour on one file. `clock`, `wall_us` and `boot` are what they take for the time and the boot,
+    unless `real_time`."""
+
+    def __init__(self, colour: str, folder: Path, *, real_time: bool = False) -> None:
+        self.path = folder / "state" / "locks.db"
+        self.clock = 1000.0
+        self.wall_us = 1_700_000_000_000_000
+        self.boot = "this boot"
+        self.colour = colour
+        self._runner = asyncio.Runner() if colour == "asyncio" else None
+        self.runtime = AsyncioRuntime() if colour == "asyncio" else ThreadRuntime()
+        if not real_time:
+            self.runtime.now = lambda: self.clock
+        self._stores: list[SqliteStore] = []
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return run(work) if self._runner is None else self._runner.run(work)
+
+    def store(self) -> SqliteStore:
+        store = SqliteStore(
+            self.path,
+            self.runtime,
+            colour=self.colour,
+            wall_us=lambda: self.wall_us,
+            boot_id=lambda: self.boot,
+        )
+        self._stores.append(store)
+        return store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for store in self._stores:
+            self.run(store.close())
+        if self._runner is not None:
+            self._runner.close()
+
+
+def ask(holder: str, *, name: str = "report", ttl: float = 10.0, label: str = "") -> Ask:
+    return Ask(name, holder, ttl, f"host:7:{label}")
+
+
+class Waiter:
+    """One acquisition that asks for a place again and again, at the store's level."""
+
+    def __init__(self, bed: Bed, store: SqliteStore, holder: str, **choices: Any) -> None:
+        self.bed = bed
+        self.store = store
+        self.ask = ask(holder, **choices)
+        self.turn = 0
+        self.ticket: int | None = None
+        self.box = store.mailbox(holder)
+        bed.run(self.box.open(LONG))
+
+    def request(self) -> Any:
+        self.turn += 1
+        place = Place(self.box.address, self.turn, self.ticket)
+        answer = self.bed.run(self.store.acquire(self.ask, place, LONG))
+        self.ticket = getattr(answer, "ticket", None)
+        return answer
+
+    def pushed(self) -> Any:
+        """What has been pushed by now; None when nothing has."""
+        return self.bed.run(self.box.wait(self.bed.runtime.now()))
+
+
+class Worker:
+    """Another process, which runs `script` line by line as the test tells it to."""
+
+    def __init__(self, path: Path, *, prelude: str = "") -> None:
+        body = (
+            "import os, signal, sys, time, holdfast\n"
+            f"locks = holdfast.connect({f'sqlite:///{path}'!r})\n"
+            f"{prelude}\n"
+            "for line in sys.stdin:\n"
+            "    exec(line, globals())\n"
+        )
+        source = str(Path(__file__).parent.parent / "src")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", body],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": source},
+        )
+        self.pid = self._process.pid
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def do(self, body: str) -> None:
+        """Run several lines."""
+        self.tell(f"exec({body!r}, globals())")
+
+    def hear(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def ask(self, expression: str) -> str:
+        self.tell(f"print({expression}, flush=True)")
+        return self.hear()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def ended(self) -> int:
+        """Wait for its end, after it was told everything; the exit status."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()

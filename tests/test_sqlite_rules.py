@@ -1,0 +1,316 @@
+"""What the embedded store does to a lock and its queue, in both colours, with time standing still."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.stores.memory import Space
+from holdfast.stores.sqlite import SqliteStore, rules
+from holdfast.values import Granted, LockInfo, Owner, Place, Push, Queued, Renewal, Taken
+from tests.test_sqlite_kit import COLOURS, LONG, Bed, Waiter, ask
+
+
+@pytest.fixture(params=COLOURS)
+def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:
+    with Bed(request.param, tmp_path) as bed:
+        yield bed
+
+
+@pytest.fixture
+def store(bed: Bed) -> SqliteStore:
+    return bed.store()
+
+
+def take(bed: Bed, store: SqliteStore, holder: str, **choices: Any) -> Any:
+    return bed.run(store.acquire(ask(holder, **choices), None, LONG))
+
+
+def test_a_free_lock_is_granted_with_the_wall_time_as_its_fence(bed: Bed, store: SqliteStore) -> None:
+    assert take(bed, store, "one") == Granted(bed.wall_us)
+
+
+def test_asking_again_prolongs_and_keeps_the_fence(bed: Bed, store: SqliteStore) -> None:
+    granted = take(bed, store, "one")
+    bed.clock += 9
+    bed.wall_us += 9_000_000
+    assert take(bed, store, "one") == granted
+    assert bed.run(store.inspect("report", LONG)).ttl_left == 10.0
+
+
+def test_a_taken_lock_tells_how_long_it_may_last(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    bed.clock += 4
+    assert take(bed, store, "two") == Taken(6.0)
+
+
+def test_a_released_lock_is_free_and_its_fences_go_on(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    assert bed.run(store.release("report", "one", LONG)) is True
+    assert bed.run(store.release("report", "one", LONG)) is False
+    assert take(bed, store, "two") == Granted(bed.wall_us + 1)
+
+
+def test_a_stranger_cannot_release(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    assert bed.run(store.release("report", "two", LONG)) is False
+    assert take(bed, store, "two") == Taken(10.0)
+
+
+def test_an_expired_lock_is_free_and_no_longer_its_holders(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    bed.clock += 10
+    assert bed.run(store.release("report", "one", LONG)) is False
+    assert take(bed, store, "two") == Granted(bed.wall_us + 1)
+
+
+def test_waiters_get_the_lock_in_order_with_their_own_ttl(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    second, third = Waiter(bed, store, "two", ttl=20.0, label="b"), Waiter(bed, store, "three")
+    assert second.request() == Queued(bed.wall_us, 0, 10.0)
+    assert third.request() == Queued(bed.wall_us + 1, 1, 10.0)
+    second.request()
+    assert bed.run(store.release("report", "one", LONG)) is True
+    assert second.pushed() == Push(2, bed.wall_us + 1)
+    assert third.pushed() is None
+    info = bed.run(store.inspect("report", LONG))
+    assert (info.holder, info.ttl_left, info.owner) == ("two", 20.0, Owner("host", 7, "b"))
+    assert [waiter.holder for waiter in info.waiters] == ["three"]
+
+
+def test_who_was_given_the_lock_and_asks_again_hears_the_same_fence(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    second = Waiter(bed, store, "two")
+    second.request()
+    bed.run(store.release("report", "one", LONG))
+    assert second.request() == Granted(bed.wall_us + 1)
+
+
+def test_a_place_can_be_given_up(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    second = Waiter(bed, store, "two")
+    second.request()
+    assert bed.run(store.release("report", "two", LONG)) is False
+    assert bed.run(store.inspect("report", LONG)).waiting == 0
+    assert take(bed, store, "one") == Granted(bed.wall_us)
+
+
+def test_whoever_finds_the_lock_expired_hands_it_to_the_head(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one", ttl=1.0)
+    second = Waiter(bed, store, "two")
+    second.request()
+    bed.clock += 1
+    assert take(bed, store, "three") == Taken(10.0)
+    assert second.pushed() == Push(1, bed.wall_us + 1)
+
+
+def test_leaving_hands_an_expired_lock_on(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one", ttl=1.0)
+    second, third = Waiter(bed, store, "two"), Waiter(bed, store, "three")
+    second.request(), third.request()
+    bed.clock += 1
+    assert bed.run(store.release("report", "two", LONG)) is False
+    assert third.pushed() == Push(1, bed.wall_us + 1)
+
+
+def test_the_head_that_asks_gets_an_expired_lock_itself(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one", ttl=1.0)
+    second, third = Waiter(bed, store, "two"), Waiter(bed, store, "three")
+    second.request(), third.request()
+    bed.clock += 1
+    assert third.request() == Queued(bed.wall_us + 1, 0, 10.0)
+    assert second.request() == Granted(bed.wall_us + 1)
+
+
+def test_a_waiter_that_has_not_asked_for_its_ttl_is_passed_over(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one", ttl=100.0)
+    second, third = Waiter(bed, store, "two", ttl=5.0), Waiter(bed, store, "three", ttl=50.0)
+    second.request(), third.request()
+    bed.clock += 5
+    assert [one.holder for one in bed.run(store.inspect("report", LONG)).waiters] == ["three"]
+    bed.run(store.release("report", "one", LONG))
+    assert (second.pushed(), third.pushed()) == (None, Push(1, bed.wall_us + 1))
+
+
+def test_who_was_passed_over_comes_back_to_its_place(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one", ttl=100.0)
+    second, third = Waiter(bed, store, "two", ttl=5.0), Waiter(bed, store, "three", ttl=50.0)
+    second.request(), third.request()
+    fourth = Waiter(bed, store, "four", ttl=50.0)
+    fourth.request()
+    bed.clock += 5
+    bed.run(store.release("report", "one", LONG))
+    assert second.request() == Queued(bed.wall_us, 0, 50.0)
+    assert fourth.request().position == 1
+
+
+def test_who_comes_back_with_the_first_ticket_gets_a_free_lock(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one", ttl=1.0)
+    second, third = Waiter(bed, store, "two"), Waiter(bed, store, "three")
+    second.request(), third.request()
+    bed.run(store.release("report", "two", LONG))
+    bed.clock += 1
+    assert second.request() == Granted(bed.wall_us + 1)
+
+
+def test_a_closed_mailbox_is_passed_over_at_once(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    second, third = Waiter(bed, store, "two"), Waiter(bed, store, "three")
+    second.request(), third.request()
+    second.box.close()
+    bed.run(store.release("report", "one", LONG))
+    assert third.pushed() == Push(1, bed.wall_us + 1)
+
+
+def test_renewals_are_answered_one_by_one(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    take(bed, store, "two", name="other", ttl=3.0)
+    bed.clock += 3
+    lines = [Renewal("report", "one", 20.0), Renewal("report", "two", 20.0), Renewal("other", "two", 20.0)]
+    assert bed.run(store.renew(lines, LONG)) == [True, False, False]
+    assert take(bed, store, "three") == Taken(20.0)
+
+
+def test_adopting_changes_the_holder_once(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    adopted = bed.run(store.adopt(ask("two", label="heir"), "one", LONG))
+    assert adopted == Granted(bed.wall_us + 1)
+    assert bed.run(store.adopt(ask("two", label="heir"), "one", LONG)) == adopted
+    assert bed.run(store.adopt(ask("three"), "one", LONG)) is None
+    assert bed.run(store.inspect("report", LONG)).owner == Owner("host", 7, "heir")
+
+
+def test_inspecting_an_unknown_lock_finds_nothing(bed: Bed, store: SqliteStore) -> None:
+    assert bed.run(store.inspect("never", LONG)) == LockInfo("never")
+
+
+def test_held_for_counts_on_the_boot_time_clock(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    bed.clock += 2
+    bed.wall_us -= 86_400_000_000
+    assert bed.run(store.inspect("report", LONG)).held_for == 2.0
+
+
+def test_a_long_queue_is_counted_but_not_listed_in_full(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    for number in range(rules.MOST_SHOWN + 5):
+        bed.run(store.acquire(ask(f"h{number}"), Place("inbox-x", 1, None), LONG))
+    info = bed.run(store.inspect("report", LONG))
+    assert (len(info.waiters), info.waiting) == (rules.MOST_SHOWN, rules.MOST_SHOWN + 5)
+    assert info.waiters[0].holder == "h0"
+
+
+@pytest.mark.parametrize("step_s", [-86_400, 86_400])
+def test_a_step_of_the_wall_clock_moves_no_deadline(bed: Bed, store: SqliteStore, step_s: int) -> None:
+    first = take(bed, store, "one")
+    bed.wall_us += step_s * 1_000_000
+    bed.clock += 9.5
+    assert take(bed, store, "two") == Taken(0.5)
+    bed.clock += 0.5
+    assert take(bed, store, "two").fence > first.fence
+
+
+def test_another_boot_voids_grants_and_places_but_not_fences(bed: Bed, store: SqliteStore) -> None:
+    first = take(bed, store, "one")
+    Waiter(bed, store, "two").request()
+    bed.run(store.close())
+    bed.boot, bed.clock, bed.wall_us = "the next boot", 5.0, bed.wall_us - 1_000_000
+    after = bed.store()
+    assert bed.run(after.inspect("report", LONG)) == LockInfo("report", fence=first.fence)
+    assert bed.run(after.renew([Renewal("report", "one", 10.0)], LONG)) == [False]
+    assert take(bed, after, "three") == Granted(first.fence + 1)
+
+
+def test_the_same_boot_keeps_everything(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one")
+    bed.run(store.close())
+    assert take(bed, bed.store(), "two") == Taken(10.0)
+
+
+def test_fences_are_forgotten_a_day_after_the_last_use(bed: Bed, store: SqliteStore) -> None:
+    for number in range(3 * rules.SLICE):
+        take(bed, store, "one", name=f"old{number}", ttl=1.0)
+    bed.clock += rules.KEPT_FOR + 2
+    for number in range(8 * 256):
+        take(bed, store, "one", name="new")
+        bed.run(store.release("new", "one", LONG))
+    known = [f"old{number}" for number in range(3 * rules.SLICE)]
+    assert [name for name in known if bed.run(store.inspect(name, LONG)).fence] == []
+    assert bed.run(store.inspect("new", LONG)).fence
+
+
+class Twin:
+    """The same operations on the embedded store and on the memory store's rules; the answers must be equal."""
+
+    HOLDERS = ("a", "b", "c", "d", "e")
+    NAMES = ("x", "y")
+
+    def __init__(self, bed: Bed, seed: int) -> None:
+        self.bed = bed
+        self.store = bed.store()
+        self.chance = random.Random(seed)
+        self.pushes: dict[str, Push] = {}
+        self.space = Space(self._deliver, lambda: bed.wall_us)
+        self.boxes: dict[str, Any] = {}
+        self.tickets: dict[tuple[str, str], int] = {}
+        self.turn = 0
+
+    def _deliver(self, address: str, holder: str, push: Push) -> bool:
+        if holder in self.boxes:
+            self.pushes[holder] = push
+        return holder in self.boxes
+
+    def step(self) -> None:
+        self.bed.clock += self.chance.choice((0.0, 0.0, 0.5, 3.0, 11.0))
+        self.bed.wall_us += self.chance.choice((0, 1, 2_000_000, -500_000))
+        name, holder, other = self.chance.choice(self.NAMES), *self.chance.sample(self.HOLDERS, 2)
+        operation = self.chance.choice((self.acquire, self.acquire, self.release, self.renew, self.adopt, self.turn_away))
+        operation(name, holder, other)
+        now = self.bed.clock
+        for each in self.NAMES:
+            assert self.bed.run(self.store.inspect(each, LONG)) == self.space.inspect(each, now)
+        taken = {holder: push for holder, box in self.boxes.items() if (push := box.take()) is not None}
+        assert taken == self.pushes
+        self.pushes.clear()
+
+    def acquire(self, name: str, holder: str, other: str) -> None:
+        request = ask(holder, name=name, ttl=2.0 if holder in "ab" else 10.0)
+        place = None
+        if self.chance.random() < 0.7:
+            if holder not in self.boxes:
+                self.boxes[holder] = self.store.mailbox(holder)
+                self.bed.run(self.boxes[holder].open(LONG))
+            self.turn += 1
+            place = Place(self.boxes[holder].address, self.turn, self.tickets.get((name, holder)))
+        answer = self.bed.run(self.store.acquire(request, place, LONG))
+        assert answer == self.space.acquire(request, place, self.bed.clock)
+        if isinstance(answer, Queued):
+            self.tickets[name, holder] = answer.ticket
+
+    def release(self, name: str, holder: str, other: str) -> None:
+        answer = self.bed.run(self.store.release(name, holder, LONG))
+        assert answer == self.space.release(name, holder, self.bed.clock)
+
+    def renew(self, name: str, holder: str, other: str) -> None:
+        lines = [Renewal(name, holder, 10.0), Renewal(name, other, 1.0)]
+        answers = self.bed.run(self.store.renew(lines, LONG))
+        assert answers == [self.space.renew(line, self.bed.clock) for line in lines]
+
+    def adopt(self, name: str, holder: str, other: str) -> None:
+        request = ask(holder, name=name)
+        answer = self.bed.run(self.store.adopt(request, other, LONG))
+        assert answer == self.space.adopt(request, other, self.bed.clock)
+
+    def turn_away(self, name: str, holder: str, other: str) -> None:
+        box = self.boxes.pop(holder, None)
+        if box is not None:
+            box.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_history_gives_the_answers_of_the_memory_store(bed: Bed, seed: int) -> None:
+    twin = Twin(bed, seed)
+    for _ in range(400):
+        twin.step()

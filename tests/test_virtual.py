@@ -1,0 +1,364 @@
+"""The virtual server answers as real ones do: the same seeded operations on each, and equal answers."""
+
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.ports import Mailbox
+from holdfast.runtime.runner import run
+from holdfast.stores.redis.replies import code_of
+from holdfast.stores.redis.resp import Reader, ReplyError, pack
+from holdfast.stores.redis.store import RedisStore
+from holdfast.testing.virtual import VirtualRedis
+from holdfast.values import Ask, LockInfo, Place, Queued, Renewal, Taken
+from tests.conftest import require
+from tests.support.servers import KINDS, Server
+
+NAMES = ("door", "gate{1}")
+HOLDERS = ("ann", "bob", "cy")
+Exchange = Callable[[bytes], Any]
+
+
+class SocketServer:
+    """A real server, spoken to in bytes; its subscriber is a connection of its own for each holder."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._connection, self._reader = self._dial()
+        self._inboxes: dict[str, tuple[socket.socket, Reader]] = {}
+
+    def _dial(self) -> tuple[socket.socket, Reader]:
+        return socket.create_connection((self._server.host, self._server.port), timeout=5), Reader()
+
+    def execute(self, request: bytes) -> Any:
+        self._connection.sendall(request)
+        return _read(self._connection, self._reader)
+
+    def subscribe(self, who: str) -> None:
+        if who not in self._inboxes:
+            self._inboxes[who] = connection, reader = self._dial()
+            connection.sendall(pack(b"SUBSCRIBE", f"inbox:{who}".encode()))
+            _read(connection, reader)
+
+    def unsubscribe(self, who: str) -> None:
+        connection, reader = self._inboxes.pop(who, (None, None))
+        if connection is not None and reader is not None:
+            connection.sendall(pack(b"UNSUBSCRIBE"))
+            _read(connection, reader)
+            connection.close()
+
+    def advance(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def close(self) -> None:
+        self._connection.close()
+        for connection, _ in self._inboxes.values():
+            connection.close()
+
+
+def _read(connection: socket.socket, reader: Reader) -> Any:
+    while True:
+        replies = reader.feed(connection.recv(65536))
+        if replies:
+            return replies[-1]
+
+
+class Virtual:
+    def __init__(self) -> None:
+        self._server = VirtualRedis()
+        self.advance = self._server.advance
+
+    def execute(self, request: bytes) -> Any:
+        self._server.advance(0.000_137)  # time passes on a real server too, so no two moments are equal
+        return self._server.execute(request)
+
+    def subscribe(self, who: str) -> None:
+        self._server.subscribe(who, f"inbox:{who}".encode())
+
+    def unsubscribe(self, who: str) -> None:
+        self._server.unsubscribe(who)
+
+
+class DirectWire:
+    grace = 1.0
+
+    def __init__(self, execute: Exchange) -> None:
+        self._execute = execute
+
+    async def ask(self, request: bytes, until: float) -> Any:
+        return self._execute(request)
+
+    def drop(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+class NoInbox:
+    listening = True
+
+    def mailbox(self, holder: str) -> Mailbox:
+        raise NotImplementedError
+
+    async def close(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+class Normal:
+    """Makes answers comparable: microseconds become their rank of appearance, seconds become rough."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+
+    def moment(self, value: int | None) -> int | None:
+        return None if value is None else self._seen.setdefault(value, len(self._seen))
+
+    def answer(self, value: Any) -> Any:
+        if isinstance(value, Queued):
+            return "queued", self.moment(value.ticket), value.position, value.ttl_left is None
+        if isinstance(value, Taken):
+            return "taken", value.ttl_left is None
+        if isinstance(value, LockInfo):
+            waiters = tuple((one.holder, one.owner) for one in value.waiters)
+            return value.holder, value.owner, self.moment(value.fence), value.ttl_left is None, waiters, value.waiting
+        if hasattr(value, "fence"):
+            return "granted", self.moment(value.fence)
+        if isinstance(value, Exception):
+            return type(value).__name__
+        return value
+
+
+def operations(seed: int, length: int = 60, ttls: tuple[float, ...] = (20.0, 50.0)) -> list[tuple[Any, ...]]:
+    """A list of operations of the lock, small enough in its values that they meet often."""
+    chance = random.Random(seed)
+    found: list[tuple[Any, ...]] = []
+    for _ in range(length):
+        name, holder, ttl = chance.choice(NAMES), chance.choice(HOLDERS), chance.choice(ttls)
+        kind = chance.choices(
+            ("try", "queue", "release", "renew", "adopt", "inspect", "expire", "listen", "deaf", "spoil", "flush"),
+            (3, 8, 6, 2, 1, 2, 2, 3, 1, 0.3, 0.3),
+        )[0]
+        found.append((kind, name, holder, ttl, chance.choice(HOLDERS), chance.randrange(1, 5)))
+    return found
+
+
+def play(place: Any, todo: list[tuple[Any, ...]]) -> Iterator[Any]:
+    """The comparable answers to `todo`."""
+    store = RedisStore(DirectWire(place.execute), NoInbox())
+    normal = Normal()
+    tickets: dict[tuple[str, str], int] = {}
+    for kind, name, holder, ttl, other, turn in todo:
+        try:
+            reply = _one(place, store, tickets, kind, name, holder, ttl, other, turn)
+        except Exception as error:
+            reply = error
+        if isinstance(reply, Queued):
+            tickets[name, holder] = reply.ticket
+        yield kind, name, holder, normal.answer(reply)
+
+
+def _one(
+    place: Any,
+    store: RedisStore,
+    tickets: dict[tuple[str, str], int],
+    kind: str,
+    name: str,
+    holder: str,
+    ttl: float,
+    other: str,
+    turn: int,
+) -> Any:
+    ask = Ask(name, holder, ttl, f"host:7:{holder}")
+    if kind == "try":
+        return run(store.acquire(ask, None, 0.0))
+    if kind == "queue":
+        ticket = tickets.get((name, holder)) if turn > 2 else None
+        return run(store.acquire(ask, Place(f"inbox:{holder}", turn, ticket), 0.0))
+    if kind == "release":
+        return run(store.release(name, holder, 0.0))
+    if kind == "renew":
+        return run(store.renew([Renewal(one, holder, ttl) for one in NAMES], 0.0))
+    if kind == "adopt":
+        return run(store.adopt(ask, other, 0.0))
+    if kind == "inspect":
+        return run(store.inspect(name, 0.0))
+    if kind == "expire":
+        return place.execute(pack(b"DEL", name.encode()))
+    if kind == "spoil":
+        return place.execute(pack(b"HSET", name.encode(), b"field", b"value"))
+    if kind == "flush":
+        place.execute(pack(b"FLUSHALL"))
+        return place.execute(pack(b"SCRIPT", b"FLUSH"))
+    if kind == "sleep":
+        return place.advance(ttl)
+    return place.subscribe(holder) if kind == "listen" else place.unsubscribe(holder)
+
+
+@pytest.fixture(params=KINDS)
+def real(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) -> Iterator[SocketServer]:
+    require(request.param)
+    server = SocketServer(shared_server(request.param))
+    yield server
+    server.close()
+
+
+def test_lock_operations_give_equal_answers(real: SocketServer) -> None:
+    for seed in range(60):
+        todo = operations(seed)
+        real.execute(pack(b"FLUSHALL"))
+        for who in HOLDERS:
+            real.unsubscribe(who)
+        assert list(play(real, todo)) == list(play(Virtual(), todo)), f"seed {seed}"
+
+
+def test_what_expires_is_gone_on_both(real: SocketServer) -> None:
+    """Short ttls and real waiting: leases, places in the queue and dead waiters run out."""
+    todo: list[tuple[Any, ...]] = [
+        ("listen", "door", "bob", 0, "", 0),
+        ("listen", "door", "cy", 0, "", 0),
+        ("try", "door", "ann", 0.04, "", 1),
+        ("queue", "door", "bob", 0.04, "", 1),
+        ("queue", "door", "cy", 5.0, "", 1),
+        ("sleep", "door", "", 0.06, "", 0),
+        ("inspect", "door", "ann", 1.0, "", 0),
+        ("release", "door", "ann", 0.04, "", 0),
+        ("inspect", "door", "ann", 1.0, "", 0),
+        ("queue", "door", "bob", 0.04, "", 3),
+        ("release", "door", "cy", 1.0, "", 0),
+        ("inspect", "door", "ann", 1.0, "", 0),
+        ("sleep", "door", "", 0.06, "", 0),
+        ("try", "door", "ann", 0.04, "", 1),
+        ("sleep", "door", "", 0.06, "", 0),
+        ("renew", "door", "ann", 1.0, "", 0),
+        ("adopt", "door", "bob", 1.0, "ann", 0),
+        ("queue", "door", "cy", 0.04, "", 2),
+        ("queue", "door", "ann", 0.04, "", 2),
+        ("sleep", "door", "", 0.06, "", 0),
+        ("inspect", "door", "ann", 1.0, "", 0),
+    ]
+    assert list(play(real, todo)) == list(play(Virtual(), todo))
+
+
+WORDS = (b"a", b"b", b"7", b"-1", b"2.5")
+SHAPES = {
+    b"GET": "k",
+    b"SET": "kw",
+    b"SETNX": "kw",
+    b"INCR": "k",
+    b"DEL": "kk",
+    b"EXISTS": "kk",
+    b"TYPE": "k",
+    b"PTTL": "k",
+    b"PERSIST": "k",
+    b"ZADD": "knw",
+    b"ZSCORE": "kw",
+    b"ZREM": "kww",
+    b"ZRANK": "kw",
+    b"ZCARD": "k",
+    b"ZPOPMIN": "k",
+    b"HSET": "kww",
+    b"HGET": "kw",
+    b"HDEL": "kww",
+}
+
+
+def commands(seed: int, length: int = 150) -> list[list[bytes]]:
+    chance = random.Random(seed)
+    found: list[list[bytes]] = []
+    pick = {"k": (b"x", b"y", b"z"), "w": WORDS, "n": (b"1", b"2", b"2.5", b"1700000000000001", b"oops")}
+    for _ in range(length):
+        name = chance.choice(list(SHAPES))
+        words = [name, *(chance.choice(pick[kind]) for kind in SHAPES[name])]
+        if name == b"SET":
+            words += chance.choice(([], [b"NX"], [b"XX"], [b"GET"], [b"KEEPTTL"], [b"NX", b"PX", b"90000"], [b"PX"]))
+        if name == b"ZADD":
+            found.append([b"ZRANGE", words[1], b"0", b"-1", b"WITHSCORES"])
+            found.append([b"ZREVRANGE", words[1], b"0", b"0", b"WITHSCORES"])
+        found.append(words)
+    return found
+
+
+def plain(reply: Any) -> Any:
+    if isinstance(reply, ReplyError):
+        return code_of(str(reply))
+    return 90_000 if isinstance(reply, int) and 80_000 < reply <= 90_000 else reply
+
+
+def test_plain_commands_give_equal_answers(real: SocketServer) -> None:
+    for seed in range(30):
+        real.execute(pack(b"FLUSHALL"))
+        virtual = Virtual()
+        for words in commands(seed):
+            request = pack(*words)
+            assert plain(real.execute(request)) == plain(virtual.execute(request)), (seed, words)
+
+
+SCRIPTS = (
+    "return {1, 2.9, -2.9, 'text', false, true, nil, 4}",
+    "return redis.call('SET', KEYS[1], 'v', 'PX', 90000)",
+    "return redis.call('SET', KEYS[1], 12345678901234)",
+    "return {redis.call('GET', KEYS[1]), redis.call('GET', 'nothing') == false}",
+    "return redis.pcall('HGET', KEYS[1], 'f')",
+    "return redis.call('HGET', KEYS[1], 'f')",
+    "return type(redis.call('SET', KEYS[1], 'v')['ok'])",
+    "return {ok = 'fine'}",
+    "return {err = 'MINE and no other'}",
+    "return redis.error_reply('MINE again')",
+    "return #redis.call('ZRANGE', KEYS[2], 0, -1)",
+    "redis.call('ZADD', KEYS[2], 1700000000000001, 'm') return redis.call('ZSCORE', KEYS[2], 'm')",
+    "redis.call('SET', KEYS[1], 'kept') redis.call('INCR', KEYS[1]) return 'never'",
+    "return redis.call('GET', KEYS[1])",
+    "return ARGV[1] + 1",
+    "return tostring(ARGV[1] * 1000000 + 0.25)",
+    "return redis.call('TIME')[1] == redis.call('TIME')[1]",
+    "return redis.call('PTTL', 'nothing')",
+    "return {}",
+    "return",
+    "x = 1",
+)
+
+
+def test_scripts_convert_values_as_a_real_server_does(real: SocketServer) -> None:
+    real.execute(pack(b"FLUSHALL"))
+    virtual = Virtual()
+    for text in SCRIPTS:
+        request = pack(b"EVAL", text.encode(), b"2", b"one", b"two", b"41", b"x")
+        ours, theirs = virtual.execute(request), real.execute(request)
+        if isinstance(theirs, ReplyError) and code_of(str(theirs)) == "ERR":
+            assert isinstance(ours, ReplyError), text
+        else:
+            assert plain(ours) == plain(theirs), text
+
+
+def test_a_server_that_restarts_has_forgotten_everything() -> None:
+    server = VirtualRedis()
+    server.subscribe("ann", b"inbox")
+    server.call("SET", "door", "ann")
+    digest = server.call("SCRIPT", "LOAD", "return 1")
+    before = server.snapshot()
+    server.restart()
+    assert server.call("GET", "door") is None
+    assert code_of(str(server.call("EVALSHA", digest, 0))) == "NOSCRIPT"
+    assert server.call("PUBLISH", "inbox", "hello") == 0
+    server.restore(before)
+    assert (server.call("GET", "door"), server.call("PUBLISH", "inbox", "hello")) == (b"ann", 1)
+    assert [message.subscriber for message in server.messages] == ["ann"]
+
+
+def test_equal_states_are_equal_values_whatever_the_order_they_came_about_in() -> None:
+    one, other = VirtualRedis(), VirtualRedis()
+    for server, order in ((one, "ab"), (other, "ba")):
+        for key in order:
+            server.call("SET", key, key, "PX", 10 if key == "b" else 100)
+    assert one.snapshot() == other.snapshot()
+    assert hash(one.snapshot()) == hash(other.snapshot())
+    one.advance(0.010)
+    assert one.call("PTTL", "b") == 0  # the last millisecond still counts
+    one.advance(0.001)
+    assert one.snapshot() != other.snapshot()
