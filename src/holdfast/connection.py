@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
 from holdfast.core.acquire import Grant
 from holdfast.core.holding import Holding
+from holdfast.core.insist import insist
 from holdfast.core.keep import Keeper
-from holdfast.core.release import BUDGET, release
+from holdfast.core.release import BUDGET, give_back, release
 from holdfast.core.validity import valid_until
-from holdfast.errors import ConfigurationError, LeaseLost, StoreError, StoreUnavailable
+from holdfast.errors import LeaseLost, StoreError, closed_error
 from holdfast.leases import Exported
 from holdfast.locks import AsyncLock, BaseLock, LeaseT, Lock, options
 from holdfast.ports import Runtime, Store
 from holdfast.runtime.runner import run
-from holdfast.values import Ask, Owner, shown
+from holdfast.values import Ask, Granted, Owner, shown
 
 if TYPE_CHECKING:
     from holdfast.leases import AsyncLease, Lease
@@ -58,12 +59,12 @@ class BaseLocks(Generic[LeaseT]):
 
     def ensure_open(self) -> None:
         if self._closed:
-            raise ConfigurationError("This connection was closed; nothing was sent. Call connect() again.")
+            raise closed_error()
 
-    def _forked(self) -> None:
-        """In a forked child: nothing of the parent's is ours."""
+    def _start_clean(self, *, forked: bool) -> None:
+        """In a forked child, or a new event loop: nothing of what was before is ours."""
         self.generation += 1
-        self.store.forget()
+        self.store.forget(forked=forked)
         self.keeper = Keeper(self.store, self.runtime)
         self._owner = Owner(self._owner.host, os.getpid(), self._owner.label)
 
@@ -90,27 +91,26 @@ class BaseLocks(Generic[LeaseT]):
         self.ensure_open()
         exported = Exported.decode(text)
         lock = self._lock(exported.name, {"ttl": exported.ttl, **chosen})
-        asked_at = self.runtime.now()
         ask = Ask(lock.name, self.runtime.new_holder(), lock._options.ttl, lock._options.owner)
-        granted = await self._adopt_with_retry(ask, exported.holder)
+        asked_at = self.runtime.now()
+        granted = await self._adopt_or_give_back(ask, exported.holder)
         if granted is None:
             raise LeaseLost(
                 f"The exported lease on {shown(exported.name)} is no longer there: it expired, was given back, or "
                 "someone adopted it before. Acquire the lock anew.",
                 name=exported.name,
             )
-        return lock._lease(ask, Grant(granted, asked_at, valid_until(asked_at, ask.ttl)))
+        return lock._lease(ask, Grant(granted.fence, asked_at, valid_until(asked_at, ask.ttl)))
 
-    async def _adopt_with_retry(self, ask: Ask, old_holder: str) -> int | None:
-        give_up_at = self.runtime.now() + BUDGET
-        while True:
-            try:
-                granted = await self.store.adopt(ask, old_holder, give_up_at)
-                return None if granted is None else granted.fence
-            except StoreUnavailable:
-                if self.runtime.now() >= give_up_at:
-                    raise
-                await self.runtime.sleep(0.02)
+    async def _adopt_or_give_back(self, ask: Ask, old_holder: str) -> Granted | None:
+        """Counted from the first request, though a later one may have been answered: never too long."""
+        try:
+            return await insist(self.runtime, lambda until: self.store.adopt(ask, old_holder, until), BUDGET)
+        except GeneratorExit:
+            raise
+        except BaseException:  # it may be ours without our knowing
+            await give_back(self.store, self.runtime, ask.name, ask.holder, ask.ttl, inline=True)
+            raise
 
     def _lock(self, name: object, chosen: dict[str, Any]) -> BaseLock[LeaseT]:
         return self._lock_class(self, name, options(self._owner, **chosen))
@@ -229,7 +229,7 @@ class AsyncLocks(BaseLocks["AsyncLease"]):
         super().ensure_open()
         if self.runtime.bind():  # type: ignore[attr-defined]
             # The loop that this belonged to is closed, and all that lived in it is gone with it.
-            self._forked()
+            self._start_clean(forked=False)
 
     def lock(self, name: str, **chosen: Any) -> AsyncLock:
         """The lock of that name; options as for `Locks.lock`, and `cancel_on_loss` (True): cancel the body of
@@ -277,7 +277,7 @@ class AsyncLocks(BaseLocks["AsyncLease"]):
 
 def _after_fork() -> None:
     for client in list(_open):
-        client._forked()
+        client._start_clean(forked=True)
 
 
 def _at_exit() -> None:

@@ -84,6 +84,11 @@ class ConfigurationError(LockError, ValueError):
     """
 
 
+def closed_error() -> ConfigurationError:
+    """What a closed connection answers."""
+    return ConfigurationError("This connection was closed; nothing was sent. Call connect() again.")
+
+
 class StoreError(LockError):
     """The store could not do what was asked.
 

@@ -10,11 +10,12 @@ import base64
 import binascii
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core import release as core
 from holdfast.core.holding import ALIVE, Holding, State
+from holdfast.core.insist import insist
 from holdfast.errors import ConfigurationError, LeaseLost
 from holdfast.ports import Runtime, Waker
 from holdfast.runtime.runner import run
@@ -36,6 +37,7 @@ class BaseLease:
         "_client",
         "_generation",
         "_holding",
+        "_home",
         "_lost_hook",
         "_on_lost",
         "_on_risk",
@@ -51,6 +53,7 @@ class BaseLease:
         self._on_risk = on_risk
         self._on_lost = on_lost
         self._wakers: list[Waker] = []
+        self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
         self._lost_hook: Callable[[], None] | None = None
         holding.on_change = self._changed
 
@@ -137,6 +140,17 @@ class BaseLease:
         except Exception:
             log.exception("A callback of the lease on %s failed.", shown(self.name))
 
+    def _leave_home(self) -> None:
+        """The lock object that handed this lease out need not remember it any more."""
+        if self._home is None:
+            return
+        (table, caller), self._home = self._home, None
+        leases = table.get(caller, [])
+        if self in leases:
+            leases.remove(self)
+            if not leases:
+                table.pop(caller, None)
+
     async def _release(self) -> bool:
         """Give the lease back; False when it had gone already. May be called again after an error."""
         holding = self._holding
@@ -145,6 +159,7 @@ class BaseLease:
             return False
         alive = holding.check(self._client.runtime.now()) in ALIVE
         if not alive and holding.settled:
+            self._leave_home()
             self._warn_gone()
             return False
         ours = holding.give_back() or holding.state is State.RELEASED
@@ -153,6 +168,7 @@ class BaseLease:
             self._client.store, self._client.runtime, holding.name, holding.holder, holding.ttl, ours=ours
         )
         holding.settled = True
+        self._leave_home()
         if not released:
             self._warn_gone()
         return released
@@ -168,19 +184,24 @@ class BaseLease:
         """Prolong the lease now, for good with `ttl`; `LeaseLost` when the store no longer has it."""
         self.ensure_held()
         client, holding = self._client, self._holding
+        client.ensure_open()
         if ttl is not None:
-            holding.ttl = ttl
-        asked_at = client.runtime.now()
-        wanted = holding.renewal_ttl(asked_at)
-        if wanted is None:
-            return
-        line = Renewal(holding.name, holding.holder, wanted)
-        (still_ours,) = await client.store.renew([line], asked_at + core.BUDGET)
-        if still_ours:
-            holding.renewed(asked_at, wanted)
-        else:
-            client.keeper.unwatch(holding)
-            holding.refused()
+            holding.change_ttl(client.runtime.now(), ttl)
+
+        async def once(until: float) -> None:
+            epoch, asked_at = holding.epoch, client.runtime.now()
+            wanted = holding.renewal_ttl(asked_at)
+            if wanted is None:
+                return
+            (still_ours,) = await client.store.renew([Renewal(holding.name, holding.holder, wanted)], until)
+            if still_ours:
+                holding.renewed(asked_at, wanted, epoch)
+            else:
+                client.keeper.unwatch(holding)
+                holding.refused()
+
+        await insist(client.runtime, once, core.BUDGET)
+        client.keeper.reschedule(holding)
         self.ensure_held()
 
     def export(self) -> str:
@@ -193,6 +214,7 @@ class BaseLease:
         self._holding.give_back()
         self._holding.settled = True
         self._client.keeper.unwatch(self._holding)
+        self._leave_home()
         return Exported(self.name, self.holder, self.ttl).encode()
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 from holdfast.core import acquire as core
 from holdfast.core.deadline import Deadline
 from holdfast.core.holding import ALIVE, Holding, State
+from holdfast.core.insist import insist
 from holdfast.core.release import give_back
 from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, StoreError
 from holdfast.leases import AsyncLease, BaseLease, Callback, Lease
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from holdfast.connection import BaseLocks
 
 log = logging.getLogger("holdfast")
+
+MOST_CALLERS = 1000
+"""Threads or tasks that a lock object remembers before it looks for those that need not be remembered."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,7 +92,8 @@ def _timeout(value: object) -> float | None:
 
 
 class BaseLock(Generic[LeaseT]):
-    """What a lock is in both colours. `_entered` maps a thread or task to the leases it got here."""
+    """What a lock is in both colours. `_taken` maps a thread or task to the leases it got here and has not given
+    back; `_blocks` to those whose `with` block it is in, innermost last."""
 
     _lease_class: type[LeaseT]
 
@@ -96,7 +101,8 @@ class BaseLock(Generic[LeaseT]):
         self._client = client
         self._name = lock_name(name)
         self._options = chosen
-        self._entered: dict[Hashable, list[LeaseT]] = {}
+        self._taken: dict[Hashable, list[BaseLease]] = {}
+        self._blocks: dict[Hashable, list[LeaseT]] = {}
 
     @property
     def name(self) -> str:
@@ -121,8 +127,16 @@ class BaseLock(Generic[LeaseT]):
         if grant is None:
             return None
         lease = self._lease(ask, grant)
-        self._entered.setdefault(runtime.caller(), []).append(lease)
+        self._remember(lease, runtime.caller())
         return lease
+
+    def _remember(self, lease: LeaseT, caller: Hashable) -> None:
+        table = self._taken
+        lease._home = (table, caller)
+        if len(table) >= MOST_CALLERS:  # callers that let their leases expire and never came back
+            for one in [one for one, leases in table.items() if not any(lease.remaining for lease in leases)]:
+                table.pop(one, None)
+        table.setdefault(caller, []).append(lease)
 
     def _lease(self, ask: Ask, grant: core.Grant) -> LeaseT:
         chosen = self._options
@@ -140,36 +154,34 @@ class BaseLock(Generic[LeaseT]):
                 name=self._name,
                 timeout=self._options.timeout,
             )
+        self._blocks.setdefault(self._client.runtime.caller(), []).append(lease)
         return lease
 
-    def _mine(self) -> LeaseT:
-        """The lease that this thread or task got here last; given back or handed on, it counts no more."""
+    def _leave_block(self) -> LeaseT:
+        """The lease of the innermost block that this thread or task is in."""
         caller = self._client.runtime.caller()
-        leases = self._entered.get(caller, [])
-        while leases:
-            lease = leases.pop()
-            if not leases:
-                del self._entered[caller]
-            if lease._holding.state is not State.RELEASED or not lease._holding.settled:
-                return lease
+        leases = self._blocks[caller]
+        lease = leases.pop()
+        if not leases:
+            del self._blocks[caller]
+        return lease
+
+    async def _release(self) -> bool:
+        """Give back the lease that this thread or task got here last."""
+        leases = self._taken.get(self._client.runtime.caller())
+        if leases:
+            return await leases[-1]._release()
         raise NotHeld(
             f"This thread or task holds no lease of the lock {shown(self._name)} that it got from this object, so "
             "there is nothing to give back. To release from elsewhere, call release() on the lease itself."
         )
-
-    async def _release(self) -> bool:
-        lease = self._mine()
-        try:
-            return await lease._release()
-        except StoreError:
-            self._entered.setdefault(self._client.runtime.caller(), []).append(lease)
-            raise  # and release() may be called again
 
     async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
         """End a `with` block; the loss to raise, if there was one. Never masks the body's own error."""
         holding, state = lease._holding, lease.state
         if state is State.RELEASED and holding.settled:
             return None  # released or exported within the block
+        lease._leave_home()
         if state is not State.LOST:
             try:
                 if await lease._release():
@@ -189,9 +201,9 @@ class BaseLock(Generic[LeaseT]):
         return lease._lost_error()
 
     async def _inspect(self) -> LockInfo:
-        self._client.ensure_open()
-        store, runtime = self._client.store, self._client.runtime
-        return await store.inspect(self._name, runtime.now() + self._client.store_timeout)
+        client = self._client
+        client.ensure_open()
+        return await insist(client.runtime, lambda until: client.store.inspect(self._name, until), client.store_timeout)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {clean(self._name)!r}, ttl {self._options.ttl:g} s>"
@@ -233,7 +245,7 @@ class Lock(BaseLock[Lease]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = run(self._exit(self._mine(), error))
+        lost = run(self._exit(self._leave_block(), error))
         if lost is not None and error is None:
             raise lost
 
@@ -328,7 +340,7 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._mine()
+        lease = self._leave_block()
         scope = self._scopes.pop(lease, None)
         our_cancel = scope is not None and scope.close(error)
         lost = await self._exit(lease, error)

@@ -79,8 +79,9 @@ class Store(Protocol):
 
     async def close(self) -> None: ...
 
-    def forget(self) -> None:
-        """In a forked child: drop what the parent owns without touching its connections."""
+    def forget(self, *, forked: bool) -> None:
+        """In a forked child: drop what the parent owns without touching its connections. Not `forked`: the event
+        loop that we belonged to is closed; drop what lived in it."""
 
 
 class Runtime(Protocol):

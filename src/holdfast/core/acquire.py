@@ -148,9 +148,13 @@ class _Attempt:
     async def _endure(self, error: StoreUnavailable, silent_since: float, failures: int) -> None:
         """Leave a failing store alone for a moment, or report it when the caller's time is up."""
         now = self._runtime.now()
-        if self._deadline.out_of_patience(now - self._store.grace, silent_since):
-            raise error
-        await self._runtime.sleep(backoff.pause(failures, self._runtime.random()))
+        if self._deadline.out_of_patience(now, silent_since):
+            # Who does not wait gets a second try all the same: a connection may have died while it lay idle.
+            if self._blocking or failures > 1 or now - silent_since > self._store.grace / 2:
+                raise error
+            return
+        pause = backoff.pause(failures, self._runtime.random())
+        await self._runtime.sleep(self._deadline.earliest(now + pause) - now)
 
     async def _wait_turn(self, answer: Queued) -> Grant | None:
         """Wait for the push that answers our last request; None when it is time to ask again."""

@@ -63,10 +63,9 @@ class Keeper:
     def unwatch(self, holding: Holding) -> None:
         self._held.pop(holding.holder, None)
 
-    def look_now(self, holding: Holding) -> None:
-        """Something happened to `holding` in the store: ask without waiting for the next renewal."""
-        holding.next_renewal = 0.0
-        if self._waker is not None:
+    def reschedule(self, holding: Holding) -> None:
+        """The times of `holding` changed; it may be due earlier than the actor thinks."""
+        if self._waker is not None and _due_at(holding) < self._wakes_at:
             self._waker.wake()
 
     def held(self) -> list[Holding]:
@@ -137,6 +136,7 @@ class Keeper:
         """One request for many leases; False when the store failed, so that the rest need not try."""
         asked_at = self._runtime.now()
         batch: list[tuple[Holding, Renewal]] = []
+        epochs = {holding.holder: holding.epoch for holding in due}
         for holding in due:
             ttl = holding.renewal_ttl(asked_at)
             if ttl is None:
@@ -157,7 +157,7 @@ class Keeper:
             return False
         for (holding, line), still_ours in zip(batch, answers, strict=True):
             if still_ours:
-                holding.renewed(asked_at, line.ttl)
+                holding.renewed(asked_at, line.ttl, epochs[line.holder])
             else:
                 self.unwatch(holding)
                 holding.refused()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from holdfast.core import backoff
 from holdfast.core.deadline import Deadline
-from holdfast.errors import Outcome, StoreError, StoreUnavailable
+from holdfast.errors import LockError, Outcome, StoreError, StoreUnavailable
 from holdfast.ports import Runtime, Store
 
 BUDGET = 2.0
@@ -61,15 +61,15 @@ async def give_back(store: Store, runtime: Runtime, name: str, holder: str, ttl:
             except StoreUnavailable:
                 failures += 1
                 await runtime.sleep(backoff.pause(failures, runtime.random()))
-            except StoreError:
-                return  # refused: only the ttl can remove it
+            except LockError:
+                return  # refused, or closed meanwhile: only the ttl can remove it
 
     async def first_try() -> None:
         try:
             await store.release(name, holder, runtime.now() + CLEAN_UP_PATIENCE)
         except StoreUnavailable:
             runtime.spawn(persist, "clean-up")
-        except StoreError:
+        except LockError:
             return
 
     if inline:

@@ -79,7 +79,7 @@ class AsyncioRuntime:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def bind(self) -> bool:
-        """Tie this runtime to the running loop; True when that is a new one (the old one is closed)."""
+        """Tie this runtime to the running loop; True when there was another before, which is closed."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return False
@@ -88,9 +88,9 @@ class AsyncioRuntime:
                 "This connection belongs to another event loop, which is still open. Nothing was sent. "
                 "Call holdfast.aio.connect() once per event loop."
             )
-        self._loop = loop
+        self._loop, before = loop, self._loop
         self._tasks.clear()
-        return True
+        return before is not None
 
     def caller(self) -> Hashable:
         return asyncio.current_task()

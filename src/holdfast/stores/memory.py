@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from holdfast.errors import closed_error
 from holdfast.ports import Mailbox, Runtime
 from holdfast.values import (
     Answer,
@@ -230,7 +231,8 @@ def hub(name: str) -> Hub:
 class MemoryMailbox:
     """One acquisition's mailbox; pushes may come from any thread."""
 
-    def __init__(self, shared: Hub, runtime: Runtime, holder: str) -> None:
+    def __init__(self, store: MemoryStore, shared: Hub, runtime: Runtime, holder: str) -> None:
+        self._store = store
         self._hub = shared
         self._waker = runtime.waker()
         self._holder = holder
@@ -247,8 +249,13 @@ class MemoryMailbox:
         self._pushes.append(push)
         self._waker.wake()
 
+    def wake(self) -> None:
+        self._waker.wake()
+
     async def wait(self, until: float) -> Push | None:
         await self._waker.wait(until)
+        if self._store.closed:
+            raise closed_error()
         return self._pushes.pop() if self._pushes else None
 
     def close(self) -> None:
@@ -264,9 +271,10 @@ class MemoryStore:
     def __init__(self, shared: Hub, runtime: Runtime) -> None:
         self._hub = shared
         self._runtime = runtime
+        self.closed = False
 
     def mailbox(self, holder: str) -> Mailbox:
-        return MemoryMailbox(self._hub, self._runtime, holder)
+        return MemoryMailbox(self, self._hub, self._runtime, holder)
 
     async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
         with self._hub.mutex:
@@ -290,7 +298,10 @@ class MemoryStore:
             return self._hub.space.inspect(name, self._runtime.now())
 
     async def close(self) -> None:
-        return None
+        self.closed = True
+        for box in list(self._hub.boxes.values()):
+            box.wake()
 
-    def forget(self) -> None:
-        self._hub.reset()
+    def forget(self, *, forked: bool) -> None:
+        if forked:
+            self._hub.reset()

@@ -10,13 +10,11 @@ so that its clean-up, sent next, is executed after what was cancelled.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.errors import Outcome, StoreError, StoreUnavailable
+from holdfast.errors import Outcome, StoreError, StoreUnavailable, closed_error
 from holdfast.ports import Mailbox, Runtime, Waker
 from holdfast.stores.redis.clients import LEAST_DIAL, Dial, dialling_error
 from holdfast.stores.redis.messages import (
@@ -32,6 +30,8 @@ from holdfast.stores.redis.messages import (
 )
 from holdfast.stores.redis.resp import Pushed, Reader
 from holdfast.values import Push
+
+_inherited: list[TaskLink] = []
 
 DIAL_WITHIN = 5.0
 """Seconds after which dialling is given up, for all who wait for it; each of them may give up sooner."""
@@ -75,8 +75,14 @@ class TaskLink(asyncio.Protocol):
         self.on_push = lambda reply: None if future.done() else future.set_result(reply)
         self.on_failure = lambda: None if future.done() else future.set_exception(self.error or _no_answer(""))
         self._transport.write(request)
-        async with asyncio.timeout(limit):
-            return await future
+        try:
+            async with asyncio.timeout(limit):
+                return await future
+        except (TimeoutError, asyncio.CancelledError) as error:
+            self.fail("the subscription was not answered")
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise _no_answer("The server did not answer the subscription of the inbox in time") from None
 
     def _overdue(self, future: asyncio.Future[Any]) -> None:
         if not future.done():
@@ -110,13 +116,11 @@ class TaskLink(asyncio.Protocol):
         if self.on_failure is not None:
             self.on_failure()
 
-    def forget(self) -> None:
-        """The loop is closed, or we are a forked child: no callback may reach the parent's connection."""
+    def forget(self, *, forked: bool) -> None:
+        """The loop is closed, or we are a forked child: let go without touching the parent's connection."""
         self.error = _no_answer("The connection belonged to a parent process or a closed event loop")
-        raw = self._transport.get_extra_info("socket")
-        if raw is not None:
-            with contextlib.suppress(OSError):
-                os.close(raw.fileno())
+        if forked:
+            _inherited.append(self)  # its end would write to the parent's connection (TLS) or warn
 
 
 def _no_answer(what: str) -> StoreUnavailable:
@@ -144,17 +148,22 @@ class _Dialler:
         self._make = make
         self._runtime = runtime
         self._task: asyncio.Task[TaskLink] | None = None
+        self._closed = False
         self.link: TaskLink | None = None
 
     async def get(self, until: float) -> TaskLink:
         link = self.link
         if link is not None and link.error is None:
             return link
+        if self._closed:
+            raise closed_error()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._make(), name="holdfast-dial")
             self._task.add_done_callback(self._dialled)
         task = self._task
         await asyncio.wait([task], timeout=max(0.0, until - self._runtime.now()))
+        if self._closed:
+            raise closed_error()
         if not task.done():
             raise StoreUnavailable("The server could not be reached in time, so nothing was sent.")
         if task.cancelled():
@@ -163,21 +172,25 @@ class _Dialler:
 
     def _dialled(self, task: asyncio.Task[TaskLink]) -> None:
         self._task = None
-        if not task.cancelled() and task.exception() is None:
-            self.link = task.result()
+        if task.cancelled() or task.exception() is not None:
+            return
+        self.link = task.result()
+        if self._closed:
+            self.link.fail("the connection was closed")
 
-    def forget(self) -> None:
+    def forget(self, *, forked: bool) -> None:
         link, self.link, self._task = self.link, None, None
         if link is not None:
-            link.forget()
+            link.forget(forked=forked)
 
     async def close(self) -> None:
+        self._closed = True
         task, link = self._task, self.link
-        self.link = self._task = None
-        if task is not None:
-            task.cancel()
         if link is not None:
             link.fail("the connection was closed")
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 class TaskWire:
@@ -208,8 +221,8 @@ class TaskWire:
     async def close(self) -> None:
         await self._dialler.close()
 
-    def forget(self) -> None:
-        self._dialler.forget()
+    def forget(self, *, forked: bool) -> None:
+        self._dialler.forget(forked=forked)
 
 
 class TaskInbox:
@@ -277,9 +290,9 @@ class TaskInbox:
     async def close(self) -> None:
         await self._dialler.close()
 
-    def forget(self) -> None:
+    def forget(self, *, forked: bool) -> None:
         self._boxes.clear()
-        self._dialler.forget()
+        self._dialler.forget(forked=forked)
 
 
 class TaskMailbox:

@@ -42,8 +42,13 @@ class Slot:
     def settle(self, value: Any) -> None:
         self.value = value
         self.ready = True
-        if self.waker is not None:
-            self.waker.wake()
+        self.wake()
+
+    def wake(self) -> bool:
+        waker = self.waker  # read once: its owner takes it away when its time is up
+        if waker is not None:
+            waker.wake()
+        return waker is not None
 
 
 class Link:
@@ -142,9 +147,7 @@ class Link:
 
     def _wake_a_follower(self) -> None:
         for slot in tuple(self._followers):
-            waker = slot.waker
-            if waker is not None:
-                waker.wake()
+            if slot.wake():
                 return
 
     def _read(self, until: float) -> bool:
@@ -185,13 +188,14 @@ class Link:
         except OSError:
             pass
         for slot in tuple(self._followers):
-            if slot.waker is not None:
-                slot.waker.wake()
+            slot.wake()
 
     def close(self) -> None:
-        """Close the socket; only when no thread can be reading."""
+        """Close the socket, but not under a thread that reads: its poll() would wait on whoever gets the number."""
         self.fail("the connection was closed")
-        self._connection.disconnect()
+        if self._leading.acquire(timeout=1.0):  # failing has woken it
+            self._connection.disconnect()
+            self._leading.release()
 
     def forget(self) -> None:
         """In a forked child: close our copy of the descriptor, which does not end the parent's connection."""

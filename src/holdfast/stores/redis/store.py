@@ -48,7 +48,7 @@ class Wire(Protocol):
 
     async def close(self) -> None: ...
 
-    def forget(self) -> None: ...
+    def forget(self, *, forked: bool) -> None: ...
 
 
 class Inbox(Protocol):
@@ -61,7 +61,7 @@ class Inbox(Protocol):
 
     async def close(self) -> None: ...
 
-    def forget(self) -> None: ...
+    def forget(self, *, forked: bool) -> None: ...
 
 
 class RedisStore:
@@ -141,9 +141,9 @@ class RedisStore:
         await self._inbox.close()
         await self._wire.close()
 
-    def forget(self) -> None:
-        self._inbox.forget()
-        self._wire.forget()
+    def forget(self, *, forked: bool) -> None:
+        self._inbox.forget(forked=forked)
+        self._wire.forget(forked=forked)
 
 
 def _nonsense(name: str, reply: object) -> StoreError:

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from holdfast.errors import Outcome, StoreUnavailable
+from holdfast.errors import Outcome, StoreUnavailable, closed_error
 from holdfast.ports import Mailbox, Runtime
 from holdfast.stores.redis.clients import Dial
 from holdfast.stores.redis.link import Link, Slot, dial_link
@@ -42,12 +42,13 @@ class ThreadWire:
         self._runtime = runtime
         self.grace = FIRST_GRACE
         self._link: Link | None = None
-        self.forget()
+        self.forget(forked=False)
 
-    def forget(self) -> None:
+    def forget(self, *, forked: bool) -> None:
         link, self._link = self._link, None
         self._mutex = threading.Lock()
         self._pending: deque[Slot] = deque()
+        self._closed = False
         if link is not None:
             link.forget()
 
@@ -77,6 +78,8 @@ class ThreadWire:
             mutex.release()
 
     def _connect(self, until: float) -> Link:
+        if self._closed:
+            raise closed_error()
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -105,6 +108,7 @@ class ThreadWire:
             self._link.fail("the server is no master any more")
 
     async def close(self) -> None:
+        self._closed = True
         with self._mutex:
             link, self._link = self._link, None
         if link is not None:
@@ -119,13 +123,14 @@ class ThreadInbox:
         self.runtime = runtime
         self.address = ""
         self._link: Link | None = None
-        self.forget()
+        self.forget(forked=False)
 
-    def forget(self) -> None:
+    def forget(self, *, forked: bool) -> None:
         link, self._link = self._link, None
         self._mutex = threading.Lock()
         self._boxes: dict[str, ThreadMailbox] = {}
         self._heard_at = self._pinged_at = 0.0
+        self._closed = False
         if link is not None:
             link.forget()
 
@@ -160,6 +165,8 @@ class ThreadInbox:
             self._mutex.release()
 
     def _connect(self, until: float) -> None:
+        if self._closed:
+            raise closed_error()
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -206,6 +213,7 @@ class ThreadInbox:
                 self._mutex.release()
 
     async def close(self) -> None:
+        self._closed = True
         with self._mutex:
             link, self._link = self._link, None
         if link is not None:
@@ -238,13 +246,14 @@ class ThreadMailbox:
 
     async def wait(self, until: float) -> Push | None:
         link = self._link
+        self._slot.ready = False  # before looking: a push that comes now is seen in one place or the other
+        if self._pushes:
+            return self._pushes.popleft()
         if link is not None and link.error is None:
             self._inbox.check(link)
             await link.await_slot(self._slot, until)
             if self._pushes:
-                push = self._pushes.popleft()
-                self._slot.ready = bool(self._pushes)
-                return push
+                return self._pushes.popleft()
             if link.error is None:
                 return None
         self._link = self._inbox.sound_link(until)
