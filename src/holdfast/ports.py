@@ -10,6 +10,7 @@ Rules that every store keeps:
 - A grant (or its repeat, or a renewal) sets the full ttl anew, counted from when the store executed it.
 - A fence is greater than every fence granted before for that name.
 - First come, first served by ticket; a waiter that cannot be reached is passed over at once.
+- Whoever becomes the first in the queue is told so (`Next`), as far as it can be reached.
 - No answer within `until`: `StoreUnavailable`, whose `outcome` says if the request may have been executed.
 
 All `until` values are moments on `Runtime.now`.
@@ -21,7 +22,7 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from holdfast.values import Answer, Ask, Granted, LockInfo, Place, Push, Renewal
+from holdfast.values import Answer, Ask, Granted, LockInfo, Next, Place, Push, Renewal
 
 
 class Waker(Protocol):
@@ -43,8 +44,8 @@ class Mailbox(Protocol):
     async def open(self, until: float) -> None:
         """Return when everything pushed from now on will arrive here."""
 
-    async def wait(self, until: float) -> Push | None:
-        """The next push; None when `until` passed, or when pushes may have been missed: ask again."""
+    async def wait(self, until: float) -> Push | Next | None:
+        """The next push or news; None when `until` passed, or when pushes may have been missed: ask again."""
 
     def close(self) -> None:
         """Stop listening for this acquisition."""
@@ -74,6 +75,16 @@ class Store(Protocol):
 
     async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
         """Make `ask.holder` the holder in place of `old_holder`, with a new fence; None when it has gone."""
+
+    @property
+    def notices(self) -> bool:
+        """Whether the engine tells when somebody else changes a lock that we renewed."""
+
+    def on_change(self, tell: Callable[[str | None], None]) -> None:
+        """Call `tell(name)` then, from whatever thread; None for the name means that it may be any."""
+
+    def listen(self) -> None:
+        """Take in what the engine told unasked; sends nothing, and does not wait."""
 
     async def inspect(self, name: str, until: float) -> LockInfo: ...
 

@@ -207,6 +207,16 @@ class Push(NamedTuple):
     fence: int
 
 
+class Next(NamedTuple):
+    """News that the store sent by itself: we are first in the queue now, behind a holder with that ttl.
+
+    It makes the timer of whoever is next right: the holder may have a shorter ttl than the one before, and a push
+    that is lost is missed no longer than the first in the queue waits before it looks."""
+
+    turn: int
+    ttl_left: float | None
+
+
 class Renewal(NamedTuple):
     """One line of a batch: keep `name` for `holder` for another `ttl`."""
 

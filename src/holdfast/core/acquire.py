@@ -28,12 +28,12 @@ from holdfast.core.release import give_back
 from holdfast.core.validity import valid_until, worth_taking
 from holdfast.errors import Outcome, StoreUnavailable
 from holdfast.ports import Mailbox, Runtime, Store
-from holdfast.values import Answer, Ask, Granted, Place, Queued, Taken
+from holdfast.values import Answer, Ask, Granted, Next, Place, Queued, Taken
 
 LOOK_AGAIN = 1.0
 """Seconds after which the waiter in front looks for itself: a push may be lost, and a lock that something
 else than holdfast took is freed without one. The waiter at place n looks every n+1 times that, which adds up
-to few requests however long the queue."""
+to few requests however long the queue; it is told when it becomes the first."""
 
 EXPIRY_SLACK = 0.002
 EXPIRY_STAGGER = 0.004
@@ -162,6 +162,10 @@ class _Attempt:
             return None
         try:
             push = await self._box.wait(self._deadline.earliest(self._next_look(answer)))
+            while isinstance(push, Next):
+                if push.turn == self._turn:
+                    answer = Queued(answer.ticket, 0, push.ttl_left)
+                push = await self._box.wait(self._deadline.earliest(self._next_look(answer)))
         except StoreUnavailable:
             # The next request tells whether the store is back, and bears the limits; but a store that
             # answers requests and refuses mailboxes must not be asked without a pause.

@@ -27,6 +27,9 @@ log = logging.getLogger("holdfast")
 BATCH = 500
 TOGETHER = 1 / 24
 """Share of its ttl by which a renewal may come early, to travel with others."""
+ARM_AFTER = 1.0
+"""Seconds after which a lease is renewed for the first time where the store tells of changes to what was renewed: from
+then on a theft is noticed at once."""
 LINGER = 1.0
 """Seconds that an idle keeper stays, so that a busy lock does not start one each time."""
 LONGEST_NAP = 1.0
@@ -46,11 +49,16 @@ class Keeper:
         self._closed = False
         self._wakes_at = 0.0
         self._waker: Waker | None = None
+        self._in_use = False
+        store.on_change(self._changed)
 
     def watch(self, holding: Holding) -> None:
         """Look after `holding` until it is lost or given back."""
+        if self._store.notices:
+            holding.next_renewal = min(holding.next_renewal, self._runtime.now() + ARM_AFTER)
         with self._mutex:
             self._held[holding.holder] = holding
+            self._in_use = True
             if self._waker is None:
                 self._waker = self._runtime.waker()
             start, self._active = not self._active, True
@@ -66,6 +74,14 @@ class Keeper:
     def reschedule(self, holding: Holding) -> None:
         """The times of `holding` changed; it may be due earlier than the actor thinks."""
         if self._waker is not None and _due_at(holding) < self._wakes_at:
+            self._waker.wake()
+
+    def _changed(self, name: str | None) -> None:
+        """Somebody else changed a lock of ours: ask about it now rather than at the next renewal."""
+        for holding in self.held():
+            if name is None or holding.name == name:
+                holding.next_renewal = 0.0
+        if self._waker is not None:
             self._waker.wake()
 
     def held(self) -> list[Holding]:
@@ -92,7 +108,7 @@ class Keeper:
                 idle_since = now if idle_since is None else idle_since
                 if self._retire(now - idle_since):
                     return
-                wakes_at = idle_since + LINGER
+                wakes_at = now + LINGER
             else:
                 idle_since = None
             self._wakes_at = wakes_at = min(wakes_at, now + LONGEST_NAP)
@@ -101,13 +117,15 @@ class Keeper:
 
     def _retire(self, idle_for: float) -> bool:
         with self._mutex:
-            if self._held or idle_for < LINGER:
+            if self._held or idle_for < LINGER or self._in_use:
+                self._in_use = False
                 return False
             self._active = False
             return True
 
     async def _round(self) -> float:
         """Tell of what is lost, renew what is due; when to look next."""
+        self._store.listen()
         now = self._runtime.now()
         due: list[Holding] = []
         for holding in self.held():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from holdfast.errors import closed_error
@@ -18,6 +19,7 @@ from holdfast.values import (
     Ask,
     Granted,
     LockInfo,
+    Next,
     Owner,
     Place,
     Push,
@@ -29,8 +31,8 @@ from holdfast.values import (
 
 MOST_SHOWN = 1000
 
-Deliver = Callable[[str, str, Push], bool]
-"""Push to a holder at an address; False when nobody listens there."""
+Deliver = Callable[[str, Push | Next], bool]
+"""Push to an address; False when nobody listens there."""
 
 
 class Holder:
@@ -97,15 +99,21 @@ class Space:
         queue = self._queues.get(name, [])
         while queue:
             waiter = queue.pop(0)
-            if waiter.ask.holder == asker:
-                self._grant(waiter.ask, now)
+            if waiter.ask.holder != asker and now >= waiter.dead_at:
+                continue
+            fence = self._grant(waiter.ask, now)
+            if waiter.ask.holder == asker or self._deliver(waiter.address, Push(waiter.turn, fence)):
                 break
-            if now < waiter.dead_at:
-                fence = max(self._fences.get(name, 0) + 1, self._wall_us())
-                if self._deliver(waiter.address, waiter.ask.holder, Push(waiter.turn, fence)):
-                    self._fences[name] = fence
-                    self._holders[name] = Holder(waiter.ask.holder, waiter.ask.owner, fence, now, waiter.ask.ttl)
-                    break
+            del self._holders[name]
+        self._tell_next(name, now)
+
+    def _tell_next(self, name: str, now: float) -> None:
+        """Tell whoever is first now for how long the holder may hold; one that cannot be told is dead."""
+        queue, held = self._queues.get(name, []), self._holders.get(name)
+        while queue and held is not None:
+            if self._deliver(queue[0].address, Next(queue[0].turn, held.expires_at - now)):
+                break
+            queue.pop(0)
         if not queue:
             self._queues.pop(name, None)
 
@@ -154,17 +162,19 @@ class Space:
         if ours:
             del self._holders[name]
         else:
-            self._leave(name, holder)
+            self._leave(name, holder, now)
         if name in self._queues and self._held(name, now) is None:
             self._hand_over(name, now)
         return ours
 
-    def _leave(self, name: str, holder: str) -> None:
-        queue = [one for one in self._queues.get(name, []) if one.ask.holder != holder]
-        if queue:
-            self._queues[name] = queue
-        else:
-            self._queues.pop(name, None)
+    def _leave(self, name: str, holder: str, now: float) -> None:
+        queue = self._queues.get(name, [])
+        place = next((place for place, one in enumerate(queue) if one.ask.holder == holder), None)
+        if place is None:
+            return
+        del queue[place]
+        if place == 0:
+            self._tell_next(name, now)
 
     def adopt(self, ask: Ask, old_holder: str, now: float) -> Granted | None:
         held = self._held(ask.name, now)
@@ -204,7 +214,7 @@ class Hub:
         self.boxes: dict[str, MemoryMailbox] = {}
         self.space = Space(self._deliver, lambda: time.time_ns() // 1000)
 
-    def _deliver(self, address: str, holder: str, push: Push) -> bool:
+    def _deliver(self, address: str, push: Push | Next) -> bool:
         box = self.boxes.get(address)
         if box is None:
             return False
@@ -236,7 +246,7 @@ class MemoryMailbox:
         self._hub = shared
         self._waker = runtime.waker()
         self._holder = holder
-        self._pushes: list[Push] = []
+        self._pushes: deque[Push | Next] = deque()
 
     @property
     def address(self) -> str:
@@ -245,18 +255,19 @@ class MemoryMailbox:
     async def open(self, until: float) -> None:
         self._hub.boxes[self._holder] = self
 
-    def push(self, push: Push) -> None:
+    def push(self, push: Push | Next) -> None:
         self._pushes.append(push)
         self._waker.wake()
 
     def wake(self) -> None:
         self._waker.wake()
 
-    async def wait(self, until: float) -> Push | None:
-        await self._waker.wait(until)
+    async def wait(self, until: float) -> Push | Next | None:
+        if not self._pushes:
+            await self._waker.wait(until)
         if self._store.closed:
             raise closed_error()
-        return self._pushes.pop() if self._pushes else None
+        return self._pushes.popleft() if self._pushes else None
 
     def close(self) -> None:
         self._hub.boxes.pop(self._holder, None)
@@ -267,6 +278,7 @@ class MemoryStore:
 
     grace = 0.08
     listening = True
+    notices = False
 
     def __init__(self, shared: Hub, runtime: Runtime) -> None:
         self._hub = shared
@@ -292,6 +304,12 @@ class MemoryStore:
     async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
         with self._hub.mutex:
             return self._hub.space.adopt(ask, old_holder, self._runtime.now())
+
+    def on_change(self, tell: Callable[[str | None], None]) -> None:
+        return None
+
+    def listen(self) -> None:
+        return None
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         with self._hub.mutex:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.errors import Outcome, StoreError, StoreUnavailable, closed_error
 from holdfast.ports import Mailbox, Runtime, Waker
-from holdfast.stores.redis.clients import LEAST_DIAL, Dial, dialling_error
+from holdfast.stores.redis.clients import LEAST_DIAL, Dial, dialling_error, protocol_of
 from holdfast.stores.redis.messages import (
     FIRST_GRACE,
     HEAR_WITHIN,
@@ -29,7 +29,7 @@ from holdfast.stores.redis.messages import (
     subscribe_request,
 )
 from holdfast.stores.redis.resp import Pushed, Reader
-from holdfast.values import Push
+from holdfast.values import Next, Push
 
 _inherited: list[TaskLink] = []
 
@@ -49,6 +49,8 @@ class TaskLink(asyncio.Protocol):
         self._runtime = runtime
         self._reader = Reader()
         self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self.protocol = protocol_of(connection)
+        self.subscribed = False
         self.on_push: Callable[[Any], None] | None = None
         self.on_failure: Callable[[], None] | None = None
         self.error: StoreError | None = None
@@ -58,8 +60,11 @@ class TaskLink(asyncio.Protocol):
     def send(self, request: bytes) -> None:
         self._transport.write(request)
 
-    async def ask(self, request: bytes, until: float) -> Any:
+    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         now = self._runtime.now()
+        for early in before:
+            self._pending.append((self._loop.create_future(), now))
+            self._transport.write(early)
         future: asyncio.Future[Any] = self._loop.create_future()
         self._pending.append((future, now))
         self._transport.write(request)
@@ -72,6 +77,7 @@ class TaskLink(asyncio.Protocol):
     async def subscribe(self, request: bytes, limit: float) -> Any:
         """The first thing that comes back: with RESP3 that is a push, which no request owns."""
         future: asyncio.Future[Any] = self._loop.create_future()
+        self.subscribed = True
         self.on_push = lambda reply: None if future.done() else future.set_result(reply)
         self.on_failure = lambda: None if future.done() else future.set_exception(self.error or _no_answer(""))
         self._transport.write(request)
@@ -93,9 +99,10 @@ class TaskLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._runtime.now()
         for reply in self._reader.feed(data):
-            if self.on_push is not None:
-                self.on_push(reply)
-            elif not isinstance(reply, Pushed) and self._pending:
+            if self.subscribed or type(reply) is Pushed:
+                if self.on_push is not None:
+                    self.on_push(reply)
+            elif self._pending:
                 future, _ = self._pending.popleft()
                 if not future.done():
                     future.set_result(reply)
@@ -201,18 +208,25 @@ class TaskWire:
         self._runtime = runtime
         self._dialler = _Dialler(self._connect, runtime)
         self.grace = FIRST_GRACE
+        self.pushes = False
+        self.on_push: Callable[[Any], None] | None = None
 
     async def _connect(self) -> TaskLink:
         started = self._runtime.now()
         link = await _dial_link(self._dial, self._runtime, DIAL_WITHIN)
         self.grace = grace_after(self._runtime.now() - started)
+        self.pushes = link.protocol == 3
+        link.on_push = self.on_push
         return link
 
-    async def ask(self, request: bytes, until: float) -> Any:
+    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         link = self._dialler.link
         if link is None or link.error is not None:
             link = await self._dialler.get(until)
-        return await link.ask(request, until)
+        return await link.ask(request, until, before)
+
+    def listen(self) -> None:
+        return  # the event loop reads by itself
 
     def drop(self) -> None:
         if self._dialler.link is not None:
@@ -303,7 +317,7 @@ class TaskMailbox:
     def __init__(self, inbox: TaskInbox, holder: str) -> None:
         self._inbox = inbox
         self.holder = holder
-        self._pushes: deque[Push] = deque()
+        self._pushes: deque[Push | Next] = deque()
         self._waker: Waker | None = None
         self._link: TaskLink | None = None
 
@@ -315,7 +329,7 @@ class TaskMailbox:
         self._inbox.add(self)
         self._link = await self._inbox.sound_link(until)
 
-    def push(self, push: Push) -> None:
+    def push(self, push: Push | Next) -> None:
         self._pushes.append(push)
         self.wake()
 
@@ -323,7 +337,7 @@ class TaskMailbox:
         if self._waker is not None:
             self._waker.wake()
 
-    async def wait(self, until: float) -> Push | None:
+    async def wait(self, until: float) -> Push | Next | None:
         link = self._link
         if link is not None and link.error is None:
             if not self._pushes:

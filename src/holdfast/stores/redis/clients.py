@@ -114,6 +114,11 @@ def _address(settings: dict[str, Any]) -> str:
     return clean(f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{database}")
 
 
+def protocol_of(connection: Any) -> int:
+    """The version of the wire format that a connection speaks: 2 or 3."""
+    return 3 if str(getattr(connection, "protocol", 2)) == "3" else 2
+
+
 def dialling_error(error: Exception) -> StoreError:
     """What a failed dial or handshake means; nothing was sent that concerns a lock."""
     text = clean(str(error), 200)

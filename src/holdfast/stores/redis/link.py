@@ -22,7 +22,7 @@ from typing import Any
 
 from holdfast.errors import Outcome, StoreError, StoreUnavailable
 from holdfast.ports import Runtime, Waker
-from holdfast.stores.redis.clients import LEAST_DIAL, Dial, dialling_error
+from holdfast.stores.redis.clients import LEAST_DIAL, Dial, dialling_error, protocol_of
 from holdfast.stores.redis.resp import Reader
 
 _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -58,6 +58,7 @@ class Link:
         self._connection = connection
         self._socket: socket.socket = connection._sock
         self._socket.setblocking(False)
+        self.protocol = protocol_of(connection)
         # OpenSSL does not allow one thread to read while another writes.
         self._tls_mutex = threading.Lock() if isinstance(self._socket, ssl.SSLSocket) else None
         self._poll = select.poll()

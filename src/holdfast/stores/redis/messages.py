@@ -8,7 +8,7 @@ from holdfast.errors import StoreError, StoreUnavailable
 from holdfast.ports import Runtime
 from holdfast.stores.redis.replies import error_of
 from holdfast.stores.redis.resp import ReplyError, pack
-from holdfast.values import AUX_PREFIX, Push
+from holdfast.values import AUX_PREFIX, Next, Push
 
 STALE = 2.0
 """Seconds after which a connection that owes a reply is taken for dead."""
@@ -49,15 +49,23 @@ def subscribe_error(reply: Any, came: bool) -> StoreError | None:
     return None
 
 
-def push_in(reply: Any) -> tuple[str, Push] | None:
-    """The holder and the grant that a message speaks of; None for what is no push of ours.
+def push_in(reply: Any) -> tuple[str, Push | Next] | None:
+    """The holder that a message is for and what it says; None for what is no message of ours.
 
-    >>> push_in([b"message", b"holdfast:inbox:x", b"moto 3 17"]), push_in([b"pong", b""])
-    (('moto', Push(turn=3, fence=17)), None)
+    >>> push_in([b"message", b"holdfast:inbox:x", b"moto 3 17"])
+    ('moto', Push(turn=3, fence=17))
+    >>> push_in([b"message", b"holdfast:inbox:x", b"moto 3 next 1500"])
+    ('moto', Next(turn=3, ttl_left=1.5))
+    >>> push_in([b"pong", b""])
     """
     if not isinstance(reply, list) or len(reply) != 3 or reply[0] != b"message":
         return None
-    parts = reply[2].split(b" ")
-    if len(parts) != 3 or not (parts[1].isdigit() and parts[2].isdigit()):
+    try:
+        holder, turn, *news = reply[2].decode("ascii").split(" ")
+        if len(news) == 1:
+            return holder, Push(int(turn), int(news[0]))
+        kind, ttl_ms = news
+        left = int(ttl_ms) / 1000
+        return (holder, Next(int(turn), left if left >= 0 else None)) if kind == "next" else None
+    except ValueError:
         return None
-    return parts[0].decode("utf-8", "replace"), Push(int(parts[1]), int(parts[2]))

@@ -14,7 +14,7 @@ from importlib.resources import files
 from math import ceil
 
 from holdfast.stores.redis.keys import keys_of
-from holdfast.stores.redis.resp import bulks
+from holdfast.stores.redis.resp import bulks, pack
 from holdfast.values import Ask, Place, Renewal
 
 
@@ -49,6 +49,11 @@ RELEASE = Script("release", grants=True)
 RENEW = Script("renew", grants=False)
 ADOPT = Script("adopt", grants=True)
 INSPECT = Script("inspect", grants=False)
+
+
+TRACK = (pack(b"CLIENT", b"TRACKING", b"ON", b"OPTIN", b"NOLOOP"), pack(b"CLIENT", b"CACHING", b"YES"))
+"""Sent in front of a renewal: tell us when anyone else changes what it reads. An account or a server that does not
+allow it answers with an error, and a theft is noticed at the next renewal instead."""
 
 
 @lru_cache(maxsize=8192)

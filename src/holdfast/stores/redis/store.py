@@ -6,7 +6,7 @@ forgotten are sent again in full, once; every error reply has a decided meaning 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from holdfast.errors import StoreError, StoreProtocolError
@@ -40,8 +40,19 @@ class Wire(Protocol):
     def grace(self) -> float:
         """Seconds that an answer may take on this link, generously."""
 
-    async def ask(self, request: bytes, until: float) -> Any:
-        """The reply (an error reply as a `ReplyError` value); `StoreUnavailable` when none came in time."""
+    @property
+    def pushes(self) -> bool:
+        """Whether the server can tell us things unasked on this connection (RESP3)."""
+
+    on_push: Callable[[Any], None] | None
+    """Called with what it told."""
+
+    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
+        """The reply (an error reply as a `ReplyError` value); `StoreUnavailable` when none came in time. Requests
+        `before` it go out with it, and their replies do not matter."""
+
+    def listen(self) -> None:
+        """Read what has come unasked, without waiting."""
 
     def drop(self) -> None:
         """Close the connection; the next request dials anew."""
@@ -70,6 +81,8 @@ class RedisStore:
     def __init__(self, wire: Wire, inbox: Inbox) -> None:
         self._wire = wire
         self._inbox = inbox
+        self._tell: Callable[[str | None], None] | None = None
+        wire.on_push = self._told
 
     @property
     def grace(self) -> float:
@@ -88,11 +101,19 @@ class RedisStore:
             return await self._mend(reply, script, request, name, until)
         return reply
 
-    async def _mend(self, reply: ReplyError, script: Script, request: bytes, name: str, until: float) -> Any:
+    async def _mend(
+        self,
+        reply: ReplyError,
+        script: Script,
+        request: bytes,
+        name: str,
+        until: float,
+        before: Sequence[bytes] = (),
+    ) -> Any:
         """The answer after all, if it was only the script that the server did not have; else its meaning."""
         again: Any = reply
         if code_of(str(reply)) == "NOSCRIPT":
-            again = await self._wire.ask(script.in_full(request), until)
+            again = await self._wire.ask(script.in_full(request), until, before)
         if type(again) is not ReplyError:
             return again
         if code_of(str(again)) in MOVES_AWAY:
@@ -114,10 +135,31 @@ class RedisStore:
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
         name = renewals[0].name
-        reply = await self._run(scripts.RENEW, scripts.renew_request(renewals), name, until)
+        request = scripts.renew_request(renewals)
+        before = scripts.TRACK if self.notices else ()
+        reply = await self._wire.ask(request, until, before)
+        if type(reply) is ReplyError:
+            reply = await self._mend(reply, scripts.RENEW, request, name, until, before)
         if not isinstance(reply, list) or len(reply) != len(renewals):
             raise _nonsense(name, reply)
         return [answer == 1 for answer in reply]
+
+    @property
+    def notices(self) -> bool:
+        return self._wire.pushes
+
+    def on_change(self, tell: Callable[[str | None], None]) -> None:
+        self._tell = tell
+
+    def listen(self) -> None:
+        self._wire.listen()
+
+    def _told(self, push: Any) -> None:
+        """The server says which keys changed that we read under tracking; none named means all of them."""
+        if self._tell is None or not push or push[0] != b"invalidate":
+            return
+        for key in push[1] or [None]:
+            self._tell(None if key is None else key.decode("utf-8", "replace"))
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         request = scripts.release_request(name, holder)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.errors import Outcome, StoreUnavailable, closed_error
@@ -31,7 +32,7 @@ from holdfast.stores.redis.messages import (
     subscribe_request,
 )
 from holdfast.stores.redis.resp import Pushed
-from holdfast.values import Push
+from holdfast.values import Next, Push
 
 
 class ThreadWire:
@@ -41,6 +42,8 @@ class ThreadWire:
         self._dial = dial
         self._runtime = runtime
         self.grace = FIRST_GRACE
+        self.pushes = False
+        self.on_push: Callable[[Any], None] | None = None
         self._link: Link | None = None
         self.forget(forked=False)
 
@@ -52,8 +55,8 @@ class ThreadWire:
         if link is not None:
             link.forget()
 
-    async def ask(self, request: bytes, until: float) -> Any:
-        link, slot = self._send(request, until)
+    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
+        link, slot = self._send(request, until, before)
         if not link.try_to_lead(slot, until):
             await link.await_slot(slot, until)
         if slot.ready:
@@ -62,7 +65,12 @@ class ThreadWire:
             raise link.error
         raise self._overdue(link)
 
-    def _send(self, request: bytes, until: float) -> tuple[Link, Slot]:
+    def listen(self) -> None:
+        link = self._link
+        if link is not None and link.error is None:
+            link.try_to_lead(Slot(), 0.0)
+
+    def _send(self, request: bytes, until: float, before: Sequence[bytes]) -> tuple[Link, Slot]:
         mutex = self._mutex
         if not mutex.acquire(blocking=False) and not mutex.acquire(timeout=max(0.0, until - self._runtime.now())):
             raise StoreUnavailable("The connection is busy, so the request was not sent. Try again later.")
@@ -71,6 +79,9 @@ class ThreadWire:
             if link is None or link.error is not None:
                 link = self._connect(until)
             slot = Slot(self._runtime.now())
+            if before:
+                self._pending.extend(Slot(slot.sent_at) for _ in before)
+                request = b"".join(before) + request
             self._pending.append(slot)
             link.send(request, until)
             return link, slot
@@ -87,11 +98,15 @@ class ThreadWire:
         started = self._runtime.now()
 
         def dispatch(reply: Any) -> None:
-            if not isinstance(reply, Pushed) and pending:
+            if type(reply) is Pushed:
+                if self.on_push is not None:
+                    self.on_push(reply)
+            elif pending:
                 pending.popleft().settle(reply)
 
         self._link = dial_link(self._dial, self._runtime, until, dispatch)
         self.grace = grace_after(self._runtime.now() - started)
+        self.pushes = self._link.protocol == 3
         return self._link
 
     def _overdue(self, link: Link) -> StoreUnavailable:
@@ -229,7 +244,7 @@ class ThreadMailbox:
         self._inbox = inbox
         self.holder = holder
         self._slot = Slot()
-        self._pushes: deque[Push] = deque()
+        self._pushes: deque[Push | Next] = deque()
         self._link: Link | None = None
 
     @property
@@ -240,11 +255,11 @@ class ThreadMailbox:
         self._inbox.add(self)
         self._link = self._inbox.sound_link(until)
 
-    def push(self, push: Push) -> None:
+    def push(self, push: Push | Next) -> None:
         self._pushes.append(push)
         self._slot.settle(None)
 
-    async def wait(self, until: float) -> Push | None:
+    async def wait(self, until: float) -> Push | Next | None:
         link = self._link
         self._slot.ready = False  # before looking: a push that comes now is seen in one place or the other
         if self._pushes:

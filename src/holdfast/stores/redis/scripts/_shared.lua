@@ -35,6 +35,19 @@ local function grant(lock, meta, holder, ttl_ms, owner, now, digits)
   return last + 1
 end
 
+-- Tell whoever is first in the queue now, and for how long the holder may hold, so that its timer is right. One
+-- that does not receive it is dead, and removed.
+local function tell_next(queue, waiters, ttl_ms)
+  while true do
+    local head = call('ZRANGE', queue, 0, 0)[1]
+    if not head then return end
+    local turn, inbox = (call('HGET', waiters, head) or ''):match('^(%d+) %d+ %d+ (%S+)')
+    if turn and call('PUBLISH', inbox, format('%s %s next %s', head, turn, ttl_ms)) > 0 then return end
+    call('ZREM', queue, head)
+    call('HDEL', waiters, head)
+  end
+end
+
 -- Give a free lock to the first who is alive. PUBLISH tells how many received it: nobody means a dead waiter.
 -- `asker` is alive, since it asks; it learns by the reply and needs no push.
 local function hand_over(lock, meta, queue, waiters, asker, now, digits)
@@ -47,7 +60,9 @@ local function hand_over(lock, meta, queue, waiters, asker, now, digits)
       local turn, ttl_ms, dead_at, inbox, owner = entry:match('^(%d+) (%d+) (%d+) (%S+) (.*)$')
       if head == asker or tonumber(dead_at) * 1000 > now then
         local fence = grant(lock, meta, head, ttl_ms, owner, now, digits)
-        if head == asker or call('PUBLISH', inbox, format('%s %s %.0f', head, turn, fence)) > 0 then return end
+        if head == asker or call('PUBLISH', inbox, format('%s %s %.0f', head, turn, fence)) > 0 then
+          return tell_next(queue, waiters, ttl_ms)
+        end
         call('DEL', lock)
       end
     end

@@ -9,8 +9,13 @@ local held = call('GET', lock)
 local ours = held == ARGV[1]
 if ours then
   call('DEL', lock)
-elseif call('ZREM', queue, ARGV[1]) == 1 then
-  call('HDEL', waiters, ARGV[1])
+else
+  local place = call('ZRANK', queue, ARGV[1])
+  if place then
+    call('ZREM', queue, ARGV[1])
+    call('HDEL', waiters, ARGV[1])
+    if place == 0 and held then tell_next(queue, waiters, call('PTTL', lock)) end
+  end
 end
 if (ours or not held) and call('EXISTS', queue) == 1 then
   hand_over(lock, meta, queue, waiters, '', clock())

@@ -2,13 +2,15 @@
 -- KEYS  lock and meta of each, in turn
 -- ARGV  holder and ttl_ms of each, in turn
 -- Gives a list of 1 (prolonged) and 0 (not the holder's any more).
--- Needs no memory.
+-- Needs no memory. Reads each lock last, after its own write: a server that was asked to track this request tells
+-- when somebody else changes the lock (see `watch` in store.py).
 
 local answers = {}
 for at = 1, #KEYS, 2 do
   if redis.call('GET', KEYS[at]) == ARGV[at] then
     redis.call('PEXPIRE', KEYS[at], ARGV[at + 1])
-    redis.call('PEXPIRE', KEYS[at + 1], string.format('%.0f', ARGV[at + 1] + 86400000))
+    redis.call('PEXPIRE', KEYS[at + 1], ARGV[at + 1] + 86400000)
+    redis.call('PTTL', KEYS[at])
     answers[#answers + 1] = 1
   else
     answers[#answers + 1] = 0
