@@ -153,21 +153,19 @@ class BaseLease:
 
     async def _release(self) -> bool:
         """Give the lease back; False when it had gone already. May be called again after an error."""
-        holding = self._holding
+        holding, client = self._holding, self._client
         if self.inherited:
             log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
             return False
-        alive = holding.check(self._client.runtime.now()) in ALIVE
-        if not alive and holding.settled:
-            self._leave_home()
-            self._warn_gone()
-            return False
-        ours = holding.give_back() or holding.state is State.RELEASED
-        self._client.keeper.unwatch(holding)
-        released = await core.release(
-            self._client.store, self._client.runtime, holding.name, holding.holder, holding.ttl, ours=ours
-        )
-        holding.settled = True
+        if holding.check(client.runtime.now()) not in ALIVE and holding.settled:
+            released = False
+        else:
+            ours = holding.give_back() or holding.state is State.RELEASED
+            released = await core.release(
+                client.store, client.runtime, holding.name, holding.holder, holding.ttl, ours=ours
+            )
+            holding.settled = True
+            client.keeper.unwatch(holding)
         self._leave_home()
         if not released:
             self._warn_gone()

@@ -166,11 +166,11 @@ class BaseLock(Generic[LeaseT]):
             del self._blocks[caller]
         return lease
 
-    async def _release(self) -> bool:
-        """Give back the lease that this thread or task got here last."""
+    def _last(self) -> BaseLease:
+        """The lease that this thread or task got here last and has not given back."""
         leases = self._taken.get(self._client.runtime.caller())
         if leases:
-            return await leases[-1]._release()
+            return leases[-1]
         raise NotHeld(
             f"This thread or task holds no lease of the lock {shown(self._name)} that it got from this object, so "
             "there is nothing to give back. To release from elsewhere, call release() on the lease itself."
@@ -229,7 +229,7 @@ class Lock(BaseLock[Lease]):
 
     def release(self) -> bool:
         """Give back the lease that this thread got from this object; False when it had gone already."""
-        return run(self._release())
+        return run(self._last()._release())
 
     def locked(self) -> bool:
         """Whether anyone holds the lock right now."""
@@ -321,7 +321,7 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     async def release(self) -> bool:
         """Give back the lease that this task got from this object; False when it had gone already."""
-        return await self._release()
+        return await self._last()._release()
 
     async def locked(self) -> bool:
         """Whether anyone holds the lock right now."""

@@ -8,7 +8,6 @@ on in the background until the store has answered or the ttl has removed the tra
 from __future__ import annotations
 
 from holdfast.core import backoff
-from holdfast.core.deadline import Deadline
 from holdfast.errors import LockError, Outcome, StoreError, StoreUnavailable
 from holdfast.ports import Runtime, Store
 
@@ -25,22 +24,21 @@ async def release(
     `ours` says that the lease was valid when this began. If a reply is lost and the repeat finds nothing, it
     was the first request that freed the lock.
     """
-    deadline = Deadline(runtime.now() + budget, budget)
+    give_up_at = runtime.now() + budget
     failures = 0
     maybe_done = False
     try:
         while True:
-            now = runtime.now()
             try:
-                released = await store.release(name, holder, deadline.earliest(now + budget / 2))
+                released = await store.release(name, holder, give_up_at - budget / 2 if failures == 0 else give_up_at)
                 return released or (maybe_done and ours)
             except StoreUnavailable as error:
                 failures += 1
                 maybe_done = maybe_done or error.outcome is Outcome.UNKNOWN
-                now = runtime.now()
-                if deadline.passed(now):
+                left = give_up_at - runtime.now()
+                if left <= 0:
                     raise
-                await runtime.sleep(deadline.earliest(now + backoff.pause(failures, runtime.random())) - now)
+                await runtime.sleep(min(left, backoff.pause(failures, runtime.random())))
     except (StoreError, GeneratorExit):
         raise
     except BaseException:  # cancelled or interrupted: the caller meant it to be free, so see to it

@@ -28,7 +28,7 @@ from holdfast.stores.redis.messages import (
     subscribe_error,
     subscribe_request,
 )
-from holdfast.stores.redis.resp import Pushed, Reader
+from holdfast.stores.redis.resp import Pushed, new_reader
 from holdfast.values import Next, Push
 
 _inherited: list[TaskLink] = []
@@ -47,7 +47,7 @@ class TaskLink(asyncio.Protocol):
         self._transport = self._writer.transport
         self._loop = asyncio.get_running_loop()
         self._runtime = runtime
-        self._reader = Reader()
+        self._reader = new_reader()
         self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
         self.protocol = protocol_of(connection)
         self.subscribed = False

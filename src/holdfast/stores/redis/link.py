@@ -7,7 +7,8 @@ Rules kept here:
 
 - No wake-up is lost: a follower first makes itself known and then tries once more to lead; a leader first steps down
   and then looks for followers; and whoever leaves while nobody leads wakes another.
-- The socket never blocks; waiting is done in poll(), so that one thread may send while another waits to read.
+- The kernel bounds every read and write (`SLICE`), so that the leader looks at the clock and nobody hangs; shorter
+  waits are done in poll(). One thread may send while another reads; with TLS, which forbids that, they take turns.
 - After an error, or an interrupt in the midst of reading, the connection is of no use: it fails for everyone at once.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -23,8 +25,10 @@ from typing import Any
 from holdfast.errors import Outcome, StoreError, StoreUnavailable
 from holdfast.ports import Runtime, Waker
 from holdfast.stores.redis.clients import LEAST_DIAL, Dial, dialling_error, protocol_of
-from holdfast.stores.redis.resp import Reader
+from holdfast.stores.redis.resp import new_reader
 
+SLICE = 0.25
+"""Seconds that one system call may last; a plain read that waits is one call, a poll() and then a read are two."""
 _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -57,13 +61,17 @@ class Link:
     def __init__(self, connection: Any, runtime: Runtime, dispatch: Callable[[Any], None]) -> None:
         self._connection = connection
         self._socket: socket.socket = connection._sock
-        self._socket.setblocking(False)
         self.protocol = protocol_of(connection)
-        # OpenSSL does not allow one thread to read while another writes.
+        # OpenSSL does not allow one thread to read while another writes, so with TLS nobody may block in either.
         self._tls_mutex = threading.Lock() if isinstance(self._socket, ssl.SSLSocket) else None
+        self._socket.setblocking(self._tls_mutex is None)
+        if self._tls_mutex is None:
+            limit = struct.pack("ll", 0, int(SLICE * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        self._reader = Reader()
+        self._reader = new_reader()
         self._runtime = runtime
         self._dispatch = dispatch
         self._leading = threading.Lock()
@@ -73,12 +81,10 @@ class Link:
     def send(self, request: bytes, until: float) -> None:
         """Send all of it; the caller sees to it that one thread sends at a time."""
         try:
-            sent = self._socket.send(request) if self._tls_mutex is None else self._send(request)
+            sent = self._send(request)
             while sent < len(request):
                 self._await_room(until)
                 sent += self._send(request[sent:])
-        except BlockingIOError:
-            self.fail("the server does not read")
         except OSError as error:
             self.fail(f"the connection broke while sending ({error})")
         except BaseException:
@@ -153,10 +159,11 @@ class Link:
 
     def _read(self, until: float) -> bool:
         """Read once and dispatch; False when nothing came in time."""
-        data = self._receive() if self._tls_mutex is not None else None
-        while data is None:  # nothing that TLS had decrypted already, or no TLS at all
+        data = self._receive() if self._tls_mutex is not None else None  # what TLS had decrypted already
+        while data is None:
             left = until - self._runtime.now()
-            if not self._poll.poll(left * 1000 if left > 0 else 0):
+            poll_first = left < SLICE or self._tls_mutex is not None
+            if poll_first and not self._poll.poll(left * 1000 if left > 0 else 0):
                 return False
             data = self._receive()
         if not data:

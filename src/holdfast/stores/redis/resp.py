@@ -60,6 +60,32 @@ class Reader:
         return replies
 
 
+def new_reader() -> Reader:
+    """A reader; the one of hiredis, which is compiled, where that is installed."""
+    try:
+        return _HiredisReader()
+    except ImportError:
+        return Reader()
+
+
+class _HiredisReader(Reader):
+    __slots__ = ("_push", "_reader")
+
+    def __init__(self) -> None:
+        import hiredis
+
+        self._push = hiredis.PushNotification
+        self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=_Incomplete)
+
+    def feed(self, data: bytes) -> list[Any]:
+        reader = self._reader
+        reader.feed(data)
+        replies: list[Any] = []
+        while (reply := reader.gets()) is not _Incomplete:
+            replies.append(Pushed(reply) if type(reply) is self._push else reply)
+        return replies
+
+
 class _Incomplete(Exception):
     pass
 
