@@ -16,7 +16,7 @@ import logging
 import math
 from collections.abc import Sequence
 
-from holdfast.core.holding import ALIVE, Holding
+from holdfast.core.holding import Holding, State
 from holdfast.core.release import give_back
 from holdfast.errors import StoreError
 from holdfast.ports import Runtime, Store, Waker
@@ -128,11 +128,18 @@ class Keeper:
         self._store.listen()
         now = self._runtime.now()
         due: list[Holding] = []
+        ripe = False
         for holding in self.held():
-            if holding.check(now) not in ALIVE:
+            state = holding.check(now)
+            if state is State.LOST:
                 self._drop(holding)
+            elif state is State.RELEASED:
+                self.unwatch(holding)  # giving it back is its holder's business, and may be tried again
             elif holding.renewing and holding.next_renewal <= now + holding.ttl * TOGETHER:
                 due.append(holding)
+                ripe = ripe or holding.next_renewal <= now
+        if not ripe:
+            due.clear()  # nobody has to go yet, so nobody has to come along
         for start in range(0, len(due), BATCH):
             if not await self._renew(due[start : start + BATCH]):
                 break

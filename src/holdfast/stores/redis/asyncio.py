@@ -48,7 +48,7 @@ class TaskLink(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._runtime = runtime
         self._reader = new_reader()
-        self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._pending: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
         self.protocol = protocol_of(connection)
         self.subscribed = False
         self.on_push: Callable[[Any], None] | None = None
@@ -63,7 +63,7 @@ class TaskLink(asyncio.Protocol):
     async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         now = self._runtime.now()
         for early in before:
-            self._pending.append((self._loop.create_future(), now))
+            self._pending.append((None, now))  # nobody waits for its reply
             self._transport.write(early)
         future: asyncio.Future[Any] = self._loop.create_future()
         self._pending.append((future, now))
@@ -104,7 +104,7 @@ class TaskLink(asyncio.Protocol):
                     self.on_push(reply)
             elif self._pending:
                 future, _ = self._pending.popleft()
-                if not future.done():
+                if future is not None and not future.done():
                     future.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -118,7 +118,7 @@ class TaskLink(asyncio.Protocol):
         self._transport.abort()
         while self._pending:
             future, _ = self._pending.popleft()
-            if not future.done():
+            if future is not None and not future.done():
                 future.set_exception(_no_answer(f"The request got no answer: {why}"))
         if self.on_failure is not None:
             self.on_failure()
