@@ -16,12 +16,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
 from holdfast.core.acquire import Grant
-from holdfast.core.holding import Holding
 from holdfast.core.insist import insist
 from holdfast.core.keep import Keeper
-from holdfast.core.release import BUDGET, give_back, release
+from holdfast.core.release import BUDGET, give_back
 from holdfast.core.validity import valid_until
-from holdfast.errors import LeaseLost, StoreError, closed_error
+from holdfast.errors import LeaseLost, closed_error
 from holdfast.leases import Exported
 from holdfast.locks import AsyncLock, BaseLock, LeaseT, Lock, options
 from holdfast.ports import Runtime, Store
@@ -73,19 +72,8 @@ class BaseLocks(Generic[LeaseT]):
             return
         self._closed = True
         self.keeper.close()
-        give_up_at = self.runtime.now() + BUDGET
-        for holding in self.keeper.held():
-            left = give_up_at - self.runtime.now()
-            if holding.give_back() and left > 0:
-                await self._give_back_on_close(holding, left)
+        await self.keeper.give_all_back()
         await self.store.close()
-
-    async def _give_back_on_close(self, holding: Holding, left: float) -> None:
-        try:
-            await release(self.store, self.runtime, holding.name, holding.holder, holding.ttl, ours=True, budget=left)
-            holding.settled = True
-        except StoreError as error:
-            log.warning("The lock %s could not be given back at close: %s", shown(holding.name), error)
 
     async def _adopt(self, text: str, chosen: dict[str, Any]) -> LeaseT:
         self.ensure_open()

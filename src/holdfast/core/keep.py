@@ -17,14 +17,16 @@ import math
 from collections.abc import Sequence
 
 from holdfast.core.holding import Holding, State
-from holdfast.core.release import give_back
-from holdfast.errors import StoreError
+from holdfast.core.release import BUDGET, give_back, release
+from holdfast.errors import LockError, StoreError
 from holdfast.ports import Runtime, Store, Waker
 from holdfast.values import Renewal
 
 log = logging.getLogger("holdfast")
 
 BATCH = 500
+LEAST_ATTEMPT = 0.03
+"""Seconds that a renewal gets at the least; and so the most by which the loss of another lease is told late."""
 TOGETHER = 1 / 24
 """Share of its ttl by which a renewal may come early, to travel with others."""
 ARM_AFTER = 1.0
@@ -93,7 +95,38 @@ class Keeper:
         if self._waker is not None:
             self._waker.wake()
 
+    async def give_all_back(self) -> None:
+        """Release whatever is held, within one budget for all."""
+        give_up_at = self._runtime.now() + BUDGET
+        for holding in self.held():
+            left = give_up_at - self._runtime.now()
+            if holding.give_back() and left > 0:
+                try:
+                    await release(
+                        self._store,
+                        self._runtime,
+                        holding.name,
+                        holding.holder,
+                        holding.ttl,
+                        ours=True,
+                        budget=left,
+                    )
+                    holding.settled = True
+                except LockError as error:
+                    log.warning("A lock could not be given back at the end, and frees itself later: %s", error)
+            self.unwatch(holding)
+
     async def _run(self) -> None:
+        try:
+            await self._keep()
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # The event loop is shutting down around us: the last moment in which a request can be sent.
+            await self.give_all_back()
+            raise
+
+    async def _keep(self) -> None:
         idle_since: float | None = None
         while not self._closed:
             self._wakes_at = math.inf  # until we know better, whoever adds a lease wakes us
@@ -172,8 +205,10 @@ class Keeper:
             return True
         until = asked_at + max(0.05, min(holding.ttl for holding, _ in batch) / 6)
         nearest = min(holding.valid_until for holding in self.held() or due)
+        # A little more than the nearest deadline, or one lease about to end would put all the others at risk.
+        until = max(asked_at + LEAST_ATTEMPT, min(until, nearest))
         try:
-            answers = await self._store.renew([line for _, line in batch], min(until, nearest))
+            answers = await self._store.renew([line for _, line in batch], until)
         except StoreError as error:
             log.warning("Renewing %d leases failed and will be tried again: %s", len(due), error)
             now = self._runtime.now()

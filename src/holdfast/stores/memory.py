@@ -229,13 +229,11 @@ class Hub:
 
 
 _hubs: dict[str, Hub] = {}
-_hubs_mutex = threading.Lock()
 
 
 def hub(name: str) -> Hub:
     """The hub that every `memory://name` of this process shares."""
-    with _hubs_mutex:
-        return _hubs.setdefault(name, Hub())
+    return _hubs.setdefault(name, Hub())  # atomic, so that no mutex can be held at a fork
 
 
 class MemoryMailbox:
