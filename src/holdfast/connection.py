@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
 from holdfast.core.acquire import Grant
+from holdfast.core.errands import Errands
 from holdfast.core.insist import insist
 from holdfast.core.keep import Keeper
 from holdfast.core.release import BUDGET, give_back
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from holdfast.leases import AsyncLease, Lease
 
 log = logging.getLogger("holdfast")
+
+MOST_CALLBACKS = 16
+"""Callbacks of one connection that may run at the same time."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +53,7 @@ class BaseLocks(Generic[LeaseT]):
         self.store = store
         self.runtime = runtime
         self.keeper = Keeper(store, runtime)
+        self.callbacks = Errands(runtime, "callback", MOST_CALLBACKS)
         self.store_timeout = store_timeout
         self.generation = 0
         self._owner = owner
@@ -65,6 +70,7 @@ class BaseLocks(Generic[LeaseT]):
         self.generation += 1
         self.store.forget(forked=forked)
         self.keeper = Keeper(self.store, self.runtime)
+        self.callbacks = Errands(self.runtime, "callback", MOST_CALLBACKS)
         self._owner = Owner(self._owner.host, os.getpid(), self._owner.label)
 
     async def _close(self) -> None:

@@ -130,7 +130,7 @@ class BaseLease:
         callback = {State.AT_RISK: self._on_risk, State.LOST: self._on_lost}.get(state)
         if callback is not None:
             # In a thread or task of its own: never inside an operation of the caller's, nor the keeper's.
-            self._client.runtime.spawn(lambda: self._call(callback), "callback")
+            self._client.callbacks.add(lambda: self._call(callback))
 
     async def _call(self, callback: Callback) -> None:
         try:

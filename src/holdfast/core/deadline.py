@@ -27,7 +27,7 @@ class Deadline(NamedTuple):
 
     def attempt(self, now: float, grace: float) -> float:
         """Until when one request, sent now, may go unanswered."""
-        attempt = now + ATTEMPT
+        attempt = now + min(ATTEMPT, self.bears)
         return attempt if self.at is None else min(attempt, max(self.at, now) + grace)
 
     def out_of_patience(self, now: float, silent_since: float) -> bool:

@@ -6,8 +6,9 @@ Rules kept here:
 - A renewal that fails is tried again until the deadline; the holder is told that the lease is at risk.
 - Nothing here can revive a lease: the store checks the holder id, and `Holding` never leaves LOST or RELEASED,
   so a renewal that crosses a release on its way changes nothing.
-- No request outlasts the nearest deadline of any lease: loss is told when it happens, not when a socket
-  gives up.
+- Watching does not wait for renewing: a request that is not answered at once goes on in the background, and the
+  actor looks after the deadlines meanwhile.
+- However many leases are lost at once, a bounded number of workers tells of them and cleans up.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import logging
 import math
 from collections.abc import Sequence
 
+from holdfast.core import backoff
+from holdfast.core.errands import Errands
 from holdfast.core.holding import Holding, State
-from holdfast.core.release import BUDGET, give_back, release
-from holdfast.errors import LockError, StoreError
+from holdfast.core.release import BUDGET, release
+from holdfast.errors import LockError, Outcome, StoreError, StoreUnavailable
 from holdfast.ports import Runtime, Store, Waker
 from holdfast.values import Renewal
 
 log = logging.getLogger("holdfast")
 
 BATCH = 500
-LEAST_ATTEMPT = 0.03
-"""Seconds that a renewal gets at the least; and so the most by which the loss of another lease is told late."""
 TOGETHER = 1 / 24
 """Share of its ttl by which a renewal may come early, to travel with others."""
 ARM_AFTER = 1.0
@@ -39,19 +40,22 @@ LONGEST_NAP = 1.0
 
 
 class Keeper:
-    """Invariants: at most one `_run` is under way (`_active`); every alive holding of the client is in `_held`;
-    whoever adds one that is due before `_wakes_at` wakes the actor."""
+    """Invariants: at most one `_run` is under way (`_active`), and at most one slow renewal (`_slow`); every alive
+    holding of the client is in `_held`; whoever adds one that is due before `_wakes_at` wakes the actor."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store = store
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._held: dict[str, Holding] = {}
+        self._alarms: set[str | None] = set()
         self._active = False
+        self._slow = False
         self._closed = False
+        self._in_use = False
         self._wakes_at = 0.0
         self._waker: Waker | None = None
-        self._in_use = False
+        self._sweeping = Errands(runtime, "sweep", workers=1)
         store.on_change(self._changed)
 
     def watch(self, holding: Holding) -> None:
@@ -64,7 +68,7 @@ class Keeper:
             if self._waker is None:
                 self._waker = self._runtime.waker()
             start, self._active = not self._active, True
-            early = _due_at(holding) < self._wakes_at
+            early = self._due_at(holding) < self._wakes_at
         if start:
             self._runtime.spawn(self._run, "keeper")
         elif early:
@@ -75,14 +79,15 @@ class Keeper:
 
     def reschedule(self, holding: Holding) -> None:
         """The times of `holding` changed; it may be due earlier than the actor thinks."""
-        if self._waker is not None and _due_at(holding) < self._wakes_at:
-            self._waker.wake()
+        if self._due_at(holding) < self._wakes_at:
+            self._wake()
 
     def _changed(self, name: str | None) -> None:
         """Somebody else changed a lock of ours: ask about it now rather than at the next renewal."""
-        for holding in self.held():
-            if name is None or holding.name == name:
-                holding.next_renewal = 0.0
+        self._alarms.add(name)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waker is not None:
             self._waker.wake()
 
@@ -92,8 +97,7 @@ class Keeper:
 
     def close(self) -> None:
         self._closed = True
-        if self._waker is not None:
-            self._waker.wake()
+        self._wake()
 
     async def give_all_back(self) -> None:
         """Release whatever is held, within one budget for all."""
@@ -160,6 +164,14 @@ class Keeper:
         """Tell of what is lost, renew what is due; when to look next."""
         self._store.listen()
         now = self._runtime.now()
+        due = self._sort_out(now)
+        if due and not self._slow:
+            await self._renew_at_once(due)
+        return min(map(self._due_at, self.held()), default=math.inf)
+
+    def _sort_out(self, now: float) -> list[Holding]:
+        """Drop what has ended; whom to renew now: nobody, or all that are due and those that may come along."""
+        alarms, self._alarms = self._alarms, set()
         due: list[Holding] = []
         ripe = False
         for holding in self.held():
@@ -168,15 +180,14 @@ class Keeper:
                 self._drop(holding)
             elif state is State.RELEASED:
                 self.unwatch(holding)  # giving it back is its holder's business, and may be tried again
-            elif holding.renewing and holding.next_renewal <= now + holding.ttl * TOGETHER:
-                due.append(holding)
-                ripe = ripe or holding.next_renewal <= now
-        if not ripe:
-            due.clear()  # nobody has to go yet, so nobody has to come along
-        for start in range(0, len(due), BATCH):
-            if not await self._renew(due[start : start + BATCH]):
-                break
-        return min(map(_due_at, self.held()), default=math.inf)
+            elif holding.renewing:
+                if alarms and (None in alarms or holding.name in alarms):
+                    holding.next_renewal = now
+                early = holding.ttl * TOGETHER if state is State.HELD else 0.0  # a retry is not hurried
+                if holding.next_renewal <= now + early:
+                    due.append(holding)
+                    ripe = ripe or holding.next_renewal <= now
+        return due if ripe else []
 
     def _drop(self, holding: Holding) -> None:
         self.unwatch(holding)
@@ -186,43 +197,77 @@ class Keeper:
 
         async def sweep() -> None:
             # A renewal whose reply was lost may have prolonged the grant beyond what we could rely on.
-            await give_back(self._store, self._runtime, holding.name, holding.holder, holding.ttl, inline=True)
+            gone_at = holding.valid_until + holding.ttl
+            failures = 0
+            while self._runtime.now() < gone_at and not self._closed:
+                try:
+                    await self._store.release(holding.name, holding.holder, self._runtime.now() + BUDGET)
+                    return
+                except StoreUnavailable:
+                    failures += 1
+                    await self._runtime.sleep(backoff.pause(failures, self._runtime.random()))
 
-        self._runtime.spawn(sweep, "sweep")
+        self._sweeping.add(sweep)
 
-    async def _renew(self, due: Sequence[Holding]) -> bool:
-        """One request for many leases; False when the store failed, so that the rest need not try."""
+    async def _renew_at_once(self, due: Sequence[Holding]) -> None:
+        """Renew within a round trip or so; what takes longer goes on in the background."""
+        now = self._runtime.now()
+        rest, error = await self._renew_all(due, now + self._store.grace)
+        if error is None:
+            return
+        if not (isinstance(error, StoreUnavailable) and error.outcome is Outcome.UNKNOWN):
+            self._failing(rest, error)
+            return
+        self._slow = True
+
+        async def go_on() -> None:
+            try:
+                patience = max(0.05, min(holding.ttl for holding in rest) / 6)
+                failed, error = await self._renew_all(rest, now + patience)
+                self._failing(failed, error)
+            finally:
+                self._slow = False
+                self._wake()
+
+        self._runtime.spawn(go_on, "renewal")
+
+    def _failing(self, failed: Sequence[Holding], error: StoreError | None) -> None:
+        if error is not None:
+            log.warning("Renewing %d leases failed and will be tried again: %s", len(failed), error)
+        now = self._runtime.now()
+        for holding in failed:
+            holding.failing(now + min(1.0, max(0.02, holding.ttl / 20)))
+
+    async def _renew_all(self, due: Sequence[Holding], until: float) -> tuple[Sequence[Holding], StoreError | None]:
+        """Renew in batches; those for which no answer came, and why."""
+        for start in range(0, len(due), BATCH):
+            try:
+                await self._renew(due[start : start + BATCH], until)
+            except StoreError as error:
+                return due[start:], error
+        return (), None
+
+    async def _renew(self, due: Sequence[Holding], until: float) -> None:
+        """One request for many leases."""
         asked_at = self._runtime.now()
-        batch: list[tuple[Holding, Renewal]] = []
-        epochs = {holding.holder: holding.epoch for holding in due}
+        batch: list[tuple[Holding, Renewal, int]] = []
         for holding in due:
             ttl = holding.renewal_ttl(asked_at)
             if ttl is None:
                 holding.next_renewal = math.inf
             else:
-                batch.append((holding, Renewal(holding.name, holding.holder, ttl)))
+                batch.append((holding, Renewal(holding.name, holding.holder, ttl), holding.epoch))
         if not batch:
-            return True
-        until = asked_at + max(0.05, min(holding.ttl for holding, _ in batch) / 6)
-        nearest = min(holding.valid_until for holding in self.held() or due)
-        # A little more than the nearest deadline, or one lease about to end would put all the others at risk.
-        until = max(asked_at + LEAST_ATTEMPT, min(until, nearest))
-        try:
-            answers = await self._store.renew([line for _, line in batch], until)
-        except StoreError as error:
-            log.warning("Renewing %d leases failed and will be tried again: %s", len(due), error)
-            now = self._runtime.now()
-            for holding, _ in batch:
-                holding.failing(now + min(1.0, max(0.02, holding.ttl / 20)))
-            return False
-        for (holding, line), still_ours in zip(batch, answers, strict=True):
+            return
+        answers = await self._store.renew([line for _, line, _ in batch], until)
+        for (holding, line, epoch), still_ours in zip(batch, answers, strict=True):
             if still_ours:
-                holding.renewed(asked_at, line.ttl, epochs[line.holder])
+                holding.renewed(asked_at, line.ttl, epoch)
             else:
                 self.unwatch(holding)
                 holding.refused()
-        return True
 
-
-def _due_at(holding: Holding) -> float:
-    return min(holding.valid_until, holding.next_renewal) if holding.renewing else holding.valid_until
+    def _due_at(self, holding: Holding) -> float:
+        if not holding.renewing or self._slow:
+            return holding.valid_until
+        return min(holding.valid_until, holding.next_renewal)

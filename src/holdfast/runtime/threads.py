@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Hashable
@@ -75,8 +76,11 @@ class ThreadRuntime:
 
         try:
             threading.Thread(target=body, name=f"holdfast-{name}", daemon=True).start()
-        except RuntimeError as error:  # the interpreter is shutting down
-            log.debug("Could not start background work %s: %s", name, error)
+        except RuntimeError as error:
+            if sys.is_finalizing() or "shutdown" in str(error):
+                log.debug("The interpreter is shutting down: %s is not done.", name)
+            else:
+                log.error("Background work of holdfast could not be started: %s: %s", name, error)
 
     async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
         await work()  # bounds itself; a thread cannot be cancelled from outside

@@ -41,7 +41,7 @@ def code_of(text: str) -> str:
     >>> code_of("NOSCRIPT No matching script."), code_of("ERR NOPERM User has no permissions")
     ('NOSCRIPT', 'NOPERM')
     """
-    words = text.replace(":", " ").split()
+    words = text.replace(":", " ").replace(" -", " ").split()  # Redis 6.2 leaves the dash of the inner error
     for word in words:
         if word in PASSING or word in REFUSED or word in ("WRONGTYPE", "NOSCRIPT", "MOVED", "ASK"):
             return word
