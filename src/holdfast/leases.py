@@ -179,7 +179,7 @@ class BaseLease:
         )
 
     async def _renew(self, ttl: float | None) -> None:
-        """Prolong the lease now, for good with `ttl`; `LeaseLost` when the store no longer has it."""
+        """Prolong the lease now, and with `ttl` renew it by that from now on; `LeaseLost` when it is gone."""
         self.ensure_held()
         client, holding = self._client, self._holding
         client.ensure_open()
@@ -187,13 +187,13 @@ class BaseLease:
             holding.change_ttl(client.runtime.now(), ttl)
 
         async def once(until: float) -> None:
-            epoch, asked_at = holding.epoch, client.runtime.now()
+            asked_at = client.runtime.now()
             wanted = holding.renewal_ttl(asked_at)
             if wanted is None:
                 return
             (still_ours,) = await client.store.renew([Renewal(holding.name, holding.holder, wanted)], until)
             if still_ours:
-                holding.renewed(asked_at, wanted, epoch)
+                holding.renewed(asked_at, wanted)
             else:
                 client.keeper.unwatch(holding)
                 holding.refused()
@@ -321,7 +321,8 @@ class Lease(BaseLease):
         return run(self._release())
 
     def renew(self, ttl: float | None = None) -> None:
-        """Prolong the lease by its ttl (or a new one) from now; `LeaseLost` when it is no longer ours."""
+        """Keep the lease for at least its ttl from now; `LeaseLost` when it is no longer ours. A new `ttl` counts for
+        this and all further renewals; a shorter one does not take back what was granted before."""
         run(self._renew(None if ttl is None else seconds(ttl, "ttl", least=0.01)))
 
 
@@ -340,5 +341,6 @@ class AsyncLease(BaseLease):
         return await self._release()
 
     async def renew(self, ttl: float | None = None) -> None:
-        """Prolong the lease by its ttl (or a new one) from now; `LeaseLost` when it is no longer ours."""
+        """Keep the lease for at least its ttl from now; `LeaseLost` when it is no longer ours. A new `ttl` counts for
+        this and all further renewals; a shorter one does not take back what was granted before."""
         await self._renew(None if ttl is None else seconds(ttl, "ttl", least=0.01))

@@ -56,7 +56,6 @@ class Holding:
     __slots__ = (
         "_mutex",
         "ends_at",
-        "epoch",
         "fence",
         "holder",
         "name",
@@ -80,7 +79,6 @@ class Holding:
         self.ends_at = None if max_hold is None else grant.asked_at + max_hold
         self.valid_until = grant.valid_until if self.ends_at is None else min(grant.valid_until, self.ends_at)
         self.next_renewal = grant.asked_at + ask.ttl / 3
-        self.epoch = 0
         self.state = State.HELD
         self.reason = ""
         self.settled = False
@@ -118,23 +116,18 @@ class Holding:
         # The last stretch is asked for in full: the store may free the lock a little late, never early.
         return None if self.valid_until >= self.ends_at or left <= 0 else min(self.ttl, left * 1.01 + 0.01)
 
-    def change_ttl(self, asked_at: float, ttl: float) -> None:
-        """A renewal with another ttl is about to be sent. It may be executed and its reply lost, and it may be
-        executed before or after renewals with the old ttl: a shorter one counts from now on, and what the old ones
-        promise (their `epoch`) does not count any more."""
-        with self._mutex:
-            self.epoch += 1
-            self.ttl = ttl
-            self.valid_until = min(self.valid_until, valid_until(asked_at, ttl))
-            self.next_renewal = min(self.next_renewal, asked_at + ttl / 3)
+    def change_ttl(self, now: float, ttl: float) -> None:
+        """From now on renew by another ttl. What was granted already stays: stores never shorten."""
+        self.ttl = ttl
+        self.next_renewal = min(self.next_renewal, now + ttl / 3)
 
-    def renewed(self, asked_at: float, ttl: float, epoch: int) -> None:
+    def renewed(self, asked_at: float, ttl: float) -> None:
         """The store prolonged the grant by a request sent at `asked_at`."""
         until = valid_until(asked_at, ttl)
         with self._mutex:
             # A renewal that comes back after the deadline passed must not bring the lease back: its holder
             # may have been told already that it is lost.
-            if self.state not in ALIVE or epoch != self.epoch:
+            if self.state not in ALIVE:
                 return
             self.valid_until = max(self.valid_until, until if self.ends_at is None else min(until, self.ends_at))
             self.next_renewal = asked_at + self.ttl / 3

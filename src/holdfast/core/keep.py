@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from holdfast.core import backoff
 from holdfast.core.errands import Errands
-from holdfast.core.holding import Holding, State
+from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.release import BUDGET, release
 from holdfast.errors import LockError, Outcome, StoreError, StoreUnavailable
 from holdfast.ports import Runtime, Store, Waker
@@ -250,19 +250,21 @@ class Keeper:
     async def _renew(self, due: Sequence[Holding], until: float) -> None:
         """One request for many leases."""
         asked_at = self._runtime.now()
-        batch: list[tuple[Holding, Renewal, int]] = []
+        batch: list[tuple[Holding, Renewal]] = []
         for holding in due:
+            if holding.state not in ALIVE:
+                continue  # given back while others were renewed
             ttl = holding.renewal_ttl(asked_at)
             if ttl is None:
                 holding.next_renewal = math.inf
             else:
-                batch.append((holding, Renewal(holding.name, holding.holder, ttl), holding.epoch))
+                batch.append((holding, Renewal(holding.name, holding.holder, ttl)))
         if not batch:
             return
-        answers = await self._store.renew([line for _, line, _ in batch], until)
-        for (holding, line, epoch), still_ours in zip(batch, answers, strict=True):
+        answers = await self._store.renew([line for _, line in batch], until)
+        for (holding, line), still_ours in zip(batch, answers, strict=True):
             if still_ours:
-                holding.renewed(asked_at, line.ttl, epoch)
+                holding.renewed(asked_at, line.ttl)
             else:
                 self.unwatch(holding)
                 holding.refused()

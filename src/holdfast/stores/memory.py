@@ -45,6 +45,10 @@ class Holder:
         self.since = now
         self.expires_at = now + ttl
 
+    def prolong(self, until: float) -> None:
+        # Never shortens: a request with a shorter ttl may arrive late, after one with a longer.
+        self.expires_at = max(self.expires_at, until)
+
 
 class Waiter:
     __slots__ = ("address", "ask", "dead_at", "since", "ticket", "turn")
@@ -127,7 +131,7 @@ class Space:
         if held is None:
             return Granted(self._grant(ask, now))
         if held.holder == ask.holder:
-            held.expires_at = now + ask.ttl
+            held.prolong(now + ask.ttl)
             return Granted(held.fence)
         left = held.expires_at - now
         if place is None:
@@ -153,7 +157,7 @@ class Space:
         held = self._held(line.name, now)
         if held is None or held.holder != line.holder:
             return False
-        held.expires_at = now + line.ttl
+        held.prolong(now + line.ttl)
         return True
 
     def release(self, name: str, holder: str, now: float) -> bool:
@@ -181,7 +185,7 @@ class Space:
         if held is None or held.holder not in (ask.holder, old_holder):
             return None
         if held.holder == ask.holder:
-            held.expires_at = now + ask.ttl
+            held.prolong(now + ask.ttl)
             return Granted(held.fence)
         return Granted(self._grant(ask, now))
 

@@ -35,6 +35,11 @@ local function grant(lock, meta, holder, ttl_ms, owner, now, digits)
   return last + 1
 end
 
+-- Never shortens: a repeat may arrive late, after a renewal with a longer ttl.
+local function prolong(lock, ttl_ms)
+  if call('PTTL', lock) < tonumber(ttl_ms) then call('PEXPIRE', lock, ttl_ms) end
+end
+
 -- Tell whoever is first in the queue now, and for how long the holder may hold, so that its timer is right. One
 -- that does not receive it is dead, and removed.
 local function tell_next(queue, waiters, ttl_ms)

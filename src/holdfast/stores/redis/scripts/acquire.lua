@@ -43,7 +43,7 @@ if not held then
   end
 end
 if held == holder then
-  call('PEXPIRE', lock, ttl_ms)
+  prolong(lock, ttl_ms)
   local fence = fence_in(call('GET', meta))
   return fence > 0 and fence or grant(lock, meta, holder, ttl_ms, owner, now, digits)
 end

@@ -5,7 +5,7 @@
 
 local held = call('GET', KEYS[1])
 if held == ARGV[1] then
-  call('PEXPIRE', KEYS[1], ARGV[2])
+  prolong(KEYS[1], ARGV[2])
   return fence_in(call('GET', KEYS[2]))
 end
 if held ~= ARGV[4] then

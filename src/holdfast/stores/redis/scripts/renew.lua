@@ -1,4 +1,5 @@
--- Prolong many grants, each only if it still is its holder's.
+-- Prolong many grants, each only if it still is its holder's. Never shortens: a request with a shorter ttl may arrive
+-- late, after one with a longer ttl whose answer its holder relies on.
 -- KEYS  lock and meta of each, in turn
 -- ARGV  holder and ttl_ms of each, in turn
 -- Gives a list of 1 (prolonged) and 0 (not the holder's any more).
@@ -8,7 +9,9 @@
 local answers = {}
 for at = 1, #KEYS, 2 do
   if redis.call('GET', KEYS[at]) == ARGV[at] then
-    redis.call('PEXPIRE', KEYS[at], ARGV[at + 1])
+    if redis.call('PTTL', KEYS[at]) < tonumber(ARGV[at + 1]) then
+      redis.call('PEXPIRE', KEYS[at], ARGV[at + 1])
+    end
     redis.call('PEXPIRE', KEYS[at + 1], ARGV[at + 1] + 86400000)
     redis.call('PTTL', KEYS[at])
     answers[#answers + 1] = 1
