@@ -80,7 +80,7 @@ def test_another_users_folder_or_file_is_refused(bed: Bed, monkeypatch: pytest.M
     take(bed.store())
     stranger = bed.path.stat().st_uid + 1
     monkeypatch.setattr(os, "geteuid", lambda: stranger)
-    with pytest.raises(ConfigurationError, match="(belongs to another user|Other users can write)"):
+    with pytest.raises(ConfigurationError, match=r"(belongs to another user|Other users can write)"):
         take(bed.store())
 
 
@@ -267,9 +267,7 @@ def test_kinds_that_are_shared(kind: str) -> None:
     assert mounts.is_shared(kind)
 
 
-def test_the_store_looks_at_the_table_of_mounts(
-    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_store_looks_at_the_table_of_mounts(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"1 0 0:1 / {tmp_path} rw - nfs4 filer:/ rw\n")
     monkeypatch.setattr(mounts, "MOUNT_TABLE", table)

@@ -3,11 +3,13 @@
 import asyncio
 import gc
 import os
+import select
 import stat
 import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ import pytest
 
 import holdfast
 import holdfast.aio
-from holdfast.errors import StoreError, StoreUnavailable
+from holdfast.errors import ConfigurationError, StoreUnavailable
 from holdfast.runtime.runner import run
-from holdfast.stores.sqlite import SqliteStore, leading, pipe
-from holdfast.values import Granted, Push, Queued
+from holdfast.stores.sqlite import SqliteStore, pipe
+from holdfast.values import Granted, Next, Push, Queued
 from tests.support.waiting import until
 from tests.test_sqlite_kit import COLOURS, LONG, Bed, Waiter, ask
 
@@ -58,7 +60,7 @@ def test_a_grant_comes_from_another_client(bed: Bed) -> None:
     assert isinstance(waiter.request(), Queued)
     assert bed.run(there.release("report", "one", LONG)) is True
     push = bed.run(waiter.box.wait(soon(bed)))
-    assert push is not None
+    assert isinstance(push, Push)
     assert waiter.request() == Granted(push.fence)
 
 
@@ -81,12 +83,12 @@ def test_what_is_no_line_of_ours_is_ignored(bed: Bed) -> None:
     bed.run(there.acquire(ask("one"), None, LONG))
     waiter = Waiter(bed, here, "two")
     waiter.request()
-    noise = b"\n\xff\xfe\ntwo 1\ntwo one 2\nstranger 1 2\ntwo 1 2 3\n"
-    with open(Path(f"{bed.path}-inbox") / waiter.box.address, "wb", buffering=0) as end:
+    noise = b"\n\xff\xfe\ntwo 1\ntwo one 2\nstranger 1 2\ntwo 1 2 3\ntwo 1 last 2\ntwo 1 next x\n"
+    with (Path(f"{bed.path}-inbox") / waiter.box.address).open("wb", buffering=0) as end:
         end.write(noise)
     bed.run(there.release("report", "one", LONG))
     push = bed.run(waiter.box.wait(soon(bed)))
-    assert push is not None
+    assert isinstance(push, Push)
     assert push.fence > 2
 
 
@@ -96,7 +98,7 @@ def test_a_full_pipe_passes_its_reader_over(bed: Bed) -> None:
     second, third = Waiter(bed, deaf, "two"), Waiter(bed, other, "three")
     second.request(), third.request()
     end = os.open(Path(f"{bed.path}-inbox") / second.box.address, os.O_WRONLY | os.O_NONBLOCK)
-    with pytest.raises(BlockingIOError):
+    with suppress(BlockingIOError):
         while True:
             os.write(end, b"\n" * 4096)
     os.close(end)
@@ -117,8 +119,9 @@ def test_close_removes_the_pipe_and_is_final(bed: Bed) -> None:
     bed.run(store.close())
     bed.run(store.close())
     assert inboxes(bed) == []
-    assert bed.run(waiter.box.wait(LONG)) is None
-    with pytest.raises(StoreError, match="closed"):
+    with pytest.raises(ConfigurationError, match="closed"):
+        bed.run(waiter.box.wait(LONG))
+    with pytest.raises(ConfigurationError, match="closed"):
         bed.run(store.acquire(ask("one"), None, LONG))
 
 
@@ -168,7 +171,7 @@ def test_threads_that_wait_take_turns_in_reading(tmp_path: Path) -> None:
         names = [f"lock{number}" for number in range(8)]
         for name in names:
             bed.run(there.acquire(ask("one", name=name), None, LONG))
-        served: dict[str, Push | None] = {}
+        served: dict[str, Push | Next | None] = {}
         waiters = [Waiter(bed, here, f"two-{name}", name=name) for name in names]
 
         def wait(waiter: Waiter) -> None:
@@ -188,12 +191,11 @@ def test_threads_that_wait_take_turns_in_reading(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert [name for name in names if served[name] is None] == []
-        assert here._inbox._leader is None  # type: ignore[attr-defined]
+        inbox: Any = here._inbox
+        assert inbox._leader is None
 
 
-def test_an_interrupted_reader_leaves_the_reading_to_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_reader_leaves_the_reading_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupting:
         def register(self, fd: int, events: int) -> None:
             until(lambda: waiting_threads(here, 2), "the other to wait")
@@ -207,8 +209,8 @@ def test_an_interrupted_reader_leaves_the_reading_to_another(
         bed.run(there.acquire(ask("one"), None, LONG))
         first, second = Waiter(bed, here, "first", name="unheard"), Waiter(bed, here, "two")
         second.request()
-        monkeypatch.setattr(leading.select, "poll", Interrupting)
-        served: list[Push | None] = []
+        monkeypatch.setattr(select, "poll", Interrupting)
+        served: list[Push | Next | None] = []
         errors: list[str] = []
 
         def interrupted() -> None:
@@ -232,15 +234,34 @@ def test_an_interrupted_reader_leaves_the_reading_to_another(
 def test_closing_wakes_the_threads_that_wait(tmp_path: Path) -> None:
     with Bed("threads", tmp_path, real_time=True) as bed:
         store = bed.store()
-        boxes = [Waiter(bed, store, f"h{number}").box for number in range(3)]
-        threads = [threading.Thread(target=lambda box=box: run(box.wait(LONG))) for box in boxes]
+        told: list[str] = []
+
+        def wait(waiter: Waiter) -> None:
+            try:
+                run(waiter.box.wait(LONG))
+            except ConfigurationError as error:
+                told.append(str(error))
+
+        waiters = [Waiter(bed, store, f"h{number}") for number in range(3)]
+        threads = [threading.Thread(target=wait, args=(waiter,)) for waiter in waiters]
         for thread in threads:
             thread.start()
         until(lambda: waiting_threads(store, 3), "all to wait")
         run(store.close())
         for thread in threads:
             thread.join()
+        assert len(told) == 3
         assert inboxes(bed) == []
+
+
+def test_a_place_can_be_given_up_after_closing(bed: Bed) -> None:
+    here, there = bed.store(), bed.store()
+    bed.run(there.acquire(ask("one"), None, LONG))
+    Waiter(bed, here, "two").request()
+    bed.run(here.close())
+    assert bed.run(here.release("report", "two", LONG)) is False
+    assert bed.run(there.inspect("report", LONG)).waiting == 0
+    assert here._database._connection is None
 
 
 def test_a_new_event_loop_starts_with_no_mailboxes(tmp_path: Path) -> None:
@@ -272,7 +293,6 @@ def test_waiting_costs_next_to_nothing(colour: str, tmp_path: Path) -> None:
             assert await locks.lock("report", ttl=3).acquire(timeout=seconds) is None
             return time.process_time() - before
 
-    with holdfast.connect(target) as holding, holdfast.connect(target) as waiting:
-        with holding.lock("report", ttl=60):
-            spent = measure_threads() if colour == "threads" else asyncio.run(measure_asyncio())
+    with holdfast.connect(target) as holding, holdfast.connect(target) as waiting, holding.lock("report", ttl=60):
+        spent = measure_threads() if colour == "threads" else asyncio.run(measure_asyncio())
     assert spent < 0.02 * seconds

@@ -6,7 +6,7 @@ import sqlite3
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -88,12 +88,8 @@ def test_a_process_killed_inside_a_transaction_harms_nobody(path: Path, locks: h
         victim.tell("file.execute(\"UPDATE lock SET holder = 'thief', fence = 1\")")
         victim.tell("print('inside', flush=True)")
         assert victim.hear() == "inside"
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
-            probe = sqlite3.connect(path, timeout=0, isolation_level=None)
-            try:
-                probe.execute("BEGIN IMMEDIATE")
-            finally:
-                probe.close()
+        with closing(sqlite3.connect(path, timeout=0)) as probe, pytest.raises(sqlite3.Error, match="locked"):
+            probe.execute("BEGIN IMMEDIATE")
         victim.tell("os.kill(os.getpid(), signal.SIGKILL)")
         assert victim.ended() == -signal.SIGKILL
     assert locks.lock("report").inspect().fence == lease.fence
@@ -187,8 +183,7 @@ def test_a_forked_child_takes_locks_of_sqlite_of_its_own(path: Path) -> None:
 
 def test_the_parents_death_does_not_hide_the_childs_locks(path: Path, locks: holdfast.Locks) -> None:
     body = (
-        "lease = locks.lock('report').acquire(timeout=5); print('child holds', os.getpid(), flush=True); "
-        "signal.pause()"
+        "lease = locks.lock('report').acquire(timeout=5); print('child holds', os.getpid(), flush=True); signal.pause()"
     )
     with Worker(path) as parent:
         parent.tell("locks.lock('other').acquire()")
@@ -218,6 +213,7 @@ def test_a_fork_that_python_did_not_see_is_refused(path: Path, locks: holdfast.L
             os._exit(0)
     os.waitpid(pid, 0)
     os.close(writing)
-    with open(reading, "rb") as end:
-        assert b"after the fork" in end.read()
+    said = os.read(reading, 1000)
+    os.close(reading)
+    assert b"after the fork" in said
     assert lease.release() is True

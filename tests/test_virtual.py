@@ -3,7 +3,7 @@
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -85,12 +85,16 @@ class Virtual:
 
 class DirectWire:
     grace = 1.0
+    pushes = False
+    on_push: Callable[[Any], None] | None = None
 
     def __init__(self, execute: Exchange) -> None:
         self._execute = execute
 
-    async def ask(self, request: bytes, until: float) -> Any:
+    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         return self._execute(request)
+
+    def listen(self) -> None: ...
 
     def drop(self) -> None: ...
 

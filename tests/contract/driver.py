@@ -83,7 +83,7 @@ class Driver(ABC):
 
     def connect(self, **options: Any) -> Any:
         """Another client of the same store; closed when the scenario ends."""
-        client = self._connect(self.url, **options)
+        client = self.open(self.url, **options)
         self._clients.append(client)
         return client
 
@@ -96,7 +96,7 @@ class Driver(ABC):
         while not (answer := await done(check())):
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"waited {bound:g} s for {what}")
-            await self._pause()
+            await self.pause()
         return answer
 
     async def queue_length(self, lock: Any, length: int) -> Any:
@@ -110,7 +110,8 @@ class Driver(ABC):
 
     @staticmethod
     @abstractmethod
-    def _connect(url: str, **options: Any) -> Any: ...
+    def open(target: Any, **options: Any) -> Any:
+        """`connect` of this colour; the scenario closes what it opened."""
 
     @abstractmethod
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
@@ -127,7 +128,7 @@ class Driver(ABC):
         """`work` as a function of this colour, with the same name and signature."""
 
     @abstractmethod
-    async def _pause(self) -> None: ...
+    async def pause(self) -> None: ...
 
     async def _play(self, scenario: Coroutine[Any, Any, None]) -> None:
         try:
@@ -178,8 +179,8 @@ class Threads(Driver):
         self._contenders: list[ThreadContender] = []
 
     @staticmethod
-    def _connect(url: str, **options: Any) -> Any:
-        return holdfast.connect(url, **options)
+    def open(target: Any, **options: Any) -> Any:
+        return holdfast.connect(target, **options)
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         run(self._play(scenario))
@@ -203,7 +204,7 @@ class Threads(Driver):
 
         return blocking
 
-    async def _pause(self) -> None:
+    async def pause(self) -> None:
         time.sleep(POLL)  # noqa: ASYNC251 - on threads a scenario blocks
 
 
@@ -243,8 +244,8 @@ class Tasks(Driver):
         self._contenders: list[TaskContender] = []
 
     @staticmethod
-    def _connect(url: str, **options: Any) -> Any:
-        return holdfast.aio.connect(url, **options)
+    def open(target: Any, **options: Any) -> Any:
+        return holdfast.aio.connect(target, **options)
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         asyncio.run(self._play_and_wait(scenario))
@@ -267,7 +268,7 @@ class Tasks(Driver):
     def function(self, work: Work) -> Callable[..., Any]:
         return work
 
-    async def _pause(self) -> None:
+    async def pause(self) -> None:
         await asyncio.sleep(POLL)
 
 

@@ -54,7 +54,7 @@ async def test_who_adopts_may_choose_other_options(d: Driver) -> None:
     assert adopted.ttl == 0.3
     info = await done(d.lock().inspect())
     assert (info.owner.label, info.ttl_left <= 0.3) == ("mine", True)
-    assert await done(adopted.lost.wait(timeout=0.5)) is False, "an adopted lease is renewed"
+    assert await done(adopted.lost.wait(timeout=0.4)) is False, "an adopted lease is renewed"
     assert await done(adopted.release()) is True
 
 

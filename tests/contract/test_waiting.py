@@ -199,7 +199,8 @@ async def test_a_waiter_that_was_killed_is_passed_over(d: Driver) -> None:
     async def waiter() -> Any:
         return await done(waiting.acquire(timeout=BOUND))
 
-    with subprocess.Popen([sys.executable, "-c", WAITING_PROCESS[d.colour], d.url]) as process:
+    program = [sys.executable, "-c", WAITING_PROCESS[d.colour], d.url]
+    with subprocess.Popen(program) as process:  # noqa: ASYNC220 - nobody else uses this loop
         try:
             await d.queue_length(d.lock(), 1)
         finally:

@@ -49,6 +49,9 @@ class Client:
     def renew(self, lease: Any, ttl: float | None = None) -> Any:
         return self.do(lambda: lease.renew(ttl))
 
+    def adopt(self, text: str, **options: Any) -> Any:
+        return self.do(lambda: self.locks.adopt(text, **options))
+
     def state(self, lease: Any) -> holdfast.State:
         found: holdfast.State = self.do(lambda: lease.state)
         return found

@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
 
 from tests.support.faults import Match
 from tests.support.servers import Server
@@ -82,6 +84,13 @@ def normal_clients(server: Server) -> int:
     return len(listed.splitlines()) - 1
 
 
+def side_by_side(*calls: Callable[[], object]) -> None:
+    """Run the calls at once, for those that last long by their nature; raise what the first to fail raised."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        for done in [pool.submit(call) for call in calls]:
+            done.result()
+
+
 class Sampler:
     """Looks again and again while the body of a `with` runs, and keeps what it saw."""
 
@@ -95,7 +104,7 @@ class Sampler:
         while not self._stop.is_set():
             self.seen.append(self._look())
 
-    def __enter__(self) -> "Sampler":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -1,0 +1,99 @@
+"""`python -m bench`: run the claims, print what they found, and say which targets were met."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bench.harness import Bench, Report, laid_out
+from tests.support.servers import KINDS, NEEDS, available
+
+CLAIMS = (
+    "cycle",
+    "cycle_asyncio",
+    "handover",
+    "crowd",
+    "growth",
+    "takeover",
+    "imports",
+    "sqlite",
+    "memory_per_lock",
+)
+PACKAGES = ("redis", "hiredis", "python-redis-lock", "pottery", "sherlock", "filelock", "portalocker")
+
+
+def main() -> int:
+    chosen = _arguments()
+    if not available(chosen.server):
+        print(f"{chosen.server} is missing: it needs {NEEDS[chosen.server]}", file=sys.stderr)
+        return 2
+    circumstances = _circumstances(chosen)
+    print("# holdfast, measured\n")
+    print("\n".join(f"- {what}: {value}" for what, value in circumstances.items()) + "\n", flush=True)
+    bench = Bench(chosen.server, quick=chosen.quick)
+    try:
+        reports = [_run(name, bench) for name in chosen.only or CLAIMS]
+    finally:
+        bench.close()
+    print(_summary(reports))
+    if chosen.json:
+        found = {"circumstances": circumstances, "claims": {report.name: report.as_json() for report in reports}}
+        Path(chosen.json).write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    return 1 if any("failed" in report.missing for report in reports) else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure holdfast against other libraries.")
+    parser.add_argument("--only", metavar="NAME", action="append", choices=CLAIMS, help="one claim; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: under a minute, and rougher")
+    parser.add_argument("--json", metavar="FILE", help="write all figures to this file too")
+    parser.add_argument("--server", choices=KINDS, default="valkey9", help="which server to measure on")
+    return parser.parse_args()
+
+
+def _run(name: str, bench: Bench) -> Report:
+    started = time.monotonic()
+    module = import_module(f"bench.{name}")
+    try:
+        report: Report = module.measure(bench)
+    except Exception as error:
+        report = Report(name, module.TITLE)
+        report.missing["failed"] = f"{type(error).__name__}: {error}"
+    print(report.text())
+    print(f"({name}: {time.monotonic() - started:.1f} s)\n", flush=True)
+    return report
+
+
+def _circumstances(chosen: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "server": chosen.server,
+        "rounds": "few (--quick)" if chosen.quick else "all",
+        "packages": ", ".join(f"{package} {_version(package)}" for package in PACKAGES),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _summary(reports: list[Report]) -> str:
+    rows = [(report.name, v.what, v.shown, v.wanted, v.word) for report in reports for v in report.verdicts]
+    failed = [f"\n{report.name} failed: {report.missing['failed']}" for report in reports if "failed" in report.missing]
+    return "## summary\n\n" + laid_out(("claim", "target", "measured", "wanted", ""), rows) + "".join(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Processes to measure in: forked, told what to do over a pipe, and gone when the bench is gone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from tests.support import guardian
+
+FORK = multiprocessing.get_context("fork")
+"""Forked children start in milliseconds, and nothing that is measured has been touched by then in the parent."""
+ANSWER_SECONDS = 60.0
+
+
+class ChildFailed(Exception):
+    """A peer did not do what was asked; the message says why."""
+
+
+class _Failure(NamedTuple):
+    text: str
+
+
+class Child:
+    """One process that runs `body(pipe)`. `ask` sends an order and returns the answer to it."""
+
+    def __init__(self, body: Callable[[Connection], None], cpus: set[int] | None = None) -> None:
+        self._pipe, theirs = FORK.Pipe()
+        self._process = FORK.Process(target=_live, args=(body, theirs, cpus), daemon=True)
+        self._process.start()
+        theirs.close()
+        guardian.watch(self.pid)
+
+    @property
+    def pid(self) -> int:
+        if self._process.pid is None:
+            raise ChildFailed("it never started")
+        return self._process.pid
+
+    def tell(self, order: Any) -> None:
+        self._pipe.send(order)
+
+    def hear(self, timeout: float = ANSWER_SECONDS) -> Any:
+        if not self._pipe.poll(timeout):
+            raise ChildFailed(f"no answer for {timeout:g} s")
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            raise ChildFailed("its process ended") from None
+        if isinstance(answer, _Failure):
+            raise ChildFailed(answer.text)
+        return answer
+
+    def ask(self, order: Any, timeout: float = ANSWER_SECONDS) -> Any:
+        self.tell(order)
+        return self.hear(timeout)
+
+    def kill(self) -> None:
+        """End it with kill −9, as a crash would."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        guardian.unwatch(self.pid)
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+def _live(body: Callable[[Connection], None], pipe: Connection, cpus: set[int] | None) -> None:
+    if cpus is not None:
+        os.sched_setaffinity(0, cpus)
+    try:
+        body(pipe)
+    except (EOFError, KeyboardInterrupt):
+        pass
+    except BaseException as error:
+        pipe.send(_Failure(f"{type(error).__name__}: {error}"))
+
+
+@contextmanager
+def closing(children: dict[str, Child] | list[Child]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for child in list(children.values()) if isinstance(children, dict) else children:
+            child.close()
+
+
+class Placement(NamedTuple):
+    """Which cores the server and the clients get; None leaves it to the scheduler."""
+
+    name: str
+    server: set[int] | None
+    clients: set[int] | None
+
+
+def placements() -> list[Placement]:
+    """Server and client apart, and both on one core.
+
+    Left to the scheduler it is one or the other by chance, and a round trip costs several times as much when it has
+    to wake a core: peers would be compared by luck.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return [Placement("unpinned", None, None)]
+    cpus = sorted(os.sched_getaffinity(0))
+    one_core = Placement("one core", {cpus[0]}, {cpus[0]})
+    return [one_core] if len(cpus) == 1 else [Placement("two cores", {cpus[0]}, {cpus[1]}), one_core]
+
+
+@contextmanager
+def pinned(pid: int, cpus: set[int] | None) -> Iterator[None]:
+    """Keep all threads of a process on `cpus` for a while."""
+    if cpus is None:
+        yield
+        return
+    before = os.sched_getaffinity(pid)
+    _pin(pid, cpus)
+    try:
+        yield
+    finally:
+        _pin(pid, before)
+
+
+def _pin(pid: int, cpus: set[int]) -> None:
+    for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names only
+        os.sched_setaffinity(int(thread), cpus)

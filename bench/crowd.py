@@ -1,0 +1,137 @@
+"""Eight processes want one lock all the time: what comes through, who waits how long, and what it costs the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from bench import peers
+from bench.children import FORK, Child, ChildFailed, closing
+from bench.cycles import present
+from bench.harness import Bench, Report, Spread, in_turns, jain, percentile
+from tests.support.servers import Server
+
+TITLE = "eight processes, each holding for 1 ms"
+PROCESSES = 8
+HOLD_SECONDS = 0.001
+MILLI = 1e3
+Counts = dict[str, int]
+
+
+class Result(NamedTuple):
+    """One crowd; waits in seconds."""
+
+    throughput: float
+    waits: list[float]
+    fairness: float
+    requests: float
+    server_cpu: float
+
+
+def _by_holdfast(calls: Counts) -> int:
+    return sum(calls.get(name, 0) for name in ("evalsha", "eval", "subscribe", "ping"))
+
+
+def _by_redis_py(calls: Counts) -> int:
+    return calls.get("set", 0) + calls.get("evalsha", 0)
+
+
+def _by_python_redis_lock(calls: Counts) -> int:
+    # Its release script runs one GET of its own.
+    return sum(calls.get(name, 0) for name in ("get", "set", "blpop"))
+
+
+REQUESTS: dict[peers.Peer, Callable[[Counts], int]] = {
+    peers.HOLDFAST: _by_holdfast,
+    peers.PYTHON_REDIS_LOCK: _by_python_redis_lock,
+    peers.REDIS_PY_1MS: _by_redis_py,
+    peers.REDIS_PY: _by_redis_py,
+}
+"""The server counts what scripts call along with what clients send; these count only the latter."""
+
+
+def measure(bench: Bench) -> Report:
+    report = Report("crowd", TITLE)
+    seconds = bench.pick(3.0, 1.0)
+    cases = {peer.name: _case(report, bench.server, peer, seconds) for peer in present(report, tuple(REQUESTS))}
+    rounds = in_turns(cases, bench.pick(3, 1))
+    found = {name: [one for one in crowds if one] for name, crowds in rounds.items()}
+    columns = ("", "holds/s", "wait p50 ms", "p99 ms", "longest ms", "Jain", "requests/hold", "server µs/hold")
+    report.table(f"{seconds:g} s each", columns, [_row(name, crowds) for name, crowds in found.items() if crowds])
+    ours = found[peers.HOLDFAST.name]
+    theirs = found.get(peers.PYTHON_REDIS_LOCK.name)
+    report.target("longest wait", _longest(ours), 25, " ms")
+    report.target("requests per acquisition", max(one.requests for one in ours), 2.6, "")
+    report.target("Jain's index", min(one.fairness for one in ours), 0.99, "", at_least=True)
+    report.target("longest wait against python-redis-lock", _longest(ours) / _longest(theirs) if theirs else None, 0.25)
+    return report
+
+
+def _longest(crowds: list[Result]) -> float:
+    return Spread.of(max(one.waits) * MILLI for one in crowds).median
+
+
+def _row(name: str, crowds: list[Result]) -> list[Any]:
+    waits = [wait * MILLI for one in crowds for wait in one.waits]
+    return [
+        name,
+        str(Spread.of(one.throughput for one in crowds)),
+        percentile(waits, 0.5),
+        percentile(waits, 0.99),
+        str(Spread.of(max(one.waits) * MILLI for one in crowds)),
+        f"{Spread.of(one.fairness for one in crowds).median:.3f}",
+        Spread.of(one.requests for one in crowds).median,
+        Spread.of(one.server_cpu * 1e6 for one in crowds).median,
+    ]
+
+
+def _case(report: Report, server: Server, peer: peers.Peer, seconds: float) -> Callable[[], Result | None]:
+    def case() -> Result | None:
+        try:
+            return _crowd(server, peer, seconds)
+        except ChildFailed as error:
+            report.missing[peer.name] = str(error)
+            return None
+
+    return case
+
+
+def _crowd(server: Server, peer: peers.Peer, seconds: float) -> Result:
+    server.clear()
+    start = FORK.Barrier(PROCESSES)
+    body = partial(_member, partial(peer.make, server.url, "crowd"), start, seconds)
+    members = [Child(body) for _ in range(PROCESSES)]
+    cpu = _server_cpu(server)
+    with closing(members):
+        waits = [member.hear(seconds + 30) for member in members]
+        cpu, calls = _server_cpu(server) - cpu, server.commands_processed()
+    holds = sum(map(len, waits))
+    return Result(
+        throughput=holds / seconds,
+        waits=[wait for of_one in waits for wait in of_one],
+        fairness=jain([len(of_one) for of_one in waits]),
+        requests=REQUESTS[peer](calls) / holds,
+        server_cpu=cpu / holds,
+    )
+
+
+def _member(make: Callable[[], peers.Lock], start: Any, seconds: float, pipe: Connection) -> None:
+    lock = make()
+    waits = []
+    start.wait()
+    end = time.monotonic() + seconds
+    while (asked := time.monotonic()) < end:
+        with lock:
+            waits.append(time.monotonic() - asked)
+            time.sleep(HOLD_SECONDS)
+    pipe.send(waits)
+
+
+def _server_cpu(server: Server) -> float:
+    """Seconds of processor time that the server has used."""
+    info: str = server.raw("INFO", "cpu")
+    used = dict(line.split(":", 1) for line in info.split() if ":" in line)
+    return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])

@@ -1,0 +1,143 @@
+"""What a hand-over costs the server when many wait, and how many connections they take.
+
+The queue is filled through the store's own port, with an inbox that is listened to, and only releases are counted:
+each gives the lock to the next in line. Short bursts, between which the queue is filled up again, keep its length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bench.children import Child, closing
+from bench.harness import Bench, Report, Spread, in_turns, multiple, ratio
+from tests.support.servers import Server
+from tests.support.waiting import until
+from tests.support.wire import WireClient
+
+TITLE = "many waiters"
+WAITERS = (10, 100, 1000, 5000)
+BURST = 8
+INBOX = "holdfast:inbox:bench"
+WAIT_SECONDS = 600.0
+TASKS = 2000
+THREADS = 300
+
+
+def measure(bench: Bench) -> Report:
+    report = Report("growth", TITLE)
+    found = _server_costs(bench)
+    few, many = found[WAITERS[0]], found[WAITERS[-1]]
+    rows = [
+        (f"{waiters:,} waiters", str(Spread.of(took)), multiple(ratio(took, few))) for waiters, took in found.items()
+    ]
+    report.table("server time of the script that releases and hands over", ("", "µs", "of that with 10"), rows)
+    report.target("server cost with 5,000 waiters against 10", ratio(many, few), 1.5)
+    tasks = _connections(bench.server, _tasks, TASKS)
+    threads = _connections(bench.server, _threads, THREADS)
+    taken = [(f"{TASKS:,} tasks", tasks), (f"{THREADS} threads", threads)]
+    report.table("connections of one client whose locks all wait", ("", "connections"), taken)
+    report.target(f"connections of {TASKS:,} waiting tasks", tasks, 3, "")
+    report.target(f"connections of {THREADS} waiting threads", threads, 3, "")
+    return report
+
+
+def _server_costs(bench: Bench) -> dict[int, list[float]]:
+    """Microseconds per releasing script, by length of the queue."""
+    import holdfast
+
+    server = bench.server
+    server.clear()
+    with WireClient(server.port) as inbox, holdfast.connect(server.url) as locks:
+        inbox.call("SUBSCRIBE", INBOX)
+        queues = {waiters: _Queue(server, locks, waiters) for waiters in WAITERS}
+        cases = {str(waiters): queue.burst for waiters, queue in queues.items()}
+        costs = in_turns(cases, *bench.pick((60, 20.0), (15, 3.0)))
+    return {int(waiters): found for waiters, found in costs.items()}
+
+
+class _Queue:
+    """One held lock with waiters. `_line` names the holder and then those in line."""
+
+    def __init__(self, server: Server, locks: Any, waiters: int) -> None:
+        self._server = server
+        self._locks = locks
+        self._name = f"growth:{waiters}"
+        self._ids: Iterator[int] = count()
+        self._line: list[str] = []
+        self._join(waiters + 1)
+
+    def _join(self, how_many: int) -> None:
+        from holdfast.runtime.runner import run
+        from holdfast.values import Ask, Place
+
+        for _ in range(how_many):
+            holder = f"w{next(self._ids)}"
+            ask = Ask(self._name, holder, WAIT_SECONDS, "bench:1:")
+            run(self._locks.store.acquire(ask, Place(INBOX, 1, None), self._locks.runtime.now() + 5))
+            self._line.append(holder)
+
+    def burst(self) -> float:
+        from holdfast.runtime.runner import run
+
+        self._server.raw("CONFIG", "RESETSTAT")
+        for _ in range(BURST):
+            holder = self._line.pop(0)
+            run(self._locks.store.release(self._name, holder, self._locks.runtime.now() + 5))
+        stats: str = self._server.raw("INFO", "commandstats")
+        self._join(BURST)
+        found = re.search(r"cmdstat_evalsha:calls=(\d+),usec=(\d+)", stats)
+        if found is None or int(found[1]) != BURST:
+            raise RuntimeError(f"the server did not count {BURST} scripts: {stats}")
+        return int(found[2]) / BURST
+
+
+Crowd = Callable[[str, str, int], None]
+
+
+def _connections(server: Server, crowd: Crowd, waiters: int) -> int:
+    """How many connections the waiters of one process have open once all of them stand in line."""
+    import holdfast
+
+    server.clear()
+    name = f"growth:{crowd.__name__}"
+
+    def body(_: Connection) -> None:
+        crowd(server.url, name, waiters)
+
+    with holdfast.connect(server.url) as locks, locks.lock(name, ttl=60):
+        before = _clients(server)
+        child = Child(body)
+        with closing([child]):
+            until(lambda: locks.lock(name).inspect().waiting == waiters, f"{waiters} waiters", 30.0)
+            return _clients(server) - before
+
+
+def _tasks(url: str, name: str, waiters: int) -> None:
+    import holdfast.aio
+
+    async def wait() -> None:
+        locks = holdfast.aio.connect(url)
+        await asyncio.gather(*(locks.lock(name, ttl=60).acquire() for _ in range(waiters)))
+
+    asyncio.run(wait())
+
+
+def _threads(url: str, name: str, waiters: int) -> None:
+    import holdfast
+
+    locks = holdfast.connect(url)
+    for _ in range(waiters):
+        threading.Thread(target=locks.lock(name, ttl=60).acquire, daemon=True).start()
+    threading.Event().wait()
+
+
+def _clients(server: Server) -> int:
+    info: str = server.raw("INFO", "clients")
+    found = re.search(r"connected_clients:(\d+)", info)
+    return int(found[1]) if found else 0

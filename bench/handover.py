@@ -1,0 +1,68 @@
+"""How fast a lock goes from one process to another that waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+
+from bench import peers
+from bench.children import ChildFailed
+from bench.cycles import present
+from bench.harness import Bench, Report, Spread, in_turns, number, percentile, ratio
+from bench.passing import pass_back_and_forth
+
+TITLE = "a lock passed between two processes"
+FAST = (peers.HOLDFAST, peers.PYTHON_REDIS_LOCK, peers.REDIS_PY_1MS)
+SLOW = (peers.REDIS_PY,)
+"""Looks ten times a second, so it is passed fewer times."""
+SLOW_NAP = 0.1
+MILLI = 1e3
+
+_fresh = count()
+
+
+def measure(bench: Bench) -> Report:
+    report = Report("handover", TITLE)
+    url = bench.server.url
+    cases = {peer.name: _case(report, peer, url, bench.pick(120, 60)) for peer in present(report, FAST)}
+    cases |= {peer.name: _case(report, peer, url, bench.pick(16, 8), SLOW_NAP) for peer in present(report, SLOW)}
+    rounds = in_turns(cases, *bench.pick((7, 30.0), (2, 5.0)))
+    found = {name: batches for name, batches in rounds.items() if all(batches)}
+    ours, theirs = peers.HOLDFAST.name, peers.PYTHON_REDIS_LOCK.name
+    tell(report, "from release to held", found)
+    report.target("p50 against python-redis-lock", middle_ratio(found, ours, theirs), 0.6)
+    report.target("p50 against redis-py's Lock as it comes", middle_ratio(found, ours, peers.REDIS_PY.name), 0.01)
+    return report
+
+
+def _case(report: Report, peer: peers.Peer, url: str, passings: int, *nap: float) -> Callable[[], list[float]]:
+    def case() -> list[float]:
+        try:
+            return pass_back_and_forth(partial(peer.make, url, f"handover:{next(_fresh)}"), passings, *nap)
+        except ChildFailed as error:
+            report.missing[peer.name] = str(error)
+            return []
+
+    return case
+
+
+def tell(report: Report, title: str, found: dict[str, list[list[float]]]) -> None:
+    """A row per peer: the middle of each round and its spread, and the tail of all of them."""
+    rows = []
+    for name, batches in found.items():
+        every = [took * MILLI for batch in batches for took in batch]
+        middles = Spread.of(percentile(batch, 0.5) * MILLI for batch in batches)
+        tail = (percentile(every, 0.99), max(every))
+        rows.append([name, str(middles), *map(number, tail), f"{len(every)}"])
+    report.table(f"{title}, ms", ("", "p50", "p99", "longest", "passings"), rows)
+
+
+def middle_ratio(found: dict[str, list[list[float]]], ours: str, theirs: str) -> float | None:
+    if ours not in found or theirs not in found:
+        return None
+    return ratio(_middles(found[ours]), _middles(found[theirs]))
+
+
+def _middles(batches: Sequence[Sequence[float]]) -> list[float]:
+    return [percentile(batch, 0.5) for batch in batches]

@@ -1,0 +1,165 @@
+"""Whom we are compared with: each as `with lock:` gives it to its users, with the same ttl and its own defaults else.
+
+A peer is imported in the process that is measured, never in the bench itself.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NamedTuple
+
+TTL = 10
+"""Seconds; whole, because python-redis-lock cuts fractions off."""
+
+Lock = AbstractContextManager[Any]
+Make = Callable[[str, str], Lock]
+"""From a URL (or path) and a name to a lock that can be entered many times."""
+
+
+class Peer(NamedTuple):
+    name: str
+    package: str
+    make: Make
+
+    @property
+    def absent(self) -> str | None:
+        """Why it can't take part; None when it can."""
+        if not self.package:
+            return None
+        try:
+            version(self.package)
+        except PackageNotFoundError:
+            return f"the package {self.package} is not installed"
+        return None
+
+
+def holdfast_lock(url: str, name: str) -> Lock:
+    import holdfast
+
+    return holdfast.connect(url).lock(name, ttl=TTL)
+
+
+def _client(url: str) -> Any:
+    import redis
+
+    return redis.Redis.from_url(url)
+
+
+def redis_py_lock(url: str, name: str) -> Lock:
+    lock: Lock = _client(url).lock(name, timeout=TTL)
+    return lock
+
+
+def redis_py_lock_1ms(url: str, name: str) -> Lock:
+    lock: Lock = _client(url).lock(name, timeout=TTL, sleep=0.001)
+    return lock
+
+
+def python_redis_lock(url: str, name: str) -> Lock:
+    import redis_lock
+
+    lock: Lock = redis_lock.Lock(_client(url), name, expire=TTL)
+    return lock
+
+
+def pottery_lock(url: str, name: str) -> Lock:
+    import pottery
+
+    lock: Lock = pottery.Redlock(key=name, masters={_client(url)}, auto_release_time=TTL)
+    return lock
+
+
+def sherlock_lock(url: str, name: str) -> Lock:
+    import sherlock
+
+    lock: Lock = sherlock.RedisLock(name, client=_client(url), expire=TTL)
+    return lock
+
+
+class _RawLock:
+    """The floor: the least that a lock needs, on a bare socket, with nothing checked."""
+
+    def __init__(self, url: str, name: str) -> None:
+        host, _, port = url.removeprefix("redis://").split("/")[0].partition(":")
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        key = name.encode()
+        self._take = _packed(b"SET", key, b"v" * 20, b"NX", b"PX", b"%d" % (TTL * 1000))
+        self._give = _packed(b"DEL", key)
+
+    def __enter__(self) -> None:
+        self._socket.sendall(self._take)
+        self._socket.recv(4096)
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.sendall(self._give)
+        self._socket.recv(4096)
+
+
+class _RawScripts(_RawLock):
+    """The same with the scripts that holdfast runs instead: what fence, queue and owner cost the server."""
+
+    def __init__(self, url: str, name: str) -> None:
+        from holdfast.stores.redis import scripts
+        from holdfast.values import Ask
+
+        super().__init__(url, name)
+        for script in (scripts.ACQUIRE, scripts.RELEASE):
+            self._socket.sendall(_packed(b"SCRIPT", b"LOAD", script.text))
+            self._socket.recv(4096)
+        self._take = scripts.acquire_request(Ask(name, "v" * 20, float(TTL), "host:4711:"), None)
+        self._give = scripts.release_request(name, "v" * 20)
+
+
+def _packed(*args: bytes) -> bytes:
+    return b"*%d\r\n" % len(args) + b"".join(b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args)
+
+
+def redis_py_commands(url: str, name: str) -> Lock:
+    client = _client(url)
+
+    class Commands:
+        def __enter__(self) -> None:
+            client.set(name, "v" * 20, nx=True, px=TTL * 1000)
+
+        def __exit__(self, *_: object) -> None:
+            client.delete(name)
+
+    return Commands()
+
+
+def file_lock(path: str, name: str) -> Lock:
+    import filelock
+
+    return filelock.FileLock(f"{path}.{name}.filelock")
+
+
+def port_lock(path: str, name: str) -> Lock:
+    import portalocker
+
+    # Its own default gives up after five seconds; waiting is what the others do.
+    lock: Lock = portalocker.Lock(f"{path}.{name}.portalocker", timeout=60)
+    return lock
+
+
+def sqlite_lock(path: str, name: str) -> Lock:
+    import holdfast
+
+    return holdfast.connect(f"sqlite:///{path}").lock(name, ttl=TTL)
+
+
+HOLDFAST = Peer("holdfast", "", holdfast_lock)
+REDIS_PY = Peer("redis-py Lock", "redis", redis_py_lock)
+REDIS_PY_1MS = Peer("redis-py Lock, 1 ms poll", "redis", redis_py_lock_1ms)
+PYTHON_REDIS_LOCK = Peer("python-redis-lock", "python-redis-lock", python_redis_lock)
+POTTERY = Peer("pottery", "pottery", pottery_lock)
+SHERLOCK = Peer("sherlock", "sherlock", sherlock_lock)
+RAW = Peer("floor: raw socket", "", _RawLock)
+RAW_SCRIPTS = Peer("floor: raw socket, our scripts", "", _RawScripts)
+COMMANDS = Peer("floor: redis-py commands", "redis", redis_py_commands)
+SQLITE = Peer("holdfast, SQLite", "", sqlite_lock)
+FILELOCK = Peer("filelock", "filelock", file_lock)
+PORTALOCKER = Peer("portalocker", "portalocker", port_lock)

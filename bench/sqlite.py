@@ -1,0 +1,107 @@
+"""The embedded store, against locks on files: a cycle, a hand-over, and what waiting costs.
+
+filelock and portalocker ask the kernel for a lock on a file: no ttl, no fence, no queue, and a waiter polls.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from bench import peers
+from bench.children import Child, ChildFailed, closing, placements
+from bench.cycles import blocking_body, present, rows, time_cycles, times
+from bench.handover import tell
+from bench.harness import Bench, Report, Spread, in_turns, percentile
+from bench.passing import pass_back_and_forth
+
+TITLE = "the embedded store"
+PEERS = (peers.SQLITE, peers.FILELOCK, peers.PORTALOCKER)
+NAPS = {peers.FILELOCK: 0.05, peers.PORTALOCKER: 0.25}
+"""How long the pollers sleep by default, in seconds."""
+MILLI = 1e3
+
+_fresh = count()
+
+
+def measure(bench: Bench) -> Report:
+    report = Report("sqlite", TITLE)
+    taking_part = present(report, PEERS)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        path = str(Path(folder, "locks.db"))
+        _cycle(bench, report, taking_part, path)
+        _handover(bench, report, taking_part, path)
+        _waiting(bench, report, taking_part, path)
+    return report
+
+
+def _cycle(bench: Bench, report: Report, taking_part: list[peers.Peer], path: str) -> None:
+    bodies = {peer.name: blocking_body(partial(peer.make, path, "cycle")) for peer in taking_part}
+    timings = time_cycles(bench, report, bodies, bench.pick(200, 60), placements()[0].clients)
+    base = peers.FILELOCK.name
+    report.table(f"per cycle; multiples of {base}", ("", "wall µs", "CPU µs", "wall", "CPU"), rows(timings, base))
+    report.target("wall against filelock", times(timings, peers.SQLITE.name, base, "wall"), 2.0)
+
+
+def _handover(bench: Bench, report: Report, taking_part: list[peers.Peer], path: str) -> None:
+    cases = {peer.name: partial(_pass, report, peer, path, bench) for peer in taking_part}
+    found = {name: batches for name, batches in in_turns(cases, bench.pick(5, 1)).items() if all(batches)}
+    tell(report, "from release to held between two processes", found)
+    ours = found.get(peers.SQLITE.name)
+    middle = None if ours is None else Spread.of(percentile(batch, 0.5) * MILLI for batch in ours).median
+    report.target("hand-over p50", middle, 3, " ms")
+
+
+def _pass(report: Report, peer: peers.Peer, path: str, bench: Bench) -> list[float]:
+    fast = peer not in NAPS
+    passings = bench.pick(80, 40) if fast else bench.pick(12, 4)
+    try:
+        make = partial(peer.make, path, f"handover{next(_fresh)}")
+        return pass_back_and_forth(make, passings) if fast else pass_back_and_forth(make, passings, NAPS[peer])
+    except ChildFailed as error:
+        report.missing[peer.name] = str(error)
+        return []
+
+
+def _waiting(bench: Bench, report: Report, taking_part: list[peers.Peer], path: str) -> None:
+    seconds = bench.pick(4.0, 1.0)
+    table = []
+    for peer in taking_part:
+        try:
+            table.append((peer.name, _share_of_a_core(partial(peer.make, path, f"wait{next(_fresh)}"), seconds)))
+        except ChildFailed as error:
+            report.missing[peer.name] = str(error)
+    report.table(f"one waiter, {seconds:g} s", ("", "% of a core"), [[name, share] for name, share in table])
+    report.target("processor time of one waiter", dict(table).get(peers.SQLITE.name), 2, " %")
+
+
+def _share_of_a_core(make: Callable[[], peers.Lock], seconds: float) -> float:
+    """Percent of one core that a process used while it waited."""
+
+    def hold(pipe: Connection) -> None:
+        with make():
+            pipe.send(None)
+            pipe.recv()
+
+    def wait(pipe: Connection) -> None:
+        lock = make()
+        wall, cpu = time.perf_counter(), time.process_time()
+        pipe.send(None)
+        with lock:
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        pipe.send(100 * cpu / wall)
+
+    children = [Child(hold)]
+    with closing(children):
+        children[0].hear()
+        children.append(Child(wait))
+        children[1].hear()
+        time.sleep(seconds)
+        children[0].tell(None)
+        share: float = children[1].hear()
+        return share

@@ -1,0 +1,116 @@
+"""Where the lock file lives, and who may touch it.
+
+Rules kept here: files are 0600 and folders that we make 0700; a folder in which somebody else could replace the
+file is refused. The lock file is never opened here once it exists: POSIX drops all locks that a process has on a
+file when it closes any descriptor of it, and those locks are SQLite's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from holdfast.errors import ConfigurationError, StoreError, StoreRefused
+from holdfast.stores.sqlite.mounts import refuse_shared
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def default_path() -> Path:
+    """The user's own lock file: in `$XDG_STATE_HOME/holdfast`, else in `~/.local/state/holdfast`."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if state.startswith("/"):  # a relative one is to be ignored, as the XDG specification says
+        return Path(state) / "holdfast" / "locks.db"
+    try:
+        return Path.home() / ".local" / "state" / "holdfast" / "locks.db"
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "There is no home folder to keep the lock file in. Set XDG_STATE_HOME, or give a path such as "
+            "sqlite:////var/lib/app/locks.db."
+        ) from error
+
+
+def checked_path(path: str | os.PathLike[str]) -> str:
+    """`path` made absolute, so that a later chdir changes nothing; an error when it can name no file."""
+    text = os.fspath(path)
+    if not hasattr(os, "mkfifo"):
+        raise ConfigurationError(
+            "The embedded store needs named pipes, which this system (Windows) has not. Use a Redis or Valkey "
+            "server, or memory:// within one process."
+        )
+    if not text or "\0" in text or text.endswith("/"):
+        raise ConfigurationError("The embedded store needs the path of a file, such as sqlite:///locks.db.")
+    if text == ":memory:":
+        raise ConfigurationError("Locks of one process alone are at memory://, not in an SQLite memory file.")
+    return str(Path(text).absolute())
+
+
+def prepare(path: str) -> Path:
+    """Make folder and file if they are missing, check them, and return the path without symbolic links."""
+    real = Path(path).resolve()
+    folder = real.parent
+    try:
+        make_private(folder)
+        _check_folder(folder)
+        refuse_shared(str(folder))
+        _make_file(real)
+        _check_file(real)
+    except PermissionError as error:
+        raise StoreRefused(
+            f"The lock file {real} cannot be made or used: {error.strerror}. Give this user the right to write in "
+            "its folder, or choose another path."
+        ) from error
+    except OSError as error:
+        raise StoreError(
+            f"The lock file {real} cannot be made: {error.strerror}. Nothing was changed; see to the disk, or "
+            "choose another path."
+        ) from error
+    return real
+
+
+def make_private(folder: Path) -> None:
+    """Make `folder` and what is missing above it, for this user alone."""
+    missing = []
+    above = folder
+    while not above.exists():
+        missing.append(above)
+        above = above.parent
+    for one in reversed(missing):
+        one.mkdir(mode=0o700, exist_ok=True)
+
+
+def _check_folder(folder: Path) -> None:
+    status = folder.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigurationError(f"{folder} is no folder, so the lock file cannot lie in it.")
+    if status.st_mode & OTHERS_WRITE or status.st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(
+            f"Other users can write in {folder}, so they could replace the lock file. Make it this user's alone "
+            f"(chmod go-w {folder}), or choose a folder that is."
+        )
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise PermissionError(13, f"no right to write in {folder}")
+
+
+def _make_file(path: Path) -> None:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        return  # another's, or ours from before; SQLite gives its side files the same mode
+
+
+def _check_file(path: Path) -> None:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigurationError(f"{path} is no regular file, so it cannot hold locks. Choose another path.")
+    if status.st_uid != os.geteuid():
+        raise ConfigurationError(
+            f"The lock file {path} belongs to another user. Processes share an embedded store only as the same "
+            "user; run them so, or use a Redis or Valkey server."
+        )
+    if status.st_mode & OTHERS:
+        raise ConfigurationError(
+            f"Other users can open the lock file {path}. If that was not meant, run chmod 600 on it."
+        )

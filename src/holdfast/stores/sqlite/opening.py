@@ -1,0 +1,117 @@
+"""Open a connection to the lock file: ours, in the right mode, and of this boot.
+
+Rules kept here:
+
+- No busy handler (`timeout=0`): SQLite would sleep inside the call, and with it the event loop. Who finds the
+  file busy goes away and comes back (`database.py`).
+- WAL with `synchronous=NORMAL`: a commit reaches the operating system, not the disk, and a checkpoint syncs. A
+  killed process so loses nothing. A power cut may lose the last commits, but never damages the file; and what it
+  loses are grants that the next boot voids anyway, and fences that the wall clock replaces.
+- Small pages: a transaction changes one or two rows, and a commit writes each changed page as a whole.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.errors import ConfigurationError
+from holdfast.stores.sqlite import statements as sql
+
+T = TypeVar("T")
+
+APPLICATION_ID = 0x686F6C64
+"""Marks the file as ours in SQLite's own header ("hold")."""
+VERSION = 1
+PAGE_BYTES = 1024
+CHECKPOINT_PAGES = 4000
+"""About 4 MB of log between two checkpoints, each of which syncs the disk and takes some milliseconds."""
+
+
+def in_transaction(connection: sqlite3.Connection, work: Callable[[], T], begin: str = "BEGIN IMMEDIATE") -> T:
+    """Do `work` as a whole or not at all."""
+    try:
+        connection.execute(begin)
+        answer = work()
+        connection.execute("COMMIT")
+    except BaseException:  # an interrupt included: it may come between any two statements
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return answer
+
+
+def open_connection(path: Path, boot: str) -> sqlite3.Connection:
+    """A connection on which every statement is a transaction of its own, unless it says BEGIN."""
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64)
+    try:
+        # In one transaction, or another process could make the file ours between two looks at it.
+        if not in_transaction(connection, lambda: _is_ours(connection, path), "BEGIN"):
+            _make_ours(connection, path)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA secure_delete = OFF")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        _void_other_boots(connection, boot)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_ours(connection: sqlite3.Connection, path: Path) -> bool:
+    """False when the file is still empty; an error when it is somebody else's."""
+    application: int = connection.execute("PRAGMA application_id").fetchone()[0]
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application == APPLICATION_ID:
+        if version != VERSION:
+            raise ConfigurationError(
+                f"The lock file {path} was made by another release of holdfast (layout {version}, here "
+                f"{VERSION}). Use the same release in all processes, or another path."
+            )
+        return True
+    if application or version or connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+        raise ConfigurationError(
+            f"{path} is the database of another program; nothing was changed in it. Choose another path for the "
+            "lock file."
+        )
+    return False
+
+
+def _make_ours(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    mode: str = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise ConfigurationError(
+            f"The file system of {path} cannot do shared memory, which the lock file needs. Choose a folder on a "
+            "local disk, or use a Redis or Valkey server."
+        )
+
+    def fill() -> None:
+        if not _is_ours(connection, path):  # another process may have come first
+            for statement in sql.schema():
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+
+    in_transaction(connection, fill)
+
+
+def _void_other_boots(connection: sqlite3.Connection, boot: str) -> None:
+    """What an earlier boot of the machine granted is void: its holders are gone, and so is its clock."""
+    if _boot_in(connection) == boot:
+        return
+
+    def void() -> None:
+        if _boot_in(connection) != boot:
+            connection.execute(sql.VOID_GRANTS)
+            connection.execute(sql.VOID_PLACES)
+            connection.execute(sql.NEW_BOOT, (boot,))
+
+    in_transaction(connection, void)
+
+
+def _boot_in(connection: sqlite3.Connection) -> str:
+    boot: str = connection.execute(sql.STATE).fetchone()[0]
+    return boot

@@ -1,0 +1,363 @@
+"""The contract of a store, as checks that run on any of them: those shipped here, and one of your own.
+
+    def make_store():               # each call a client of its own, all on one and the same engine
+        return MyStore(address, runtime)
+
+    await check_store(make_store, runtime)          # asyncio
+    run(check_store(make_store, runtime))           # threads: `run` is in holdfast.runtime.runner
+
+Each check is one coroutine in `CHECKS`, with the rule that it checks as its docstring; `ContractBroken` names the rule
+and what was seen instead. Give them to your test runner one by one to see all that fail.
+
+What is not checked here: time limits and lost connections (they need a network to break), forks, and load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from holdfast.ports import Mailbox, Runtime, Store
+from holdfast.values import Ask, Granted, LockInfo, Next, Owner, Place, Push, Queued, Renewal, Taken
+
+MakeStore = Callable[[], Store]
+T = TypeVar("T")
+
+PATIENCE = 10.0
+"""Seconds for which a check waits for what should come at once."""
+LONG = 30.0
+BRIEF = 0.05
+"""Ttls that outlast a check, and that end within one."""
+
+
+class ContractBroken(AssertionError):
+    """A store did not do what every store must."""
+
+
+class Bench:
+    """What a check works with: stores of one engine, names and holder ids that nobody used before."""
+
+    def __init__(self, make_store: MakeStore, runtime: Runtime) -> None:
+        self._make_store = make_store
+        self._stores: list[Store] = []
+        self.runtime = runtime
+        self.name = f"contract:{runtime.new_holder()}"
+
+    def store(self) -> Store:
+        store = self._make_store()
+        self._stores.append(store)
+        return store
+
+    def until(self) -> float:
+        return self.runtime.now() + PATIENCE
+
+    def ask(self, label: str, ttl: float = LONG) -> Ask:
+        return Ask(self.name, self.runtime.new_holder(), ttl, Owner("host", 1, label).encode())
+
+    async def take(self, store: Store, ask: Ask) -> int:
+        """Get a free lock; its fence."""
+        return _a(Granted, await store.acquire(ask, None, self.until()), "a free lock is granted").fence
+
+    async def queue(self, store: Store, ask: Ask, turn: int = 1, ticket: int | None = None) -> tuple[Mailbox, Queued]:
+        """Wait for a taken lock."""
+        box = store.mailbox(ask.holder)
+        await box.open(self.until())
+        answer = await store.acquire(ask, Place(box.address, turn, ticket), self.until())
+        return box, _a(Queued, answer, "who asks for a place in the queue of a taken lock gets one")
+
+    async def next_push(self, box: Mailbox) -> Push:
+        """The grant that is pushed next; news on the way to it are passed by."""
+        while True:
+            push = await box.wait(self.until())
+            if isinstance(push, Push):
+                return push
+            _a(Next, push, "a grant that is handed over is pushed to its holder")
+
+    async def inspect(self, store: Store) -> LockInfo:
+        return await store.inspect(self.name, self.until())
+
+    async def poll(self, look: Callable[[], Coroutine[Any, Any, T | None]], what: str) -> T:
+        """The first answer that is not None."""
+        give_up_at = self.until()
+        while (found := await look()) is None:
+            if self.runtime.now() >= give_up_at:
+                raise ContractBroken(f"{what}, within {PATIENCE:g} s")
+            await self.runtime.sleep(0.002)
+        return found
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+def _a(kind: type[T], answer: object, rule: str) -> T:
+    if not isinstance(answer, kind):
+        raise ContractBroken(f"{rule}, but the answer was {answer!r}")
+    return answer
+
+
+def _equal(seen: object, wanted: object, rule: str) -> None:
+    if seen != wanted:
+        raise ContractBroken(f"{rule}: {wanted!r} was due, and {seen!r} came")
+
+
+def _more(seen: float, least: float, rule: str) -> None:
+    if not seen > least:
+        raise ContractBroken(f"{rule}: more than {least!r} was due, and {seen!r} came")
+
+
+async def repeated_acquire(bench: Bench) -> None:
+    """A request repeated after a lost reply gives the same grant, with the full ttl anew."""
+    store, ask = bench.store(), bench.ask("a", ttl=1)
+    fence = await bench.take(store, ask)
+    again = await store.acquire(ask._replace(ttl=LONG), None, bench.until())
+    _equal(again, Granted(fence), "a repeated request is granted again, with the same fence")
+    _more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a repeat sets the full ttl anew")
+
+
+async def taken(bench: Bench) -> None:
+    """A taken lock is refused to who asks for no place, and nothing is left behind."""
+    store, other = bench.store(), bench.store()
+    await bench.take(store, bench.ask("a"))
+    answer = _a(Taken, await other.acquire(bench.ask("b"), None, bench.until()), "a taken lock is refused")
+    _more(answer.ttl_left or 0, LONG / 2, "the refusal tells how long the holder's ttl still lasts")
+    _equal((await bench.inspect(other)).waiting, 0, "who asked for no place has none")
+
+
+async def handed_over(bench: Bench) -> None:
+    """A release hands the lock to the first in the queue, by a push that names its last turn."""
+    store, other, first, second = bench.store(), bench.store(), bench.ask("a"), bench.ask("b")
+    fence = await bench.take(store, first)
+    box, _ = await bench.queue(other, second)
+    again = await other.acquire(second, Place(box.address, 2, None), bench.until())
+    _a(Queued, again, "who asks again goes on waiting")
+    _equal(await store.release(bench.name, first.holder, bench.until()), True, "a holder's release frees the lock")
+    push = await bench.next_push(box)
+    _equal(push.turn, 2, "a push names the turn of the last request")
+    _more(push.fence, fence, "fences rise")
+    confirmed = await other.acquire(second, Place(box.address, 3, None), bench.until())
+    _equal(confirmed, Granted(push.fence), "a pushed grant can be confirmed by a request")
+    box.close()
+
+
+async def places(bench: Bench) -> None:
+    """A place is kept by asking again, and a ticket from before leads back to it."""
+    store, asks = bench.store(), [bench.ask(label) for label in "abc"]
+    await bench.take(store, asks[0])
+    (box, first), (_, second) = [await bench.queue(store, ask) for ask in asks[1:]]
+    _equal((first.position, second.position), (0, 1), "positions count those in front")
+    _more(second.ticket, first.ticket, "tickets rise")
+    again = await store.acquire(asks[1], Place(box.address, 2, first.ticket), bench.until())
+    _equal(_a(Queued, again, "who asks again goes on waiting")[:2], first[:2], "asking again keeps the place")
+    _equal(await store.release(bench.name, asks[1].holder, bench.until()), False, "a place is no grant")
+    _equal((await bench.inspect(store)).waiting, 1, "a release gives up the place")
+    _, back = await bench.queue(store, asks[1], turn=3, ticket=first.ticket)
+    _equal(back[:2], first[:2], "a ticket from before leads back to its place")
+
+
+async def order(bench: Bench) -> None:
+    """Who waits is served first come, first served, with rising fences; who comes new does not overtake."""
+    stores = bench.store(), bench.store()
+    held = bench.ask("first")
+    fence = await bench.take(stores[0], held)
+    waiting = [(ask, (await bench.queue(stores[at % 2], ask))[0]) for at, ask in enumerate(map(bench.ask, "abcde"))]
+    for ask, box in waiting:
+        await stores[0].release(bench.name, held.holder, bench.until())
+        tried = await stores[1].acquire(bench.ask("new"), None, bench.until())
+        _a(Taken, tried, "a lock that was handed over is taken")
+        push = await bench.next_push(box)
+        _more(push.fence, fence, "fences rise from holder to holder")
+        held, fence = ask, push.fence
+    _equal(await stores[0].release(bench.name, held.holder, bench.until()), True, "the last one gives it back")
+    _equal((await bench.inspect(stores[0])).locked, False, "and then it is free")
+
+
+async def told_first(bench: Bench) -> None:
+    """Whoever becomes the first in the queue is told so, and how long the holder's ttl lasts."""
+    store, other = bench.store(), bench.store()
+    asks = [bench.ask("a"), bench.ask("b", ttl=LONG / 3), bench.ask("c"), bench.ask("d")]
+    await bench.take(store, asks[0])
+    await bench.queue(other, asks[1])
+    await bench.queue(other, asks[2], turn=4)
+    box, _ = await bench.queue(other, asks[3], turn=5)
+    await store.release(bench.name, asks[2].holder, bench.until())
+    await store.release(bench.name, asks[0].holder, bench.until())
+    news = _a(Next, await box.wait(bench.until()), "who becomes the first is told")
+    _equal(news.turn, 5, "the news name the turn of the last request")
+    _equal(0 < (news.ttl_left or 0) <= LONG / 3, True, "and the ttl of the new holder")
+    await store.release(bench.name, asks[1].holder, bench.until())
+    _equal((await bench.next_push(box)).turn, 5, "and then it is granted")
+
+
+async def released(bench: Bench) -> None:
+    """Only the holder's release frees the lock, and a repeat finds nothing."""
+    store, ask, stranger = bench.store(), bench.ask("a"), bench.ask("b")
+    fence = await bench.take(store, ask)
+    _equal(await store.release(bench.name, stranger.holder, bench.until()), False, "a stranger releases nothing")
+    info = await bench.inspect(store)
+    _equal((info.holder, info.fence), (ask.holder, fence), "a stranger's release changes nothing")
+    _equal(await store.release(bench.name, ask.holder, bench.until()), True, "a holder's release frees the lock")
+    _equal(await store.release(bench.name, ask.holder, bench.until()), False, "a repeated release finds nothing")
+    _more(await bench.take(store, stranger), fence, "fences rise also when the lock was free in between")
+
+
+async def renewed(bench: Bench) -> None:
+    """A renewal prolongs what is the holder's own, and nothing else."""
+    store, ask, stranger = bench.store(), bench.ask("a", ttl=5), bench.ask("b")
+    await bench.take(store, ask)
+    batch = [Renewal(bench.name, ask.holder, LONG), Renewal(bench.name, stranger.holder, 2 * LONG)]
+    batch.append(Renewal(bench.name + ":free", ask.holder, LONG))
+    answers = await store.renew(batch, bench.until())
+    _equal(answers, [True, False, False], "each line of a batch is answered for itself")
+    left = (await bench.inspect(store)).ttl_left or 0
+    _more(left, LONG / 2, "a renewal sets the ttl that it names")
+    _more(LONG + 0.001, left, "a stranger's renewal changes nothing")
+    free = await store.inspect(bench.name + ":free", bench.until())
+    _equal(free.locked, False, "a renewal never takes a free lock")
+
+
+async def adopted(bench: Bench) -> None:
+    """A grant moves from one holder to another once, with a new fence; a repeat gives the same answer."""
+    store, other = bench.store(), bench.store()
+    old, new, late = bench.ask("old"), bench.ask("new"), bench.ask("late")
+    fence = await bench.take(store, old)
+    granted = _a(Granted, await other.adopt(new, old.holder, bench.until()), "a grant can be adopted")
+    _more(granted.fence, fence, "an adopted grant has a new fence")
+    _equal(await other.adopt(new, old.holder, bench.until()), granted, "a repeated adoption gives the same fence")
+    _equal(await other.adopt(late, old.holder, bench.until()), None, "a grant is adopted once")
+    _equal(await store.release(bench.name, old.holder, bench.until()), False, "the old holder holds nothing")
+    stale = [Renewal(bench.name, old.holder, LONG)]
+    _equal(await store.renew(stale, bench.until()), [False], "the old holder prolongs nothing")
+    info = await bench.inspect(store)
+    _equal((info.holder, info.fence), (new.holder, granted.fence), "the new holder is the holder")
+
+
+async def expired(bench: Bench) -> None:
+    """A grant ends with its ttl: then it can be neither renewed, released nor adopted, and the lock is free."""
+    store, ask, successor = bench.store(), bench.ask("a", ttl=BRIEF), bench.ask("b")
+    fence = await bench.take(store, ask)
+
+    async def freed() -> Granted | None:
+        answer = await store.acquire(successor, None, bench.until())
+        return answer if isinstance(answer, Granted) else None
+
+    granted = await bench.poll(freed, "a grant ends with its ttl")
+    _more(granted.fence, fence, "fences rise also across an expiry")
+    _equal(await store.renew([Renewal(*ask[:3])], bench.until()), [False], "an expired grant cannot be renewed")
+    _equal(await store.release(bench.name, ask.holder, bench.until()), False, "nor released")
+    _equal(await store.adopt(bench.ask("c"), ask.holder, bench.until()), None, "nor adopted")
+    _equal((await bench.inspect(store)).holder, successor.holder, "and its successor keeps the lock")
+
+
+async def inherited(bench: Bench) -> None:
+    """Whoever finds the lock expired hands it to the first in the queue, not to itself."""
+    store, other = bench.store(), bench.store()
+    ask, first = bench.ask("a", ttl=BRIEF), bench.ask("b")
+    await bench.take(store, ask)
+    box, _ = await bench.queue(other, first)
+
+    async def handed_on() -> bool | None:
+        answer = await store.acquire(bench.ask("c"), None, bench.until())
+        _a(Taken, answer, "who comes new does not overtake who waits")
+        return (await bench.inspect(store)).holder == first.holder or None
+
+    await bench.poll(handed_on, "an expired lock goes to the first in the queue")
+    _equal((await bench.next_push(box)).turn, 1, "it is told by a push")
+
+
+async def passed_over(bench: Bench) -> None:
+    """A waiter whose client is gone is passed over at once."""
+    store, gone, other = bench.store(), bench.store(), bench.store()
+    ask, lost, next_one = bench.ask("a"), bench.ask("gone"), bench.ask("b")
+    await bench.take(store, ask)
+    box, _ = await bench.queue(gone, lost)
+    next_box, _ = await bench.queue(other, next_one)
+    box.close()
+    await gone.close()
+    await store.release(bench.name, ask.holder, bench.until())
+    await bench.next_push(next_box)
+    _equal((await bench.inspect(store)).holder, next_one.holder, "a waiter that is gone is passed over")
+
+
+async def forgotten(bench: Bench) -> None:
+    """A place ends with its ttl, if its waiter does not ask again."""
+    store, ask, silent, other = bench.store(), bench.ask("a"), bench.ask("silent", ttl=BRIEF), bench.ask("b")
+    await bench.take(store, ask)
+    await bench.queue(store, silent)
+    # From now on twice as long as the place lasts: when this ends, so has the place.
+    await store.renew([Renewal(bench.name, ask.holder, 2 * BRIEF)], bench.until())
+
+    async def freed() -> Granted | None:
+        answer = await store.acquire(other, None, bench.until())
+        _equal((await bench.inspect(store)).holder != silent.holder, True, "a place ends with its ttl")
+        return answer if isinstance(answer, Granted) else None
+
+    await bench.poll(freed, "a lock with nobody alive in its queue is free")
+
+
+async def patience(bench: Bench) -> None:
+    """A mailbox without a push is waited at for as long as was asked."""
+    store, ask, waiting = bench.store(), bench.ask("a"), bench.ask("b")
+    await bench.take(store, ask)
+    box, _ = await bench.queue(store, waiting)
+    until = bench.runtime.now() + 2 * BRIEF
+    _equal(await box.wait(until), None, "nothing is pushed while the lock is held")
+    _more(bench.runtime.now(), until - BRIEF, "a mailbox is waited at until the moment that was given")
+    box.close()
+
+
+async def inspected(bench: Bench) -> None:
+    """`inspect` tells the holder, the fence, the times, and who waits, in order; it changes nothing."""
+    store, asks = bench.store(), [bench.ask(label) for label in ("a", "b", "c")]
+    free = await bench.inspect(store)
+    _equal(free, LockInfo(bench.name), "nothing is known of a lock that was never taken")
+    fence = await bench.take(store, asks[0])
+    for ask in asks[1:]:
+        await bench.queue(store, ask)
+    info = await bench.inspect(store)
+    _equal((info.name, info.holder, info.fence), (bench.name, asks[0].holder, fence), "the holder is told")
+    _equal(info.owner, Owner("host", 1, "a"), "the owner is told")
+    _equal([one.holder for one in info.waiters], [ask.holder for ask in asks[1:]], "who waits is told in order")
+    _equal([one.owner and one.owner.label for one in info.waiters], ["b", "c"], "with their owners")
+    _equal(info.waiting, 2, "and counted")
+    times = (info.held_for, info.ttl_left, *(one.waiting_for for one in info.waiters))
+    for time in times:
+        _equal(time is not None and 0 <= time <= LONG, True, f"times are seconds, and {times} are not")
+
+
+CHECKS: tuple[Callable[[Bench], Coroutine[Any, Any, None]], ...] = (
+    repeated_acquire,
+    taken,
+    handed_over,
+    places,
+    order,
+    told_first,
+    released,
+    renewed,
+    adopted,
+    expired,
+    inherited,
+    passed_over,
+    forgotten,
+    patience,
+    inspected,
+)
+
+
+async def check_store(make_store: MakeStore, runtime: Runtime) -> None:
+    """Run every check, each on a lock of its own; the first rule that is broken raises `ContractBroken`."""
+    for check in CHECKS:
+        await run_check(check, make_store, runtime)
+
+
+async def run_check(
+    check: Callable[[Bench], Coroutine[Any, Any, None]], make_store: MakeStore, runtime: Runtime
+) -> None:
+    """Run one of `CHECKS`."""
+    bench = Bench(make_store, runtime)
+    try:
+        await check(bench)
+    except ContractBroken as broken:
+        raise ContractBroken(f"{check.__name__}: {check.__doc__ or ''} Broken: {broken}.") from None
+    finally:
+        await bench.close()

@@ -1,0 +1,173 @@
+"""The stores below the public names: each keeps the contract that `holdfast.testing.contract` checks.
+
+The checks are checked too: each of them finds the store that breaks its rule.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from holdfast.ports import Mailbox, Store
+from holdfast.runtime.runner import run
+from holdfast.runtime.threads import ThreadRuntime
+from holdfast.stores.memory import Hub, MemoryStore
+from holdfast.testing import contract
+from holdfast.testing.contract import CHECKS, Bench, ContractBroken, check_store, run_check
+from holdfast.values import Answer, Ask, Granted, LockInfo, Place, Renewal
+from tests.contract.driver import Driver, scenario
+
+Check = Callable[[Bench], Coroutine[Any, Any, None]]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@scenario
+async def test_store_keeps_the_contract(d: Driver, check: Check) -> None:
+    await run_check(check, lambda: d.connect().store, d.locks.runtime)
+
+
+def test_all_checks_in_one_call() -> None:
+    hub = Hub()
+    run(check_store(lambda: MemoryStore(hub, ThreadRuntime()), ThreadRuntime()))
+
+
+def test_every_check_has_its_rule() -> None:
+    assert all(check.__doc__ for check in CHECKS)
+    assert len({check.__name__ for check in CHECKS}) == len(CHECKS)
+
+
+class Broken(MemoryStore):
+    """A store that breaks one rule; the memory store does the rest."""
+
+    async def others(self, name: str) -> LockInfo:
+        return await super().inspect(name, 0)
+
+
+class NewFenceOnRepeat(Broken):
+    fences = 0
+
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        answer = await super().acquire(ask, place, until)
+        self.fences += 1
+        return Granted(answer.fence + self.fences) if isinstance(answer, Granted) else answer
+
+
+class QueuesEverybody(Broken):
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        return await super().acquire(ask, place or Place("nowhere", 0, None), until)
+
+
+class PushesAnOldTurn(Broken):
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        return await super().acquire(ask, place and place._replace(turn=1), until)
+
+
+class ForgetsTickets(Broken):
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        return await super().acquire(ask, place and place._replace(ticket=None), until)
+
+
+class LastInFirstOut(Broken):
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        answer = await super().acquire(ask, place, until)
+        queue = self._hub.space._queues.get(ask.name, [])
+        queue.sort(key=lambda one: -one.ticket)
+        return answer
+
+
+class TellsNobody(Broken):
+    async def release(self, name: str, holder: str, until: float) -> bool:
+        self._hub.space._tell_next = lambda name, now: None  # type: ignore[method-assign]
+        return await super().release(name, holder, until)
+
+
+class AnyoneReleases(Broken):
+    async def release(self, name: str, holder: str, until: float) -> bool:
+        info = await self.others(name)
+        return await super().release(name, info.holder or holder, until)
+
+
+class RenewsUnasked(Broken):
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
+        answers = []
+        for line in renewals:
+            info = await self.others(line.name)
+            answers += await super().renew([line._replace(holder=info.holder or line.holder)], until)
+        return answers
+
+
+class AdoptsTwice(Broken):
+    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+        info = await self.others(ask.name)
+        return await super().adopt(ask, info.holder or old_holder, until)
+
+
+class NeverExpires(Broken):
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        return await super().acquire(ask._replace(ttl=99), place, until)
+
+
+class TakesFromTheQueue(Broken):
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        if place is None and not (await self.others(ask.name)).locked:
+            self._hub.space._queues.pop(ask.name, None)
+        return await super().acquire(ask, place, until)
+
+
+class WaitsForTheDead(Broken):
+    async def close(self) -> None:
+        pass
+
+    def mailbox(self, holder: str) -> Mailbox:
+        box = super().mailbox(holder)
+        box.close = lambda: None  # type: ignore[method-assign]
+        return box
+
+
+class ReturnsAtOnce(Broken):
+    def mailbox(self, holder: str) -> Mailbox:
+        box = super().mailbox(holder)
+
+        async def nothing(until: float) -> None: ...
+
+        box.wait = nothing  # type: ignore[method-assign]
+        return box
+
+
+class ShowsNobody(Broken):
+    async def inspect(self, name: str, until: float) -> LockInfo:
+        return (await super().inspect(name, until))._replace(waiters=())
+
+
+BROKEN = [
+    (contract.repeated_acquire, NewFenceOnRepeat),
+    (contract.taken, QueuesEverybody),
+    (contract.handed_over, PushesAnOldTurn),
+    (contract.places, ForgetsTickets),
+    (contract.order, LastInFirstOut),
+    (contract.told_first, TellsNobody),
+    (contract.released, AnyoneReleases),
+    (contract.renewed, RenewsUnasked),
+    (contract.adopted, AdoptsTwice),
+    (contract.expired, NeverExpires),
+    (contract.inherited, TakesFromTheQueue),
+    (contract.passed_over, WaitsForTheDead),
+    (contract.forgotten, NeverExpires),
+    (contract.patience, ReturnsAtOnce),
+    (contract.inspected, ShowsNobody),
+]
+
+
+@pytest.mark.parametrize(("check", "store_class"), BROKEN, ids=lambda value: value.__name__)
+def test_each_check_finds_the_store_that_breaks_its_rule(
+    check: Check, store_class: type[Broken], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contract, "PATIENCE", 0.15)
+    hub = Hub()
+
+    def make_store() -> Store:
+        return store_class(hub, ThreadRuntime())
+
+    with pytest.raises(ContractBroken, match=f"^{check.__name__}: .* Broken: "):
+        run(run_check(check, make_store, ThreadRuntime()))
+    assert {check for check, _ in BROKEN} == set(CHECKS)

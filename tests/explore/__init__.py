@@ -1,0 +1,1 @@
+"""The gallery of broken locks, and good ones to compare with; run by the explorer."""

@@ -1,0 +1,251 @@
+"""A server that stops, restarts or is tampered with, and a network that breaks: what the holder sees, and when."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast import LeaseLost, State
+from holdfast.runtime.clock import now
+from tests.keeper.listening import SLACK, Listener
+from tests.keeper.measuring import note
+from tests.support.faults import Direction
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.support.waiting import until
+from tests.traps.colours import Client, Colour
+from tests.traps.watching import await_nothing_left, on
+
+DIRECTIONS: tuple[Direction, ...] = ("to_server", "to_client")
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_unheard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """asyncio logs what nobody retrieved or awaited, and the keeper what it did not expect: there must be none of it."""
+    yield
+    bad = [record for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
+    assert [record.getMessage() for record in bad] == []
+
+
+def deadline_of(lease: Any) -> float:
+    """When the lease ends if no renewal gets through any more, on the clock of `now`."""
+    moment: float = lease._holding.valid_until
+    return moment
+
+
+def is_state(client: Client, lease: Any, state: State) -> Callable[[], bool]:
+    return lambda: client.state(lease) is state
+
+
+def assert_lost_at_the_deadline(listener: Listener, lease: Any, what: str) -> None:
+    """On_lost was called at the lease's deadline: not before, and hardly after."""
+    (call,) = listener.wait_for("lost")
+    late = note(f"loss told late, {what}", (call.at - deadline_of(lease)) * 1000) / 1000
+    assert 0 <= late < SLACK
+
+
+class TestTheServerStops:
+    def test_for_longer_than_the_ttl(self, fresh_server: Server, colour: Colour, listener: Listener) -> None:
+        client = colour.connect(fresh_server.url)
+        lease = client.acquire("report", ttl=0.6, **listener.options)
+        until(lambda: fresh_server.commands_processed().get("pexpire", 0) >= 1, "a renewal")
+        fresh_server.pause()
+        listener.wait_for("risk")
+        client.do(lease.ensure_held)  # at risk is still held
+        assert client.do(lambda: lease.lost.wait(5)) is True
+        assert_lost_at_the_deadline(listener, lease, "server stopped")
+        assert listener.words() == ["risk", "lost"]
+        with pytest.raises(LeaseLost, match="ran out"):
+            client.do(lease.ensure_held)
+        fresh_server.resume()
+        await_nothing_left(fresh_server, "report")
+        assert client.release(lease) is False
+        assert listener.words() == ["risk", "lost"]
+
+    def test_for_a_moment(self, fresh_server: Server, colour: Colour, listener: Listener) -> None:
+        client = colour.connect(fresh_server.url)
+        lease = client.acquire("report", ttl=1.2, **listener.options)
+        fresh_server.pause()
+        listener.wait_for("risk")
+        fresh_server.resume()
+        until(is_state(client, lease, State.HELD), "the lease to be held again")
+        assert client.state(lease) is State.HELD
+        assert fresh_server.raw("GET", "report") == lease.holder
+        assert client.release(lease) is True
+        assert listener.words() == ["risk"]
+
+    def test_with_many_leases_every_loss_is_told(
+        self, fresh_server: Server, colour: Colour, listener: Listener
+    ) -> None:
+        client = colour.connect(fresh_server.url)
+        leases = [client.acquire(f"report {n}", ttl=1.0, renew=n % 2 == 0, **listener.options) for n in range(300)]
+        fresh_server.pause()
+        calls = listener.wait_for("lost", len(leases))
+        assert {call.lease for call in calls} == set(leases)
+        worst = max(call.at - deadline_of(call.lease) for call in calls)
+        note("loss told late, 300 leases at once", worst * 1000)
+        assert worst < SLACK
+        assert len(listener.words()) == len(leases) + listener.words().count("risk")
+        fresh_server.resume()
+
+    def test_and_starts_again_empty(self, fresh_server: Server, colour: Colour, listener: Listener) -> None:
+        client = colour.connect(fresh_server.url)
+        lease = client.acquire("report", ttl=1.5, **listener.options)
+        fresh_server.restart()
+        restarted_at = now()
+        (call,) = listener.wait_for("lost")
+        note("loss told after a restart, share of the ttl", (call.at - restarted_at) / 1.5, "ttl")
+        assert call.at <= deadline_of(lease) + SLACK
+        assert call.at - restarted_at < 1.5 / 3 + 0.5, "at the next renewal, not at the end of the ttl"
+        other = client.acquire("report", timeout=0)
+        assert client.release(lease) is False
+        assert fresh_server.raw("GET", "report") == other.holder
+
+
+class TestTheNetworkBreaks:
+    def test_connections_cut_again_and_again(
+        self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener
+    ) -> None:
+        client = colour.connect(proxy.url).warm_up()
+        lease = client.acquire("report", ttl=0.9, **listener.options)
+        seen = len(proxy.requests)
+        for round_ in range(1, 5):
+            proxy.reset_connections()
+            proxy.wait_for(_renewal_after(seen), round_)
+        until(is_state(client, lease, State.HELD), "the lease to be held")
+        assert valkey.raw("GET", "report") == lease.holder
+        assert client.release(lease) is True
+        assert "lost" not in listener.words()
+
+    @pytest.mark.parametrize("direction", DIRECTIONS)
+    def test_one_way_for_good(
+        self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
+    ) -> None:
+        client = colour.connect(proxy.url).warm_up()
+        lease = client.acquire("report", ttl=0.6, **listener.options)
+        proxy.wait_for(on("report"), 2)
+        proxy.stall(direction)
+        listener.wait_for("risk")
+        assert_lost_at_the_deadline(listener, lease, f"stalled {direction}")
+        with pytest.raises(LeaseLost):
+            client.do(lease.ensure_held)
+        proxy.unstall()
+        await_nothing_left(valkey, "report", 5)
+        assert listener.words() == ["risk", "lost"]
+
+    @pytest.mark.parametrize("direction", DIRECTIONS)
+    def test_one_way_for_a_moment(
+        self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
+    ) -> None:
+        client = colour.connect(proxy.url).warm_up()
+        lease = client.acquire("report", ttl=1.2, **listener.options)
+        proxy.stall(direction)
+        listener.wait_for("risk")
+        proxy.unstall()
+        until(is_state(client, lease, State.HELD), "the lease to be held again")
+        assert valkey.raw("GET", "report") == lease.holder
+        assert client.release(lease) is True
+        assert listener.words() == ["risk"]
+
+    def test_every_other_reply_is_lost(self, colour: Colour, proxy: FaultProxy, listener: Listener) -> None:
+        """Renewals are executed and not heard of; the retry says that the lock is still ours."""
+        client = colour.connect(proxy.url).warm_up()
+        lease = client.acquire("report", ttl=0.9, **listener.options)
+        for _ in range(4):
+            proxy.drop_reply(on("report")).wait()
+            until(is_state(client, lease, State.HELD), "the lease to be held again")
+        assert client.release(lease) is True
+        assert "lost" not in listener.words()
+
+
+def _renewal_after(seen: int) -> Callable[[Any], bool]:
+    """Fits the requests about the lock, without the first `seen` requests of all."""
+    count = 0
+
+    def fits(args: Any) -> bool:
+        nonlocal count
+        count += 1
+        return count > seen and on("report")(args)  # type: ignore[operator]
+
+    return fits
+
+
+THEFTS: dict[str, list[tuple[str, ...]]] = {
+    "deleted": [("DEL", "report")],
+    "unlinked": [("UNLINK", "report")],
+    "overwritten": [("SET", "report", "another")],
+    "moved away": [("RENAME", "report", "elsewhere")],
+    "cut short": [("PEXPIRE", "report", "1")],
+    "flushed": [("FLUSHALL",)],
+    "another type": [("DEL", "report"), ("RPUSH", "report", "a list")],
+}
+
+
+class TestTheft:
+    @pytest.mark.parametrize("theft", THEFTS)
+    def test_is_found_at_the_next_renewal_at_the_latest(
+        self, us: Client, valkey: Server, listener: Listener, theft: str
+    ) -> None:
+        lease = us.acquire("report", ttl=0.6, **listener.options)
+        for command in THEFTS[theft]:
+            valkey.raw(*command)
+        stolen_at = now()
+        (call,) = listener.wait_for("lost")
+        assert call.at - stolen_at < 0.6 / 3 + SLACK
+        with pytest.raises(LeaseLost):
+            us.do(lease.ensure_held)
+        assert us.release(lease) is False
+        assert listener.words() == ["lost"]
+
+    def test_is_found_soon_where_the_server_tells(self, us: Client, valkey: Server, listener: Listener) -> None:
+        """The ttl is long, the next renewal far away; but a lease that is older than a second is watched by the server."""
+        names = {"deleted": "a", "overwritten": "b", "moved": "c"}
+        leases = {what: us.acquire(name, ttl=30, **listener.options) for what, name in names.items()}
+        bystander = us.acquire("bystander", ttl=30, **listener.options)
+        tracked = "tracking_total_keys:4"
+        until(lambda: tracked in valkey.raw("INFO", "stats"), "the server to watch the locks")
+        for number, command in enumerate((("DEL", "a"), ("SET", "b", "another"), ("RENAME", "c", "d")), 1):
+            valkey.raw(*command)
+            stolen_at = now()
+            call = listener.wait_for("lost", number, 2)[-1]
+            note("theft told after, where the server tells", (call.at - stolen_at) * 1000)
+            assert call.at - stolen_at < 1.5
+        assert {call.lease for call in listener.calls} == set(leases.values())
+        assert us.release(bystander) is True
+        assert listener.words() == ["lost"] * 3
+
+    def test_of_all_at_once_is_found_soon(self, us: Client, valkey: Server, listener: Listener) -> None:
+        for number in range(20):
+            us.acquire(f"report {number}", ttl=30, **listener.options)
+        until(lambda: "tracking_total_keys:20" in valkey.raw("INFO", "stats"), "the server to watch the locks")
+        valkey.raw("FLUSHALL")
+        stolen_at = now()
+        calls = listener.wait_for("lost", 20, 2)
+        assert max(call.at for call in calls) - stolen_at < 1.5
+        assert len(listener.words()) == 20
+
+    def test_the_new_owner_is_left_alone(self, us: Client, valkey: Server, listener: Listener) -> None:
+        lease = us.acquire("report", ttl=0.6, **listener.options)
+        valkey.raw("SET", "report", "another", "PX", "60000")
+        listener.wait_for("lost")
+        assert us.release(lease) is False
+        us.close()
+        assert valkey.raw("GET", "report") == "another"
+        assert valkey.raw("PTTL", "report") > 50_000
+
+    def test_of_one_lease_does_not_hurt_the_others(self, us: Client, valkey: Server, listener: Listener) -> None:
+        """Leases are renewed together: one whose key can't even be read must not cost the others theirs."""
+        leases = {name: us.acquire(name, ttl=0.6, **listener.options) for name in ("a", "b", "c")}
+        valkey.raw("DEL", "b")
+        valkey.raw("RPUSH", "b", "a list")
+        listener.wait_for("lost")
+        renewed = valkey.commands_processed().get("pexpire", 0)
+        until(lambda: valkey.commands_processed().get("pexpire", 0) >= renewed + 12, "a few more renewals")
+        assert {name: us.state(lease) for name, lease in leases.items()} == {
+            "a": State.HELD,
+            "b": State.LOST,
+            "c": State.HELD,
+        }
+        assert listener.words() == ["lost"]
+        assert valkey.raw("LRANGE", "b", "0", "-1") == ["a list"]

@@ -1,0 +1,351 @@
+"""The core under a clock that only the test moves: no threads, no sockets, no waiting.
+
+`VirtualRuntime` runs the core's coroutines; time passes in `run_for` (everything that is due happens, in order) and in
+`freeze` (nothing runs, as in a stopped process). `FaultyStore` is the memory store's rules behind a link that the test
+breaks and mends.
+"""
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, NamedTuple
+
+from holdfast.connection import AsyncLocks
+from holdfast.errors import Outcome, StoreUnavailable
+from holdfast.ports import Mailbox
+from holdfast.stores.memory import Space
+from holdfast.values import Answer, Ask, Granted, LockInfo, Owner, Place, Renewal
+
+Work = Coroutine[Any, Any, Any]
+Trouble = Literal["none", "refused", "silent", "deaf", "late", "stuck"]
+"""refused: fails at once, nothing is done. silent: nothing is done and nothing comes back. deaf: done, but the answer
+never comes back. late: done only after whoever asked has given up, as when a request lies in a stopped server's
+buffer while its client goes on over another connection. stuck: silent until somebody has waited in vain when the first
+request is two seconds old, as with a connection that is dead without knowing and is replaced then."""
+LATE_BY = 0.1
+STUCK_FOR = 2.0
+
+START = 1000.0
+MOST_STEPS = 200_000
+"""Steps without the time moving after which something turns in a circle."""
+MOST_REQUESTS = 1000
+"""Requests likewise."""
+
+
+class TurnsInACircleError(BaseException):
+    """Something goes on and on while the time stands still. No `Exception`: nobody is to catch and bear it."""
+
+
+class Pause:
+    """Where a task stands: until somebody ends it, or its moment has come (which gives False)."""
+
+    __slots__ = ("task", "until")
+
+    def __init__(self, until: float | None) -> None:
+        self.until = until
+        self.task: Work | None = None
+
+    def __await__(self) -> Generator["Pause", bool, bool]:
+        return (yield self)
+
+
+class VirtualWaker:
+    def __init__(self, runtime: "VirtualRuntime") -> None:
+        self._runtime = runtime
+        self._called = False
+        self._pause: Pause | None = None
+
+    def wake(self) -> None:
+        if self._pause is None:
+            self._called = True
+        else:
+            self._runtime.end(self._pause, True)
+            self._pause = None
+
+    async def wait(self, until: float | None) -> bool:
+        if self._called:
+            self._called = False
+            return True
+        if until is not None and until <= self._runtime.now():
+            return False
+        self._pause = pause = Pause(until)
+        try:
+            return await pause
+        finally:
+            self._pause = None
+
+
+class VirtualRuntime:
+    """`ports.Runtime`. `spawned` has the name of everything that was ever put into the background; `look` is called
+    whenever the time is about to move."""
+
+    def __init__(self) -> None:
+        self._now = START
+        self._ready: deque[tuple[Work, bool | None]] = deque()
+        self._timers: list[tuple[float, int, Pause]] = []
+        self._numbers = itertools.count(1)
+        self._tasks: set[Work] = set()
+        self.spawned: list[str] = []
+        self.look: Callable[[], None] = lambda: None
+
+    def now(self) -> float:
+        return self._now
+
+    def random(self) -> float:
+        return 0.5
+
+    def new_holder(self) -> str:
+        return f"holder-{next(self._numbers)}"
+
+    def caller(self) -> Hashable:
+        return "the test"
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def waker(self) -> VirtualWaker:
+        return VirtualWaker(self)
+
+    def bind(self) -> bool:
+        return False
+
+    async def sleep(self, seconds: float) -> None:
+        await Pause(self._now + max(0.0, seconds))
+
+    def spawn(self, work: Callable[[], Work], name: str) -> None:
+        self.spawned.append(name)
+        self._start(work())
+
+    async def finish(self, work: Callable[[], Work], name: str, patience: float) -> None:
+        ended = self.waker()
+
+        async def to_its_end() -> None:
+            await work()
+            ended.wake()
+
+        self._start(to_its_end())
+        await ended.wait(self._now + patience)
+
+    def _start(self, work: Work) -> None:
+        self._tasks.add(work)
+        self._ready.append((work, None))
+
+    def close(self) -> None:
+        """End what still runs, as the end of a process does: nothing of it goes on."""
+        for work in self._tasks:
+            work.close()
+
+    def end(self, pause: Pause, value: bool) -> None:
+        if pause.task is not None:
+            self._ready.append((pause.task, value))
+            pause.task = None
+
+    def _step(self, work: Work, value: bool | None) -> None:
+        try:
+            pause = work.send(value)
+        except StopIteration:
+            self._tasks.discard(work)
+            return
+        pause.task = work
+        if pause.until is not None:
+            heapq.heappush(self._timers, (pause.until, next(self._numbers), pause))
+
+    def _settle(self) -> None:
+        """Run whoever can run while the time stands still."""
+        for _ in range(MOST_STEPS):
+            if not self._ready:
+                self.look()
+                return
+            self._step(*self._ready.popleft())
+        raise TurnsInACircleError
+
+    def run_until(self, moment: float) -> None:
+        """Let time pass up to `moment`, everything happening when it is due."""
+        while True:
+            self._settle()
+            if not self._timers or self._timers[0][0] > moment:
+                break
+            self._next_timer()
+        self._now = max(self._now, moment)
+
+    def _next_timer(self) -> None:
+        until, _, pause = heapq.heappop(self._timers)
+        self._now = max(self._now, until)
+        self.end(pause, False)
+
+    def run_for(self, seconds: float) -> None:
+        self.run_until(self._now + seconds)
+
+    def freeze(self, seconds: float) -> None:
+        """Time passes and nothing of ours runs: a stopped process, a suspended laptop."""
+        self._settle()
+        self._now += seconds
+
+    def do(self, work: Work, within: float = 60.0) -> Any:
+        """The result of `work`; time passes only as far as it needs."""
+        outcome: list[Any] = []
+
+        async def keep() -> None:
+            try:
+                outcome.append((await work, None))
+            except Exception as error:
+                outcome.append((None, error))
+
+        self._start(keep())
+        give_up_at = self._now + within
+        while True:
+            self._settle()
+            if outcome:
+                break
+            if not self._timers or self._timers[0][0] > give_up_at:
+                raise AssertionError(f"{work} did not end within {within:g} virtual seconds")
+            self._next_timer()
+        result, error = outcome[0]
+        if error is not None:
+            raise error
+        return result
+
+
+class Request(NamedTuple):
+    """What the store was asked, and when."""
+
+    at: float
+    kind: str
+    names: tuple[str, ...]
+    ttls: tuple[float, ...] = ()
+
+
+class FaultyStore:
+    """`ports.Store`: the memory store's rules behind a link with `trouble`, `there` and `back` seconds long."""
+
+    listening = True
+
+    def __init__(self, runtime: VirtualRuntime) -> None:
+        self.runtime = runtime
+        self.space = Space(lambda *_: False, lambda: round(runtime.now() * 1e6))
+        self.trouble: Trouble = "none"
+        self.there = 0.0
+        self.back = 0.0
+        self.stuck_since = math.inf
+        self.grace = 0.08
+        self.notices = False
+        self.requests: list[Request] = []
+        self.tell: Callable[[str | None], None] = lambda _: None
+
+    async def _carry(self, request: Request, until: float, execute: Callable[[], Any]) -> Any:
+        """Bring a request to the store and its answer back, as far as the trouble allows."""
+        self.requests.append(request)
+        latest = self.requests[-MOST_REQUESTS:]
+        if len(latest) == MOST_REQUESTS and all((one.at, one.kind) == (request.at, "renew") for one in latest):
+            raise TurnsInACircleError
+        trouble = self.trouble
+        if trouble == "refused":
+            raise StoreUnavailable("refused")
+        if trouble in ("none", "deaf"):
+            await self._travel(self.there, until)
+            answer = execute()
+        if trouble != "none":
+            await self.runtime.sleep(until - self.runtime.now())
+            if trouble == "late":
+                self.runtime.spawn(lambda: self._execute_late(execute), "late")
+            if trouble == "stuck":
+                self._unstick(request.at)
+            raise StoreUnavailable("no answer", outcome=Outcome.UNKNOWN)
+        await self._travel(self.back, until)
+        return answer
+
+    def _unstick(self, asked_at: float) -> None:
+        self.stuck_since = min(self.stuck_since, asked_at)
+        if self.runtime.now() - self.stuck_since > STUCK_FOR:
+            self.trouble = "none"
+
+    async def _execute_late(self, execute: Callable[[], Any]) -> None:
+        await self.runtime.sleep(LATE_BY)
+        execute()
+
+    async def _travel(self, seconds: float, until: float) -> None:
+        if self.runtime.now() + seconds > until:
+            await self.runtime.sleep(until - self.runtime.now())
+            raise StoreUnavailable("too late", outcome=Outcome.UNKNOWN)
+        if seconds:
+            await self.runtime.sleep(seconds)
+
+    def renewals(self, name: str | None = None) -> list[Request]:
+        return [one for one in self.requests if one.kind == "renew" and (name is None or name in one.names)]
+
+    def holder(self, name: str) -> str | None:
+        return self.space.inspect(name, self.runtime.now()).holder
+
+    def mailbox(self, holder: str) -> Mailbox:
+        raise NotImplementedError("nobody waits in these tests")
+
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        answer: Answer = await self._carry(
+            Request(self.runtime.now(), "acquire", (ask.name,)),
+            until,
+            lambda: self.space.acquire(ask, None, self.runtime.now()),
+        )
+        return answer
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
+        request = Request(
+            self.runtime.now(), "renew", tuple(line.name for line in renewals), tuple(line.ttl for line in renewals)
+        )
+        answers: list[bool] = await self._carry(
+            request, until, lambda: [self.space.renew(line, self.runtime.now()) for line in renewals]
+        )
+        return answers
+
+    async def release(self, name: str, holder: str, until: float) -> bool:
+        released: bool = await self._carry(
+            Request(self.runtime.now(), "release", (name,)),
+            until,
+            lambda: self.space.release(name, holder, self.runtime.now()),
+        )
+        return released
+
+    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+        granted: Granted | None = await self._carry(
+            Request(self.runtime.now(), "adopt", (ask.name,)),
+            until,
+            lambda: self.space.adopt(ask, old_holder, self.runtime.now()),
+        )
+        return granted
+
+    async def inspect(self, name: str, until: float) -> LockInfo:
+        return self.space.inspect(name, self.runtime.now())
+
+    def on_change(self, tell: Callable[[str | None], None]) -> None:
+        self.tell = tell
+
+    def listen(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def forget(self, *, forked: bool) -> None: ...
+
+
+class World:
+    """One client on one store, and what its leases' callbacks were told: (moment, what, name)."""
+
+    def __init__(self) -> None:
+        self.time = VirtualRuntime()
+        self.store = FaultyStore(self.time)
+        self.locks = AsyncLocks(
+            self.store, self.time, owner=Owner("here", 1), store_timeout=10.0, address="virtual://"
+        )
+        self.told: list[tuple[float, str, str]] = []
+
+    def teller(self, what: str) -> Callable[[Any], None]:
+        """A callback that notes when it was called, and for which lease."""
+        return lambda lease: self.told.append((round(self.time.now() - START, 3), what, lease.name))
+
+    def acquire(self, name: str = "thing", **options: Any) -> Any:
+        lock = self.locks.lock(name, **{"on_risk": self.teller("risk"), "on_lost": self.teller("lost"), **options})
+        return self.time.do(lock.acquire(timeout=0))
+
+    def words(self, name: str = "thing") -> list[str]:
+        return [what for _, what, whose in self.told if whose == name]

@@ -1,0 +1,250 @@
+"""A guard against getting slower, by counts: requests, commands, connections, calls; the same on every machine.
+
+A count that falls is good news: lower it here too, so that it does not rise again unseen.
+"""
+
+import asyncio
+import gc
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import holdfast
+import holdfast.aio
+from bench.__main__ import CLAIMS
+from bench.harness import Report, Spread, Verdict, in_turns, jain, laid_out, percentile, ratio
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.support.waiting import until
+
+CYCLES = 20
+PASSINGS = 6
+COMMANDS_PER_CYCLE = {"evalsha": 2, "time": 1, "exists": 2, "get": 1, "set": 2, "del": 1}
+CALLS_PER_CYCLE = 140
+"""Python and C functions entered, in the caller's thread."""
+ASYNCIO_CALLS_PER_CYCLE = 290
+
+
+def commands(requests: list[list[bytes]]) -> Counter[str]:
+    return Counter(request[0].decode().upper() for request in requests)
+
+
+def cycle(lock: holdfast.Lock, count: int = CYCLES) -> None:
+    for _ in range(count):
+        with lock:
+            pass
+
+
+def test_an_uncontended_cycle_is_two_requests(proxy: FaultProxy) -> None:
+    with holdfast.connect(proxy.url) as locks:
+        lock = locks.lock("thing")
+        cycle(lock, 1)  # dials, and sends the scripts once
+        before = len(proxy.requests)
+        cycle(lock)
+        assert commands(proxy.requests[before:]) == {"EVALSHA": 2 * CYCLES}
+        assert proxy.connections == 1
+
+
+async def test_an_uncontended_cycle_is_two_requests_with_asyncio(proxy: FaultProxy) -> None:
+    async with holdfast.aio.connect(proxy.url) as locks:
+        lock = locks.lock("thing")
+        async with lock:
+            pass
+        before = len(proxy.requests)
+        for _ in range(CYCLES):
+            async with lock:
+                pass
+        assert commands(proxy.requests[before:]) == {"EVALSHA": 2 * CYCLES}
+        assert proxy.connections == 1
+
+
+def test_what_an_uncontended_cycle_has_the_server_do(any_server: Server) -> None:
+    with holdfast.connect(any_server.url) as locks:
+        lock = locks.lock("thing")
+        cycle(lock, 2)  # the first grant of all finds no fence to go on from
+        any_server.raw("CONFIG", "RESETSTAT")
+        cycle(lock)
+        counted = any_server.commands_processed()
+    expected = {name: calls * CYCLES for name, calls in COMMANDS_PER_CYCLE.items()}
+    assert {name: calls for name, calls in counted.items() if not name.startswith("config")} == expected
+
+
+def test_a_script_is_sent_in_full_only_once(proxy: FaultProxy) -> None:
+    with holdfast.connect(proxy.url) as first, holdfast.connect(proxy.url) as second:
+        cycle(first.lock("thing"))
+        cycle(second.lock("another"))
+        assert commands(proxy.requests)["EVAL"] == 2  # one to acquire, one to release
+
+
+def test_a_hand_over_costs_no_request_of_its_own(valkey: Server, proxy: FaultProxy) -> None:
+    """Each acquisition is two requests though each of them had to wait for its turn."""
+    with holdfast.connect(proxy.url) as one, holdfast.connect(proxy.url) as other:
+        locks = [one.lock("thing"), other.lock("thing")]
+        pass_on(valkey, locks, 3)  # both dial, subscribe and load the scripts
+        before = len(proxy.requests)
+        pass_on(valkey, locks, PASSINGS)
+        counted = commands(proxy.requests[before:])
+        assert counted == {"EVALSHA": 2 * (PASSINGS + 1)}
+        assert proxy.connections == 4  # of each client one for requests and one for grants
+
+
+def pass_on(server: Server, locks: list[holdfast.Lock], passings: int) -> None:
+    """Hold the lock here and there in turn; whoever comes next waits before it is given back."""
+    lease = locks[0].acquire()
+    for number in range(1, passings + 1):
+        with waiting(server, locks[number % 2]) as got:
+            assert lease is not None
+            lease.release()
+        lease = got[0]
+    assert lease is not None
+    lease.release()
+
+
+@contextmanager
+def waiting(server: Server, lock: holdfast.Lock) -> Iterator[list[holdfast.Lease | None]]:
+    """A thread that stands in line for `lock`; it has its lease when the block has ended."""
+    got: list[holdfast.Lease | None] = []
+    thread = threading.Thread(target=lambda: got.append(lock.acquire(timeout=10)))
+    thread.start()
+    await_waiters(server, lock.name, 1)
+    yield got
+    thread.join()
+
+
+def await_waiters(server: Server, name: str, count: int) -> None:
+    until(lambda: server.raw("ZCARD", f"holdfast:{{{name}}}:q") == count, f"{count} waiters")
+
+
+def test_waiting_threads_share_two_connections(valkey: Server, proxy: FaultProxy) -> None:
+    with holdfast.connect(proxy.url) as locks:
+        lease = locks.lock("thing").acquire()
+        assert lease is not None
+        threads = [threading.Thread(target=cycle, args=(locks.lock("thing"), 1)) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        await_waiters(valkey, "thing", 40)
+        assert proxy.connections == 2
+        lease.release()
+        for thread in threads:
+            thread.join()
+        assert proxy.connections == 2
+
+
+async def test_waiting_tasks_share_two_connections(valkey: Server, proxy: FaultProxy) -> None:
+    async def hold() -> None:
+        async with locks.lock("thing"):
+            pass
+
+    async with holdfast.aio.connect(proxy.url) as locks:
+        lease = await locks.lock("thing").acquire()
+        assert lease is not None
+        tasks = [asyncio.create_task(hold()) for _ in range(200)]
+        await asyncio.to_thread(await_waiters, valkey, "thing", 200)
+        assert proxy.connections == 2
+        await lease.release()
+        await asyncio.gather(*tasks)
+        assert proxy.connections == 2
+
+
+@contextmanager
+def calls_counted() -> Iterator[list[int]]:
+    """How many functions the block enters, those written in C too, in this thread."""
+    counted = [0]
+
+    def count(_: FrameType, event: str, __: Any) -> None:
+        if event in ("call", "c_call"):
+            counted[0] += 1
+
+    sys.setprofile(count)
+    try:
+        yield counted
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_cycle_stays_within_its_calls(valkey: Server) -> None:
+    with holdfast.connect(valkey.url) as locks:
+        lock = locks.lock("thing")
+        cycle(lock)
+        with calls_counted() as counted:
+            cycle(lock)
+    assert counted[0] / CYCLES <= CALLS_PER_CYCLE
+
+
+async def test_a_cycle_stays_within_its_calls_with_asyncio(valkey: Server) -> None:
+    async with holdfast.aio.connect(valkey.url) as locks:
+        lock = locks.lock("thing")
+        async with lock:
+            pass
+        with calls_counted() as counted:
+            for _ in range(CYCLES):
+                async with lock:
+                    pass
+    assert counted[0] / CYCLES <= ASYNCIO_CALLS_PER_CYCLE
+
+
+def test_cycles_leave_no_memory_behind(valkey: Server) -> None:
+    with holdfast.connect(valkey.url) as locks:
+        lock = locks.lock("thing")
+        cycle(lock, 100)
+        gc.collect()
+        before = sys.getallocatedblocks()
+        cycle(lock, 500)
+        gc.collect()
+        assert sys.getallocatedblocks() - before < 100
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_claim_can_be_measured(name: str) -> None:
+    claim = import_module(f"bench.{name}")
+    assert claim.TITLE
+    assert callable(claim.measure)
+
+
+def test_peers_take_turns() -> None:
+    order: list[str] = []
+
+    def case(name: str) -> Callable[[], int]:
+        def take_turn() -> int:
+            order.append(name)
+            return len(order)
+
+        return take_turn
+
+    found = in_turns({"a": case("a"), "b": case("b")}, 2)
+    assert order == ["a", "b", "a", "b"]
+    assert found == {"a": [1, 3], "b": [2, 4]}
+
+
+def test_a_ratio_compares_only_what_was_measured_together() -> None:
+    assert ratio([1.0, 20.0, 3.0], [2.0, 40.0, 6.0]) == 0.5
+    assert ratio([1.0], []) is None
+
+
+def test_figures() -> None:
+    assert Spread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == (3.0, 2.0, 4.0)
+    assert (percentile([1, 2, 3, 4], 0.5), percentile([1, 2, 3, 4], 0.99)) == (2, 4)
+    assert (jain([5, 5]), jain([10, 0])) == (1.0, 0.5)
+
+
+def test_a_report_says_what_was_missed_and_who_is_missing() -> None:
+    report = Report("some", "a title")
+    report.table("times", ("", "µs"), [("ours", 1.234), ("theirs", 1234)])
+    report.missing["peer"] = "not installed"
+    report.target("kept", 0.5, 0.6)
+    report.target("missed", 0.7, 0.6)
+    report.target("unknown", None, 1.0)
+    text = report.text()
+    assert "ok: kept" in text
+    assert "MISSED: missed: 0.7× (wanted ≤ 0.6×)" in text
+    assert "not measured: unknown" in text
+    assert "missing: peer (not installed)" in text
+    assert laid_out(("", "µs"), [("ours", 1.234)]) == "|      |   µs |\n|------|-----:|\n| ours | 1.23 |"
+    assert Verdict("fair", 0.999, 0.99, "", at_least=True).word == "ok"

@@ -1,0 +1,170 @@
+"""What the pages show works: the Python in README.md and docs/ is run, and so are the examples in docstrings.
+
+The fences of a page share their names and run from top to bottom, with the embedded store in a file of their own as
+the default target. An address on localhost is replaced by that of a real server. `await` may stand at the top level,
+as in a notebook. A fence that begins with `>>>` is checked as a doctest. Only ```` ```python no-run ```` is not run.
+"""
+
+import ast
+import asyncio
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import holdfast
+from tests.support.servers import Server
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL)
+SERVER = re.compile(r"(?:redis|valkey)://(?:localhost|127\.0\.0\.1)(?::6379)?(?:/0)?")
+
+
+class Fence(NamedTuple):
+    """One piece of Python on a page; `line` is that of its first line."""
+
+    line: int
+    body: str
+    run: bool
+
+
+def fences(text: str) -> list[Fence]:
+    found = []
+    for match in FENCE.finditer(text):
+        language, *marks = match["info"].split() or [""]
+        if language in ("python", "py", "pycon"):
+            if marks not in ([], ["no-run"]):
+                raise ValueError(f"a Python fence is marked {marks}; no-run is the only mark there is")
+            body = "\n".join(line.removeprefix(match["indent"]) for line in match["body"].split("\n"))
+            found.append(Fence(text.count("\n", 0, match.start("body")) + 1, body, not marks))
+    return found
+
+
+def run_page(text: str, path: str) -> int:
+    """Run what is to be run of a page; how many fences that were."""
+    names: dict[str, Any] = {"__name__": "__page__"}
+    chosen = [fence for fence in fences(text) if fence.run]
+    with asyncio.Runner() as runner:
+        for fence in chosen:
+            if fence.body.lstrip().startswith(">>>"):
+                _run_examples(fence, names, path)
+            else:
+                _run_code(fence, names, path, runner)
+    return len(chosen)
+
+
+def _run_code(fence: Fence, names: dict[str, Any], path: str, runner: asyncio.Runner) -> None:
+    moved = "\n" * (fence.line - 1) + fence.body  # so that a traceback names the line on the page
+    code = compile(moved, path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = eval(code, names)
+    if code.co_flags & inspect.CO_COROUTINE:
+        runner.run(result)
+
+
+def _run_examples(fence: Fence, names: dict[str, Any], path: str) -> None:
+    test = doctest.DocTestParser().get_doctest(fence.body, names, path, path, fence.line - 1)
+    said: list[str] = []
+    failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append, clear_globs=False)
+    names.update(test.globs)
+    assert not failed, "".join(said)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_server: Callable[[str], Server]
+) -> None:
+    text = page.read_text(encoding="utf-8")
+    if any(fence.run and SERVER.search(fence.body) for fence in fences(text)):
+        text = SERVER.sub(shared_server("valkey9").url, text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_URL", f"sqlite:///{tmp_path}/locks.db")
+    run_page(text, str(page))
+
+
+def test_the_readme_shows_something_that_runs() -> None:
+    found = fences((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert not found or any(fence.run for fence in found)
+
+
+PAGE = """
+Text with `code`.
+
+```python
+first = 1
+```
+
+```console
+$ not python
+```
+
+1. In a list:
+
+   ```python
+   second = first + 1
+   ```
+
+```python no-run
+raise AssertionError("not to be run")
+```
+
+```python
+import asyncio
+await asyncio.sleep(0)
+async with asyncio.timeout(1):
+    third = second + 1
+```
+
+```python
+>>> third
+3
+```
+"""
+
+
+def test_a_page_is_run_from_top_to_bottom() -> None:
+    assert run_page(PAGE, "page.md") == 4
+
+
+@pytest.mark.parametrize(
+    ("fence", "error"),
+    [
+        ("```python\nmissing\n```", NameError),
+        ("```python\nimport asyncio\nawait asyncio.sleep(0)\nmissing\n```", NameError),
+        ("```python\n>>> 1 + 1\n3\n```", AssertionError),
+        ("```python\n1 +\n```", SyntaxError),
+        ("```python skip\n1\n```", ValueError),
+    ],
+)
+def test_a_page_that_is_wrong_fails(fence: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        run_page(f"Text.\n\n{fence}\n", "page.md")
+
+
+def test_an_error_names_the_line_on_the_page() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_page("One.\n\n```python\nx = 1\ny = x / 0\n```\n", "page.md")
+    last = traceback.extract_tb(caught.tb)[-1]
+    assert (last.filename, last.lineno) == ("page.md", 5)
+
+
+MODULES = ["holdfast"] + [
+    module.name
+    for module in pkgutil.walk_packages(holdfast.__path__, "holdfast.")
+    if not module.name.endswith("__main__")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_URL", f"sqlite:///{tmp_path}/locks.db")
+    outcome = doctest.testmod(importlib.import_module(name), report=True)
+    assert outcome.failed == 0

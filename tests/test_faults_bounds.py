@@ -1,0 +1,236 @@
+"""Whatever fails, callers are back in time: acquire by its timeout, release in two seconds, a cancellation at once.
+
+One scenario is one client that is connected, holds, and waits, when a fault strikes; several calls are then under way
+at once over the same connections. The scenarios last seconds by their nature, so they run beside each other, once, and
+the tests look at what each of them measured.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+
+from holdfast import StoreUnavailable
+from tests.conftest import require
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.support.waiting import until
+from tests.support.wire import WireClient
+from tests.traps.colours import COLOURS, Client, Colour
+from tests.traps.watching import Stopwatch, await_nothing_left, await_queue
+
+SLACK = 0.15
+"""0.1 s is promised; the rest is for a busy machine."""
+TIMEOUT = 0.4
+QUEUED_TIMEOUT = 0.7
+SHORT_TTL = 0.9
+LASTS = 2.6
+"""Seconds that a fault lasts: longer than everything that is measured under it."""
+
+
+@dataclass
+class Bench:
+    """What a scenario stands on, and what it measured: seconds and outcome by operation."""
+
+    server: Server
+    proxy: FaultProxy
+    colour: Colour
+    client: Client
+    measured: dict[str, tuple[float, Any]] = field(default_factory=dict)
+    left_behind: list[str] = field(default_factory=list)
+    works_again: bool = False
+
+
+@contextmanager
+def stalled(bench: Bench, direction: Any) -> Iterator[None]:
+    bench.proxy.stall(direction)
+    yield
+    bench.proxy.unstall()
+
+
+@contextmanager
+def refused(bench: Bench) -> Iterator[None]:
+    bench.proxy.refuse()
+    bench.proxy.reset_connections()
+    yield
+    bench.proxy.accept()
+
+
+@contextmanager
+def client_pause(bench: Bench) -> Iterator[None]:
+    bench.server.raw("CLIENT", "PAUSE", int(LASTS * 1000), "ALL")
+    yield
+
+
+@contextmanager
+def debug_sleep(bench: Bench) -> Iterator[None]:
+    with WireClient(bench.server.port) as sleeper:
+        sleeper.send("DEBUG", "SLEEP", LASTS)
+        sleeper.send("PING")
+        yield
+        assert sleeper.receive() == "OK"
+
+
+@contextmanager
+def stopped(bench: Bench) -> Iterator[None]:
+    bench.server.pause()
+    yield
+    bench.server.resume()
+
+
+FAULTS: dict[str, Callable[[Bench], Any]] = {
+    "requests stall": lambda bench: stalled(bench, "to_server"),
+    "replies stall": lambda bench: stalled(bench, "to_client"),
+    "everything stalls": lambda bench: stalled(bench, None),
+    "connections are refused": refused,
+    "CLIENT PAUSE": client_pause,
+    "DEBUG SLEEP": debug_sleep,
+    "the process is stopped": stopped,
+}
+
+
+def timed(bench: Bench, what: str, call: Callable[[], Any]) -> Future[None]:
+    """Run `call` beside the others and note how long it took and how it ended."""
+    watch = Stopwatch()
+
+    async def in_a_task() -> None:
+        try:
+            outcome = await call()
+        except Exception as error:
+            outcome = error
+        bench.measured[what] = watch.seconds, outcome
+
+    def in_a_thread() -> None:
+        try:
+            outcome = call()
+        except Exception as error:
+            outcome = error
+        bench.measured[what] = watch.seconds, outcome
+
+    future: Future[None] = bench.client.start(in_a_task if bench.colour.name == "asyncio" else in_a_thread)
+    return future
+
+
+def run_scenario(colour_name: str, fault: str) -> Bench:
+    with ExitStack() as stack:
+        server = stack.enter_context(Server())
+        proxy = stack.enter_context(FaultProxy(server.port))
+        colour = stack.enter_context(COLOURS[colour_name]())
+        bench = Bench(server, proxy, colour, colour.connect(proxy.url).warm_up_inbox())
+        measure(bench, FAULTS[fault])
+        names = ("free", "tried", "held", "queued", "cancelled", "cancelled in flight", "short")
+        for name in names:
+            try:
+                await_nothing_left(server, name, timeout=4)
+            except TimeoutError as error:
+                bench.left_behind.append(str(error))
+        bench.works_again = bench.client.acquire("afterwards", timeout=3) is not None
+        return bench
+
+
+def measure(bench: Bench, fault: Callable[[Bench], Any]) -> None:
+    client, server = bench.client, bench.server
+    lock = client.locks.lock
+    for taken in ("queued", "cancelled"):
+        server.raw("SET", taken, "a stranger's", "PX", 1500)
+    held = client.acquire("held")
+    under_way = [timed(bench, "queued", lambda: lock("queued").acquire(timeout=QUEUED_TIMEOUT))]
+    waiting = client.acquiring("cancelled", ttl=60)
+    await_queue(server, "queued", 1)
+    await_queue(server, "cancelled", 1)
+    short = client.acquire("short", ttl=SHORT_TTL)
+    with fault(bench):
+        struck = Stopwatch()
+        under_way += [
+            timed(bench, "short", lambda: short.lost.wait(5)),
+            timed(bench, "free", lambda: lock("free").acquire(timeout=TIMEOUT)),
+            timed(bench, "tried", lambda: lock("tried").acquire(blocking=False)),
+            timed(bench, "held", held.release),
+        ]
+        if bench.colour.name == "asyncio":
+            note_cancellation(bench, "cancelled", waiting)
+            note_cancellation(bench, "cancelled in flight", client.acquiring("cancelled in flight"))
+        for future in under_way:
+            future.result(10)
+        until(lambda: struck.seconds >= LASTS, "the fault to have lasted")
+    if bench.colour.name == "threads":
+        client.release(waiting.result(5))
+
+
+def note_cancellation(bench: Bench, what: str, future: Future[Any]) -> None:
+    """Cancel the task behind the future, and note when it has ended: the future itself is cancelled at once."""
+    tasks = bench.client.do(asyncio.all_tasks)
+    watch = Stopwatch()
+    future.cancel()
+    cancelled = [task for task in tasks if bench.client.do(task.cancelling)]
+    until(lambda: all(task.done() for task in cancelled), "the cancelled task to end")
+    bench.measured[what] = watch.seconds, [task.cancelled() for task in cancelled]
+
+
+@cache
+def scenarios(colour_name: str) -> dict[str, Future[Bench]]:
+    """All faults at once, for one colour."""
+    with ThreadPoolExecutor(len(FAULTS)) as pool:
+        return {fault: pool.submit(run_scenario, colour_name, fault) for fault in FAULTS}
+
+
+@pytest.fixture(params=COLOURS, scope="module")
+def colour_name(request: pytest.FixtureRequest) -> str:
+    require("valkey9")
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(params=FAULTS)
+def bench(request: pytest.FixtureRequest, colour_name: str) -> Bench:
+    return scenarios(colour_name)[request.param].result()
+
+
+def test_acquire_returns_by_its_timeout(bench: Bench) -> None:
+    seconds, outcome = bench.measured["free"]
+    assert isinstance(outcome, StoreUnavailable)
+    assert seconds < TIMEOUT + SLACK
+
+
+def test_acquire_that_does_not_wait_returns_at_once(bench: Bench) -> None:
+    seconds, outcome = bench.measured["tried"]
+    assert isinstance(outcome, StoreUnavailable)
+    assert seconds < SLACK
+
+
+def test_a_wait_in_the_queue_ends_by_its_timeout(bench: Bench) -> None:
+    seconds, outcome = bench.measured["queued"]
+    assert outcome is None or isinstance(outcome, StoreUnavailable)
+    assert QUEUED_TIMEOUT - 0.05 < seconds < QUEUED_TIMEOUT + SLACK
+
+
+def test_release_returns_within_two_seconds(bench: Bench) -> None:
+    seconds, outcome = bench.measured["held"]
+    assert isinstance(outcome, StoreUnavailable)
+    assert seconds < 2 + 0.2
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_cancellation_takes_effect_at_once(fault: str) -> None:
+    require("valkey9")
+    bench = scenarios("asyncio")[fault].result()
+    for what in ("cancelled", "cancelled in flight"):
+        seconds, cancelled = bench.measured[what]
+        assert cancelled == [True]
+        assert seconds < 0.1 + 0.1
+
+
+def test_a_lost_lease_is_reported_by_the_clock_alone(bench: Bench) -> None:
+    seconds, outcome = bench.measured["short"]
+    assert outcome is True
+    assert SHORT_TTL / 2 < seconds < SHORT_TTL + 0.05 + 0.1
+
+
+def test_nothing_is_left_behind_once_the_fault_is_over(bench: Bench) -> None:
+    assert bench.left_behind == []
+    assert bench.works_again

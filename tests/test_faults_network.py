@@ -1,0 +1,323 @@
+"""Connections that break: killed by the server, reset on the way, cut in the midst of a reply."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from holdfast import State, StoreUnavailable
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.support.waiting import until
+from tests.traps.colours import COLOURS, Client, Colour
+from tests.traps.watching import (
+    Stopwatch,
+    await_nothing_left,
+    await_queue,
+    nth,
+    on,
+    pubsub_clients,
+    queue_length,
+    side_by_side,
+    traces,
+)
+
+
+@pytest.fixture(params=COLOURS)
+def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    with COLOURS[request.param]() as colour:
+        yield colour
+
+
+def queue_up(client: Client, server: Server, count: int, order: list[int], name: str = "report") -> list[Any]:
+    """Waiters that come one after the other, note when they get the lock, and pass it on."""
+
+    def waiter(number: int) -> Any:
+        future = client.acquiring(name)
+
+        def granted(done: Any) -> None:
+            order.append(number)
+            client.start(done.result().release)
+
+        future.add_done_callback(granted)
+        await_queue(server, name, number + 1)
+        return future
+
+    return [waiter(number) for number in range(count)]
+
+
+class TestKilledConnections:
+    def test_a_holder_keeps_its_lease(self, colour: Colour, valkey: Server) -> None:
+        client = colour.connect(valkey.url).warm_up_inbox()
+        lease = client.acquire("report", ttl=1)
+        for kind in ("normal", "pubsub"):
+            valkey.raw("CLIENT", "KILL", "TYPE", kind)
+            client.renew(lease)
+            valkey.raw("CLIENT", "KILL", "TYPE", kind)
+            assert client.inspect("report").holder == lease.holder
+            valkey.raw("CLIENT", "KILL", "TYPE", kind)
+            assert client.try_acquire("report") is None
+            valkey.raw("CLIENT", "KILL", "TYPE", kind)
+            client.release(client.try_acquire("other"))
+        valkey.raw("CLIENT", "KILL", "TYPE", "normal")
+        until(lambda: valkey.raw("PTTL", "report") < 700, "the renewal to be due")
+        until(lambda: valkey.raw("PTTL", "report") > 700, "the keeper to renew over a new connection")
+        assert client.state(lease) is State.HELD
+        valkey.raw("CLIENT", "KILL", "TYPE", "normal")
+        assert client.release(lease) is True
+
+    def test_waiters_keep_their_places_when_the_inbox_is_killed(self, colour: Colour, valkey: Server) -> None:
+        """In two clients, so that the one that connects anew first could overtake the other."""
+        holder = colour.connect(valkey.url)
+        lease = holder.acquire("report")
+        one, other = colour.connect(valkey.url), colour.connect(valkey.url)
+        waiting = []
+        for number, client in enumerate((one, other, one, other)):
+            waiting.append(client.acquiring("report"))
+            await_queue(valkey, "report", number + 1)
+        places = valkey.raw("ZRANGE", "holdfast:{report}:q", 0, -1)
+        addresses = self.addresses(valkey)
+        valkey.raw("CLIENT", "KILL", "TYPE", "pubsub")
+        until(lambda: pubsub_clients(valkey) == 2, "both to subscribe again")
+        until(
+            lambda: len(self.addresses(valkey)) == 4 and not self.addresses(valkey) & addresses,
+            "all to ask again, from where they listen now",
+        )
+        assert valkey.raw("ZRANGE", "holdfast:{report}:q", 0, -1) == places
+        holder.release(lease)
+        for number, client in enumerate((one, other, one, other)):
+            lease = waiting[number].result(2)
+            assert not any(later.done() for later in waiting[number + 1 :])
+            client.release(lease)
+
+    def addresses(self, server: Server) -> set[str]:
+        entries = server.raw("HVALS", "holdfast:{report}:w")
+        return {f"{position} {entry.split()[3]}" for position, entry in enumerate(entries)}
+
+    def test_a_release_while_the_inbox_is_down_is_found_out(self, colour: Colour, valkey: Server) -> None:
+        """Nobody received the grant, so nobody has it; whoever comes back asks, and gets it."""
+        holder, client = colour.connect(valkey.url), colour.connect(valkey.url)
+        lease = holder.acquire("report")
+        order: list[int] = []
+        waiting = queue_up(client, valkey, 3, order)
+        valkey.raw("MULTI")
+        valkey.raw("CLIENT", "KILL", "TYPE", "pubsub")
+        valkey.raw("DEL", "report")
+        valkey.raw("EXEC")
+        watch = Stopwatch()
+        for future in waiting:
+            future.result(5)
+        assert watch.seconds < 1.3
+        assert order == [0, 1, 2]
+        assert holder.release(lease) is False
+        await_nothing_left(valkey, "report")
+
+    def test_everything_killed_while_many_wait(self, colour: Colour, valkey: Server) -> None:
+        holder, client = colour.connect(valkey.url), colour.connect(valkey.url)
+        lease = holder.acquire("report")
+        order: list[int] = []
+        waiting = queue_up(client, valkey, 10, order)
+        for _ in range(5):
+            valkey.raw("CLIENT", "KILL", "TYPE", "pubsub")
+            valkey.raw("CLIENT", "KILL", "TYPE", "normal")
+            until(lambda: pubsub_clients(valkey) >= 1, "the inbox to be connected again")
+        assert holder.release(lease) is True
+        watch = Stopwatch()
+        for future in waiting:
+            future.result(5)
+        assert watch.seconds < 2
+        assert sorted(order) == list(range(10))
+        await_nothing_left(valkey, "report")
+
+
+class TestMidRequest:
+    def test_an_acquire_that_never_arrived_is_sent_again(
+        self, proxy: FaultProxy, colour: Colour, valkey: Server
+    ) -> None:
+        client = colour.connect(proxy.url).warm_up()
+        lost = proxy.drop_request(on("report"))
+        lease = client.acquire("report", timeout=2)
+        assert lost.hits == 1
+        assert valkey.raw("GET", "report") == lease.holder
+        client.release(lease)
+
+    def test_half_a_reply_is_no_reply(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+        client = colour.connect(proxy.url).warm_up()
+        cut = proxy.half_reply(on("report"), times=1)
+        lease = client.acquire("report", timeout=2)
+        assert cut.hits == 1
+        assert valkey.raw("GET", "report") == lease.holder
+        cut = proxy.half_reply(on("report"), times=1)
+        client.renew(lease)
+        assert cut.hits == 1
+        cut = proxy.half_reply(on("report"), times=1)
+        assert client.inspect("report").holder == lease.holder
+        assert cut.hits == 1
+        cut = proxy.half_reply(on("report"), times=1)
+        assert client.release(lease) is True
+        assert cut.hits == 1
+        assert traces(valkey, "report") == []
+
+    def test_a_push_that_was_lost_with_its_connection_is_asked_for(
+        self, proxy: FaultProxy, colour: Colour, valkey: Server
+    ) -> None:
+        holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+        lease = holder.acquire("report")
+        waiting = client.acquiring("report")
+        await_queue(valkey, "report", 1)
+        rule = proxy.hold_pushes(b"inbox")
+        holder.release(lease)
+        rule.wait()
+        proxy.reset_connections()
+        rule.release()
+        assert valkey.raw("GET", "report") == waiting.result(1).holder
+
+    @pytest.mark.parametrize("then", ["close", "reset"])
+    def test_every_one_of_many_calls_over_a_broken_connection_is_repeated(
+        self, proxy: FaultProxy, colour: Colour, valkey: Server, then: Any
+    ) -> None:
+        client = colour.connect(proxy.url).warm_up()
+        broken = proxy.drop_reply(nth(10, b"report:"), then=then)
+        acquiring = [client.acquiring(f"report:{number}", timeout=3) for number in range(20)]
+        leases = [future.result(5) for future in acquiring]
+        broken.wait()
+        assert all(leases)
+        assert [valkey.raw("GET", lease.name) for lease in leases] == [lease.holder for lease in leases]
+        for lease in leases:
+            assert client.release(lease) is True
+
+    def test_the_server_is_gone_for_a_moment_at_every_step(
+        self, proxy: FaultProxy, colour: Colour, valkey: Server
+    ) -> None:
+        """Connections are reset all the time while locks are taken and given back: slower, and nothing else."""
+        client = colour.connect(proxy.url).warm_up()
+        done = threading.Event()
+
+        def disturb() -> None:
+            while not done.wait(0.01):
+                proxy.reset_connections()
+
+        disturber = threading.Thread(target=disturb)
+        disturber.start()
+        try:
+            fences = []
+            for _ in range(30):
+                lease = client.acquire("report", timeout=5)
+                fences.append(lease.fence)
+                assert client.release(lease) is True
+        finally:
+            done.set()
+            disturber.join()
+        assert fences == sorted(set(fences))
+        assert traces(valkey, "report") == []
+
+
+class TestCleanUp:
+    def test_after_an_unknown_outcome_goes_on_in_the_background(
+        self, proxy: FaultProxy, colour: Colour, valkey: Server
+    ) -> None:
+        """The lock was granted, nobody heard of it, and the caller was told that nothing is known."""
+        client = colour.connect(proxy.url).warm_up()
+        proxy.stall("to_client")
+        with pytest.raises(StoreUnavailable) as error:
+            client.acquire("report", timeout=0.1)
+        assert error.value.outcome.value == "unknown"
+        proxy.unstall()
+        await_nothing_left(valkey, "report")
+
+    def test_leaves_the_queue_of_a_lock_that_was_waited_for(
+        self, proxy: FaultProxy, colour: Colour, valkey: Server
+    ) -> None:
+        client = colour.connect(proxy.url).warm_up_inbox()
+        valkey.raw("SET", "report", "a stranger's")
+        waiting = client.acquiring("report", timeout=0.5)
+        await_queue(valkey, "report", 1)
+        proxy.refuse()
+        proxy.reset_connections()
+        with pytest.raises(StoreUnavailable):
+            waiting.result(2)
+        assert queue_length(valkey, "report") == 1
+        proxy.accept()
+        until(lambda: queue_length(valkey, "report") == 0, "the place to be given up")
+
+    def test_a_request_that_arrives_late_is_undone(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+        """It was held up on the way while its caller gave up: what the caller sent next undoes it."""
+        client = colour.connect(proxy.url).warm_up()
+        held_up = proxy.hold_requests(nth(1, on("report")))
+        with pytest.raises(StoreUnavailable):
+            client.acquire("report", timeout=0.1)
+        proxy.wait_for(on("report"), 2)
+        held_up.release()
+        lease = client.acquire("report", timeout=1)
+        assert valkey.raw("GET", "report") == lease.holder
+        client.release(lease)
+        await_nothing_left(valkey, "report")
+
+
+class TestClosing:
+    def test_ends_the_waits_of_others(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+        valkey.raw("SET", "report", "a stranger's")
+        client = colour.connect(proxy.url).warm_up_inbox()
+        waiting = [client.acquiring("report") for _ in range(3)]
+        await_queue(valkey, "report", 3)
+        watch = Stopwatch()
+        client.close()
+        for future in waiting:
+            with pytest.raises(ValueError, match="closed"):
+                future.result(2)
+        assert watch.seconds < 2.2
+        proxy.wait_connections(0)
+
+    def test_while_connecting_leaves_no_connection(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+        valkey.raw("SET", "report", "a stranger's")
+        client = colour.connect(proxy.url).warm_up()
+        rule = proxy.hold_replies(b"SUBSCRIBE")
+        waiting = client.acquiring("report", timeout=1)
+        rule.wait()
+        client.close()
+        with pytest.raises((ValueError, StoreUnavailable)):
+            waiting.result(5)
+        rule.release()
+        proxy.wait_connections(0)
+
+    def test_under_a_stall_takes_two_seconds_at_most(self, proxy: FaultProxy) -> None:
+        with COLOURS["threads"]() as threads, COLOURS["asyncio"]() as tasks:
+            clients = [colour.connect(proxy.url) for colour in (threads, tasks)]
+            for number, client in enumerate(clients):
+                client.acquire(f"report:{number}")
+                client.acquire(f"other:{number}")
+            proxy.stall()
+            watch = Stopwatch()
+            side_by_side(*(client.close for client in clients))
+            assert watch.seconds < 2.2
+
+
+class TestPatience:
+    """A wait without limit bears a store that does not answer for `store_timeout`, and no longer."""
+
+    def test_with_a_stall(self, proxy: FaultProxy, colour: Colour) -> None:
+        client = colour.connect(proxy.url, store_timeout=0.5).warm_up()
+        proxy.stall()
+        watch = Stopwatch()
+        with pytest.raises(StoreUnavailable):
+            client.acquire("report")
+        assert 0.4 < watch.seconds < 0.5 + 0.5
+        proxy.unstall()
+
+    def test_with_a_subscription_that_is_not_answered(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+        valkey.raw("SET", "report", "a stranger's")
+        client = colour.connect(proxy.url, store_timeout=0.5).warm_up()
+        rule = proxy.hold_replies(b"SUBSCRIBE")
+        watch = Stopwatch()
+        with pytest.raises(StoreUnavailable):
+            client.acquire("report", timeout=0.3)
+        assert watch.seconds < 0.3 + 0.15
+        watch = Stopwatch()
+        with pytest.raises(StoreUnavailable):
+            client.acquire("report")
+        assert 0.4 < watch.seconds < 0.5 + 0.5
+        assert queue_length(valkey, "report") == 0
+        rule.release()
+        assert client.acquire("report", timeout=0.3) is None
+        proxy.wait_connections(2)

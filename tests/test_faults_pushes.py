@@ -1,0 +1,176 @@
+"""Grants that the server sends by itself: lost, late, twice, and forged. None is believed that is not true."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from holdfast import State
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.support.waiting import until
+from tests.traps.colours import COLOURS, Colour
+from tests.traps.watching import Stopwatch, await_queue, companions, on, pubsub_clients
+
+
+@pytest.fixture(params=COLOURS)
+def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    with COLOURS[request.param]() as colour:
+        yield colour
+
+
+def a_grant(args: Sequence[bytes]) -> bool:
+    """A push that makes somebody the holder: three words, as against news for who is next."""
+    return args[0] == b"message" and len(args[-1].split()) == 3
+
+
+def test_a_push_that_was_lost_is_asked_for(proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+    lease = holder.acquire("report")
+    waiting = client.acquiring("report")
+    await_queue(valkey, "report", 1)
+    lost = proxy.drop_pushes(a_grant)
+    watch = Stopwatch()
+    holder.release(lease)
+    granted = waiting.result(5)
+    assert lost.hits == 1
+    assert watch.seconds < 1.15
+    assert valkey.raw("GET", "report") == granted.holder
+    client.release(granted)
+
+
+def test_a_push_that_was_lost_far_back_in_the_queue_is_asked_for_too(
+    proxy: FaultProxy, colour: Colour, valkey: Server
+) -> None:
+    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+    lease = holder.acquire("report")
+    waiting = [client.acquiring("report") for _ in range(5)]
+    await_queue(valkey, "report", 5)
+    lost = proxy.drop_pushes(a_grant, times=2)
+    watch = Stopwatch()
+    holder.release(lease)
+    left = list(waiting)
+    while left:
+        until(lambda: any(future.done() for future in left), "the next to get the lock")
+        granted = next(future for future in left if future.done())
+        left.remove(granted)
+        client.release(granted.result())
+    assert lost.hits == 2
+    assert watch.seconds < 2 * 1.15
+
+
+def test_a_push_that_comes_late_is_not_believed(proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+    """It lies in a buffer while its grant expires and another gets the lock; then it arrives."""
+    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+    lease = holder.acquire("report")
+    late = proxy.hold_pushes(a_grant)
+    waiting = client.acquiring("report", ttl=3)
+    await_queue(valkey, "report", 1)
+    proxy.stall("to_server")  # it cannot ask meanwhile
+    holder.release(lease)
+    late.wait()
+    valkey.raw("PEXPIRE", "report", 1)  # the grant expires at once, as if its time were over
+    until(lambda: not valkey.raw("EXISTS", "report"), "the grant to expire")
+    taken = holder.try_acquire("report")
+    assert taken is not None
+    seen = len(proxy.requests)
+    until(lambda: any(on("report")(args) for args in proxy.requests[seen:]), "the waiter to ask again")  # type: ignore[operator]
+    late.release()
+    proxy.unstall("to_server")
+    await_queue(valkey, "report", 1)  # it asked after all, and was told to wait
+    assert not waiting.done()
+    assert valkey.raw("GET", "report") == taken.holder
+    holder.release(taken)
+    granted = waiting.result(5)
+    assert granted.fence > taken.fence
+    client.release(granted)
+
+
+def test_a_push_that_comes_after_the_waiter_asked_again_is_not_believed(
+    proxy: FaultProxy, colour: Colour, valkey: Server
+) -> None:
+    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+    lease = holder.acquire("report")
+    late = proxy.hold_pushes(a_grant)
+    waiting = client.acquiring("report", ttl=0.6)
+    await_queue(valkey, "report", 1)
+    with_replies_held = proxy.hold_replies(on("report"))
+    holder.release(lease)
+    late.wait()
+    valkey.raw("DEL", "report")
+    taken = holder.try_acquire("report")
+    assert taken is not None
+    with_replies_held.wait()  # the waiter has asked, and the server has queued it anew behind the other
+    await_queue(valkey, "report", 1)
+    late.release()
+    with_replies_held.release()
+    seen = len(proxy.requests)
+    until(lambda: len(proxy.requests) > seen, "the waiter to go on waiting")
+    assert not waiting.done()
+    assert valkey.raw("GET", "report") == taken.holder
+    holder.release(taken)
+    client.release(waiting.result(5))
+
+
+def test_a_push_for_somebody_who_left_changes_nothing(proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+    """The waiter's time is up in the moment it is granted: it gives the lock on, and the push finds nobody."""
+    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+    lease = holder.acquire("report")
+    late = proxy.hold_pushes(a_grant)
+    leaving = client.acquiring("report", timeout=0.3)
+    await_queue(valkey, "report", 1)
+    staying = holder.acquiring("report")
+    await_queue(valkey, "report", 2)
+    holder.release(lease)
+    late.wait()
+    assert leaving.result(5) is None
+    granted = staying.result(1)
+    late.release()
+    assert valkey.raw("GET", "report") == granted.holder
+    assert holder.state(granted) is State.HELD
+    holder.release(granted)
+
+
+def test_a_forged_or_foreign_message_is_ignored(colour: Colour, valkey: Server) -> None:
+    """Whoever can publish could write anything into an inbox; only what fits the request is taken."""
+    client = colour.connect(valkey.url)
+    valkey.raw("SET", "report", "a stranger's")
+    waiting = client.acquiring("report")
+    await_queue(valkey, "report", 1)
+    holder = valkey.raw("ZRANGE", companions("report")["q"], 0, -1)[0]
+    entry = valkey.raw("HGET", companions("report")["w"], holder)
+    turn, _, _, inbox, _ = entry.split(" ", 4)
+    for message in (
+        "",
+        "nonsense",
+        f"{holder} {int(turn) + 1} 17",
+        f"{holder} 0 17",
+        f"{holder} {turn} -1x",
+        f"{holder} {turn} next",
+        f"{holder} {turn} next x",
+        f"{holder} x 17",
+        f"somebody {turn} 17",
+        "\xff\xfe\x00",
+        "x" * 100_000,
+    ):
+        assert valkey.raw("PUBLISH", inbox, message) == 1
+    until(lambda: int(valkey.raw("HGET", companions("report")["w"], holder).split()[0]) > int(turn), "another request")
+    assert not waiting.done()
+    assert pubsub_clients(valkey) == 1
+    valkey.raw("DEL", "report")
+    client.release(waiting.result(5))
+
+
+def test_two_pushes_at_once_reach_the_right_waiters(proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+    leases = [holder.acquire(f"report:{number}") for number in range(10)]
+    waiting = [client.acquiring(f"report:{number}") for number in range(10)]
+    for number in range(10):
+        await_queue(valkey, f"report:{number}", 1)
+    rule = proxy.hold_pushes(a_grant)
+    for lease in leases:
+        holder.release(lease)
+    rule.wait()
+    rule.release()  # all arrive together
+    granted = [future.result(5) for future in waiting]
+    assert [lease.name for lease in granted] == [f"report:{number}" for number in range(10)]
+    assert [valkey.raw("GET", lease.name) for lease in granted] == [lease.holder for lease in granted]

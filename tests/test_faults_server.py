@@ -1,0 +1,297 @@
+"""Servers that answer, with an error: each has a decided meaning, and nothing is left behind."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from holdfast import State, StoreProtocolError, StoreUnavailable
+from tests.conftest import require
+from tests.support.resp import ReplyError
+from tests.support.servers import KINDS, Server
+from tests.support.waiting import until
+from tests.support.wire import WireClient
+from tests.traps.colours import COLOURS, Client, Colour
+from tests.traps.watching import (
+    Stopwatch,
+    await_queue,
+    companions,
+    normal_clients,
+    pubsub_clients,
+    queue_length,
+    traces,
+)
+
+
+@pytest.fixture(params=COLOURS)
+def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    with COLOURS[request.param]() as colour:
+        yield colour
+
+
+class TestOutOfMemory:
+    """Nothing new can be granted; what is held can be kept, given back, and handed on."""
+
+    @pytest.fixture(params=KINDS)
+    def server(self, request: pytest.FixtureRequest) -> Iterator[Server]:
+        require(request.param)
+        with Server(request.param) as server:
+            yield server
+
+    def test_what_is_held_is_kept_and_handed_on(self, server: Server, colour: Colour) -> None:
+        client, waiter = colour.connect(server.url).warm_up(), colour.connect(server.url).warm_up_inbox()
+        lease, short = client.acquire("report"), client.acquire("short", ttl=0.6)
+        waiting = waiter.acquiring("report")
+        await_queue(server, "report", 1)
+        server.raw("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(StoreUnavailable, match="out of memory"):
+            client.try_acquire("other")
+        with pytest.raises(StoreUnavailable, match="out of memory"):
+            client.acquire("other", timeout=0.1)
+        client.renew(lease)
+        until(lambda: server.raw("PTTL", "short") < 450, "the renewal to be due")
+        until(lambda: server.raw("PTTL", "short") > 450, "the keeper to renew")
+        assert client.release(lease) is True
+        handed_on = waiting.result(2)
+        assert server.raw("GET", "report") == handed_on.holder
+        assert handed_on.fence > lease.fence
+        assert waiter.release(handed_on) is True
+        assert client.release(short) is True
+        assert traces(server, "report") == []
+        assert traces(server, "other") == []
+
+    def test_an_acquire_waits_for_memory_within_its_budget(self, server: Server, colour: Colour) -> None:
+        client = colour.connect(server.url).warm_up()
+        server.raw("CONFIG", "SET", "maxmemory", "1")
+        acquiring = client.acquiring("report", timeout=5)
+        until(lambda: refusals(server) > 0, "the server to refuse")
+        server.raw("CONFIG", "SET", "maxmemory", "0")
+        assert client.release(acquiring.result(2)) is True
+
+
+def refusals(server: Server) -> int:
+    """How many calls the server rejected or failed since its start."""
+    counts: str = server.raw("INFO", "stats")
+    line = next(line for line in counts.splitlines() if line.startswith("total_error_replies"))
+    return int(line.partition(":")[2])
+
+
+class TestWrongType:
+    @pytest.fixture(params=["set", "hash", "list", "zset", "stream"])
+    def kind(self, request: pytest.FixtureRequest) -> str:
+        kind: str = request.param
+        return kind
+
+    def fill(self, server: Server, key: str, kind: str) -> None:
+        commands = {
+            "set": ("SADD", key, "member"),
+            "hash": ("HSET", key, "field", "value"),
+            "list": ("RPUSH", key, "item"),
+            "zset": ("ZADD", key, 1, "member"),
+            "stream": ("XADD", key, "*", "field", "value"),
+        }
+        server.raw(*commands[kind])
+
+    def test_other_data_under_the_name_is_a_clear_error_at_once(
+        self, colour: Colour, valkey: Server, kind: str
+    ) -> None:
+        client = colour.connect(valkey.url).warm_up_inbox()
+        self.fill(valkey, "report", kind)
+        before = valkey.raw("DUMP", "report")
+        for asked in ({"blocking": False}, {"timeout": 5}, {}):
+            watch = Stopwatch()
+            with pytest.raises(StoreProtocolError, match="report"):
+                client.acquire("report", **asked)
+            assert watch.seconds < 0.2
+        with pytest.raises(StoreProtocolError, match="report"):
+            client.inspect("report")
+        assert valkey.raw("DUMP", "report") == before
+        assert traces(valkey, "report") == ["report"]
+
+    @pytest.mark.parametrize("companion", ["q", "w", "m"])
+    def test_other_data_in_our_own_keys_never_lets_two_in(self, colour: Colour, valkey: Server, companion: str) -> None:
+        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
+        lease = client.acquire("report")
+        valkey.raw("DEL", companions("report")[companion])
+        self.fill(valkey, companions("report")[companion], "list")
+        watch = Stopwatch()
+        for asked in ({"blocking": False}, {"timeout": 0.2}):
+            with suppress(StoreProtocolError):
+                assert other.acquire("report", **asked) is None
+        assert watch.seconds < 0.6
+        assert valkey.raw("GET", "report") == lease.holder
+        client.renew(lease)
+        try:
+            assert client.release(lease) is True
+        except StoreProtocolError:
+            assert valkey.raw("EXISTS", "report") == 0
+
+    def test_a_name_that_becomes_other_data_ends_the_lease_and_the_wait(self, colour: Colour, valkey: Server) -> None:
+        client, waiter = colour.connect(valkey.url), colour.connect(valkey.url)
+        lease = client.acquire("report", ttl=0.6)
+        waiting = waiter.acquiring("report")
+        await_queue(valkey, "report", 1)
+        valkey.raw("DEL", "report")
+        self.fill(valkey, "report", "hash")
+        with pytest.raises(StoreProtocolError):
+            waiting.result(3)
+        assert client.do(lambda: lease.lost.wait(2)) is True
+        assert valkey.raw("TYPE", "report") == "hash"
+
+
+class TestConnectionsAtTheirLimit:
+    def test_a_client_that_gets_none_says_so_and_gets_on_when_it_can(
+        self, fresh_server: Server, colour: Colour
+    ) -> None:
+        fresh_server.raw("PING")
+        fresh_server.raw("CONFIG", "SET", "maxclients", 1)
+        client = colour.connect(fresh_server.url)
+        with pytest.raises(StoreUnavailable, match=r"(?i)max number of clients|maxclients"):
+            client.acquire("report", timeout=0.2)
+        acquiring = client.acquiring("report", timeout=5)
+        fresh_server.raw("CONFIG", "SET", "maxclients", 100)
+        assert client.release(acquiring.result(5)) is True
+
+    def test_a_client_without_an_inbox_cannot_wait_but_can_hold(self, fresh_server: Server, colour: Colour) -> None:
+        fresh_server.raw("SET", "taken", "a stranger's")
+        client = colour.connect(fresh_server.url).warm_up()
+        assert normal_clients(fresh_server) == 1
+        fresh_server.raw("CONFIG", "SET", "maxclients", 2)
+        lease = client.acquire("report")
+        watch = Stopwatch()
+        with pytest.raises(StoreUnavailable):
+            client.acquire("taken", timeout=0.2)
+        assert watch.seconds < 0.35
+        client.renew(lease)
+        assert client.release(lease) is True
+        assert queue_length(fresh_server, "taken") == 0
+        waiting = client.acquiring("taken", timeout=5)
+        fresh_server.raw("CONFIG", "SET", "maxclients", 100)
+        until(lambda: pubsub_clients(fresh_server) == 1, "the inbox to be connected")
+        await_queue(fresh_server, "taken", 1)
+        fresh_server.raw("DEL", "taken")
+        assert client.release(waiting.result(5)) is True
+
+
+class TestBusyScript:
+    def test_is_waited_for_within_the_budget(self, fresh_server: Server, colour: Colour) -> None:
+        client = colour.connect(fresh_server.url).warm_up()
+        waiter = colour.connect(fresh_server.url)
+        lease = client.acquire("report", ttl=2)
+        waiting = waiter.acquiring("report")
+        await_queue(fresh_server, "report", 1)
+        fresh_server.raw("CONFIG", "SET", "busy-reply-threshold", 10)
+        with WireClient(fresh_server.port) as busy, WireClient(fresh_server.port) as killer:
+            busy.send("EVAL", "while true do end", 0)
+            until(lambda: self.is_busy(fresh_server), "the server to be busy")
+            with pytest.raises(StoreUnavailable, match="busy"):
+                client.acquire("other", timeout=0.2)
+            with pytest.raises(StoreUnavailable, match="busy"):
+                client.try_acquire("other")
+            until(lambda: client.state(lease) is State.AT_RISK, "a renewal to fail")
+            releasing = client.start(lease.release)
+            killer.call("SCRIPT", "KILL")
+            assert isinstance(busy.receive(), ReplyError)
+        assert releasing.result(2) is True
+        assert waiter.release(waiting.result(2)) is True
+        assert traces(fresh_server, "other") == []
+
+    def is_busy(self, server: Server) -> bool:
+        try:
+            server.raw("PING")
+        except ReplyError as error:
+            return str(error).startswith("BUSY")
+        return False
+
+
+class TestLoading:
+    """A server that reads its data from disk answers everything with LOADING."""
+
+    @pytest.fixture
+    def slow(self) -> Iterator[Server]:
+        require("valkey9")
+        # 0.7 s, in which it looks at its connections every few milliseconds.
+        args = ["--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024", "--rdbcompression", "no"]
+        with Server(args=args) as server:
+            server.raw("EVAL", "for n = 1, 1200 do redis.call('SET', 'data:' .. n, string.rep('x', 100)) end", 0)
+            yield server
+
+    def test_is_waited_for_within_the_budget(self, slow: Server, colour: Colour) -> None:
+        client = colour.connect(slow.url)
+        lease = client.acquire("report", ttl=20)
+        slow.raw("SAVE")
+        slow.kill()
+        slow.start(until_loaded=False)
+        with pytest.raises(StoreUnavailable, match="loading"):
+            client.acquire("other", timeout=0.3)
+        assert client.acquire("other", timeout=10) is not None
+        assert client.release(lease) is True
+
+
+class TestEviction:
+    """Our keys beside the lock may be evicted or deleted at any time: safe all the same, and nobody waits for ever."""
+
+    @pytest.fixture(params=["m", "q", "w", "qw", "mqw"])
+    def evicted(self, request: pytest.FixtureRequest) -> list[str]:
+        aux = companions("report")
+        return [aux[kind] for kind in request.param]
+
+    def test_while_held(self, colour: Colour, valkey: Server, evicted: list[str]) -> None:
+        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
+        lease = client.acquire("report")
+        valkey.raw("DEL", *evicted)
+        assert other.try_acquire("report") is None
+        client.renew(lease)
+        assert client.inspect("report").holder == lease.holder
+        assert client.release(lease) is True
+        later = other.try_acquire("report")
+        assert later.fence > lease.fence
+
+    def test_while_others_wait(self, colour: Colour, valkey: Server, evicted: list[str]) -> None:
+        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
+        lease = client.acquire("report")
+        waiting = [other.acquiring("report", ttl=1.5) for _ in range(2)]
+        await_queue(valkey, "report", 2)
+        valkey.raw("DEL", *evicted)
+        assert client.release(lease) is True
+        watch = Stopwatch()
+        self.check_turns(other, waiting, [lease.fence])
+        assert watch.seconds < 2.5
+        assert valkey.raw("EXISTS", "report", companions("report")["q"]) == 0
+
+    def test_while_a_grant_is_on_its_way(self, colour: Colour, valkey: Server, evicted: list[str]) -> None:
+        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
+        lease = client.acquire("report")
+        waiting = [other.acquiring("report", ttl=1.5) for _ in range(2)]
+        await_queue(valkey, "report", 2)
+        client.release(lease)
+        valkey.raw("DEL", *evicted)
+        self.check_turns(other, waiting, [lease.fence])
+        assert valkey.raw("EXISTS", "report", companions("report")["q"]) == 0
+
+    def check_turns(self, client: Client, waiting: list[Any], fences: list[int]) -> None:
+        """One after the other gets the lock, each with a greater fence, never two at once."""
+        left = list(waiting)
+        while left:
+            until(lambda: any(future.done() for future in left), "somebody to get the lock", timeout=3)
+            done = [future for future in left if future.done()]
+            assert len(done) == 1
+            lease = done[0].result()
+            assert lease.fence > fences[-1]
+            fences.append(lease.fence)
+            left.remove(done[0])
+            assert client.release(lease) is True
+
+    def test_the_lock_itself_ends_the_lease_and_the_wait(self, colour: Colour, valkey: Server) -> None:
+        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
+        lease = client.acquire("report", ttl=0.6)
+        waiting = other.acquiring("report")
+        await_queue(valkey, "report", 1)
+        valkey.raw("DEL", "report")
+        watch = Stopwatch()
+        taken = waiting.result(5)
+        assert watch.seconds < 1.3
+        assert client.do(lambda: lease.lost.wait(5)) is True
+        assert client.release(lease) is False
+        assert valkey.raw("GET", "report") == taken.holder

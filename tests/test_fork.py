@@ -1,0 +1,290 @@
+"""Fork inside the block: the parent keeps the lock and its connections, and the child holds nothing.
+
+Each test runs a program of its own, since a process that runs tests has threads that a fork would leave behind.
+"""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import Server
+from tests.traps.watching import traces
+
+ROOT = Path(__file__).parents[1]
+
+# `child` ends the child process in the way that a test is about; what it says must come from the child.
+THREADS = """
+    import os, sys, threading
+    import holdfast
+    from holdfast import LeaseLost
+
+    def child(lease):
+        {child}
+
+    locks = holdfast.connect(sys.argv[1])
+    inbox = locks.lock("inbox")
+    taken = inbox.acquire()
+    assert inbox.acquire(timeout=0.01) is None          # so that the inbox is connected as well
+    pid = 0
+    with locks.lock("report", ttl=3) as lease:
+        pid = os.fork()
+        if pid == 0:
+            child(lease)
+        else:
+            _, status = os.waitpid(pid, 0)
+            print("child", os.waitstatus_to_exitcode(status))
+            lease.ensure_held()
+            lease.renew()
+            assert locks.lock("report").inspect().holder == lease.holder
+            assert locks.lock("other").acquire(timeout=1).release() is True
+            waiter = threading.Thread(target=lambda: print("handed over", inbox.acquire(timeout=5) is not None))
+            waiter.start()
+            while not inbox.inspect().waiting:
+                pass
+            taken.release()
+            waiter.join()
+    print("parent released", locks.lock("report").locked())
+    locks.close()
+"""
+
+ASYNCIO = """
+    import asyncio, os, sys
+    import holdfast.aio
+    from holdfast import LeaseLost
+
+    def child(lease):
+        {child}
+
+    async def main():
+        async with holdfast.aio.connect(sys.argv[1]) as locks:
+            inbox = locks.lock("inbox")
+            taken = await inbox.acquire()
+            assert await inbox.acquire(timeout=0.01) is None
+            async with locks.lock("report", ttl=3) as lease:
+                pid = os.fork()
+                if pid == 0:
+                    child(lease)
+                    os._exit(9)          # an event loop cannot go on in a child
+                _, status = os.waitpid(pid, 0)
+                print("child", os.waitstatus_to_exitcode(status))
+                lease.ensure_held()
+                await lease.renew()
+                assert (await locks.lock("report").inspect()).holder == lease.holder
+                assert await (await locks.lock("other").acquire(timeout=1)).release() is True
+                waiter = asyncio.create_task(inbox.acquire(timeout=5))
+                while not (await inbox.inspect()).waiting:
+                    await asyncio.sleep(0)
+                await taken.release()
+                print("handed over", await waiter is not None)
+            print("parent released", await locks.lock("report").locked())
+
+    asyncio.run(main())
+"""
+
+PARENT = ["handed over True", "parent released False"]
+
+
+def run(program: str, child: str, server: Server) -> list[str]:
+    """The lines that parent and child printed."""
+    text = textwrap.dedent(program).replace("{child}", textwrap.indent(textwrap.dedent(child).strip(), " " * 4).strip())
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-u", "-c", text, server.url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Bad file descriptor" not in done.stderr
+    return done.stdout.splitlines()
+
+
+PROGRAMS = pytest.mark.parametrize("program", [THREADS, ASYNCIO], ids=["threads", "asyncio"])
+
+
+@PROGRAMS
+class TestTheParentKeepsItsLock:
+    """However the child ends."""
+
+    def test_child_that_ends_without_a_word(self, valkey: Server, program: str) -> None:
+        assert run(program, "os._exit(3)", valkey) == ["child 3", *PARENT]
+        assert traces(valkey, "report") == []
+
+    def test_child_that_asks_what_it_holds(self, valkey: Server, program: str) -> None:
+        child = """
+            try:
+                lease.ensure_held()
+            except LeaseLost as error:
+                print(lease.state.value, lease.remaining, lease.inherited, "forked" in str(error))
+            os._exit(4)
+        """
+        assert run(program, child, valkey) == ["lost 0.0 True True", "child 4", *PARENT]
+
+
+class TestThreads:
+    def test_child_that_exits_runs_what_is_to_be_run_at_exit(self, valkey: Server) -> None:
+        assert run(THREADS, "sys.exit(5)", valkey) == ["child 5", *PARENT]
+        assert traces(valkey, "report") == []
+
+    def test_child_that_runs_to_its_end_out_of_the_block(self, valkey: Server) -> None:
+        """The end of the block tells the child that it held nothing; nobody frees the parent's lock."""
+        assert run(THREADS, "return", valkey) == ["child 1", *PARENT]
+        assert traces(valkey, "report") == []
+
+    def test_child_that_tries_to_release(self, valkey: Server) -> None:
+        assert run(THREADS, "print(lease.release()); os._exit(0)", valkey) == ["False", "child 0", *PARENT]
+
+    def test_child_that_uses_locks_of_its_own(self, valkey: Server) -> None:
+        """Over connections of its own: it waits in turn behind its parent, and the parent's go on."""
+        child = """
+            assert locks.lock("report").acquire(timeout=0) is None
+            assert locks.lock("report").acquire(timeout=0.05) is None
+            own = locks.lock("own").acquire(timeout=1)
+            assert own.ensure_held() is None and not own.inherited
+            print(locks.lock("own").inspect().owner.pid == os.getpid(), own.release())
+            os._exit(0)
+        """
+        assert run(THREADS, child, valkey) == ["True True", "child 0", *PARENT]
+
+    def test_child_that_closes_its_copy(self, valkey: Server) -> None:
+        assert run(THREADS, "locks.close(); os._exit(0)", valkey) == ["child 0", *PARENT]
+
+    def test_child_that_forks_again(self, valkey: Server) -> None:
+        child = """
+            grandchild = os.fork()
+            if grandchild == 0:
+                print(lease.state.value, lease.release())
+                os._exit(0)
+            os.waitpid(grandchild, 0)
+            os._exit(0)
+        """
+        assert run(THREADS, child, valkey) == ["lost False", "child 0", *PARENT]
+
+
+class TestAsyncio:
+    def test_child_that_starts_a_loop_of_its_own(self, valkey: Server) -> None:
+        """With a connection of its own. The parent's event loop is of no use here, so a thread has the new one."""
+        child = """
+            import threading
+
+            async def own():
+                async with holdfast.aio.connect(sys.argv[1]) as locks:
+                    assert await locks.lock("report").acquire(timeout=0) is None
+                    mine = await locks.lock("own").acquire(timeout=1)
+                    print(await mine.release())
+
+            thread = threading.Thread(target=lambda: asyncio.run(own()))
+            thread.start()
+            thread.join()
+            os._exit(0)
+        """
+        assert run(ASYNCIO, child, valkey) == ["True", "child 0", *PARENT]
+
+    def test_child_that_tries_to_release(self, valkey: Server) -> None:
+        child = """
+            try:
+                lease.release().send(None)
+            except StopIteration as stop:
+                print(stop.value)
+            os._exit(0)
+        """
+        assert run(ASYNCIO, child, valkey) == ["False", "child 0", *PARENT]
+
+
+def test_fork_while_other_threads_use_the_connection(valkey: Server) -> None:
+    """Whatever they were about to do, and whatever they held for it, does not stop the child."""
+    program = """
+        import os, sys, threading
+        import holdfast
+
+        locks = holdfast.connect(sys.argv[1])
+        done = threading.Event()
+
+        def use(number):
+            while not done.is_set():
+                with locks.lock(f"busy:{number % 2}"):
+                    pass
+
+        threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        codes = []
+        for number in range(20):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    with locks.lock(f"own:{number}", timeout=5), locks.lock("shared", timeout=5):
+                        code = 7
+                    os._exit(code)
+                finally:
+                    os._exit(8)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        done.set()
+        for thread in threads:
+            thread.join()
+        print(codes.count(7), locks.lock("shared").locked(), locks.lock("busy:0").locked())
+        locks.close()
+    """
+    assert run(program, "", valkey) == ["20 False False"]
+
+
+def test_multiprocessing_with_fork(valkey: Server) -> None:
+    """As a pool of workers does it: the parent holds, each worker takes locks of its own."""
+    program = """
+        import multiprocessing, sys
+        import holdfast
+
+        locks = holdfast.connect(sys.argv[1])
+
+        def work(number):
+            assert locks.lock("report").acquire(timeout=0) is None
+            with locks.lock("shared", timeout=10) as lease:
+                return lease.fence
+
+        with locks.lock("report", ttl=3) as lease:
+            with multiprocessing.get_context("fork").Pool(3) as pool:
+                fences = pool.map(work, range(30), chunksize=1)
+            lease.ensure_held()
+            lease.renew()
+        print(len(set(fences)), locks.lock("report").locked(), locks.lock("shared").locked())
+        locks.close()
+    """
+    assert run(program, "", valkey) == ["30 False False"]
+
+
+def test_two_event_loops_one_after_the_other(valkey: Server) -> None:
+    """The second finds the first one's connections dead, and closes nobody else's descriptors by mistake."""
+    program = """
+        import asyncio, gc, os, sys
+        import holdfast.aio
+
+        locks = holdfast.aio.connect(sys.argv[1])
+
+        async def use():
+            lease = await locks.lock("report").acquire(timeout=1)
+            assert await locks.lock("report").acquire(timeout=0.01) is None
+            opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+            gc.collect()
+            await asyncio.sleep(0)
+            for descriptor in opened:
+                os.close(descriptor)            # raises if somebody closed it
+            assert await lease.release()
+
+        for _ in range(3):
+            asyncio.run(use())
+            gc.collect()
+
+        async def end():
+            await use()
+            await locks.close()
+
+        asyncio.run(end())
+        gc.collect()
+        print("done")
+    """
+    assert run(program, "", valkey) == ["done"]
+    assert traces(valkey, "report") == []

@@ -1,0 +1,714 @@
+"""Bad inputs, as tables: each gets a clear error at once, in both colours, and nothing is changed in the store.
+
+Every case has the text that its message must contain: a message says what would fit. Odd inputs that are good have
+tables of their own, so that no check grows too strict.
+"""
+
+import base64
+import json
+import math
+import os
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import valkey
+import valkey.asyncio
+
+from holdfast import ConfigurationError, LeaseLost, State
+from holdfast.stores.memory import hub
+from tests.contract.driver import COLOURS, Driver, done, scenario
+
+PASSWORD = "s3cret"
+YEAR = timedelta(days=365)
+
+
+class Table:
+    """Cases with readable ids: the value first, then what its message must say."""
+
+    def __init__(self, *cases: tuple[Any, ...]) -> None:
+        self.cases = cases
+
+    def params(self) -> list[Any]:
+        return [pytest.param(*case, id=f"{at}-{_shown(case[0])}") for at, case in enumerate(self.cases)]
+
+
+def _shown(value: object) -> str:
+    try:
+        text = ascii(value)
+    except Exception:
+        text = type(value).__name__
+    if " at 0x" in text:
+        text = type(value).__name__
+    return text if len(text) < 40 else text[:37] + "..."
+
+
+@pytest.fixture(params=COLOURS)
+def d(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    """A driver on a memory store of its own, which must be found as it was: empty."""
+    colour: str = request.param
+    name = str(uuid.uuid4())
+    yield COLOURS[colour]("memory", f"memory://{name}")
+    space = hub(name).space
+    assert not space._holders, "the test left a lock"
+    assert not space._queues, "the test left a place"
+
+
+def untouched(d: Driver) -> bool:
+    """Whether nothing was ever granted in the store."""
+    return not hub(d.url.removeprefix("memory://")).space._fences
+
+
+async def refused(says: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> ConfigurationError:
+    with pytest.raises(ConfigurationError) as caught:
+        await done(call(*args, **kwargs))
+    assert says in str(caught.value)
+    assert str(caught.value).endswith(".")
+    return caught.value
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("has no repr")
+
+
+# Names
+
+TEXT = "must be text"
+CONTROL = "control characters"
+BAD_NAMES = Table(
+    ("", "must not be empty"),
+    (None, TEXT),
+    (b"thing", TEXT),
+    (5, TEXT),
+    (1.5, TEXT),
+    (True, TEXT),
+    (["thing"], TEXT),
+    (("thing",), TEXT),
+    (object, TEXT),
+    (Path("thing"), TEXT),
+    (Unshowable(), TEXT),
+    (10**5000, TEXT),
+    ("\0", CONTROL),
+    ("a\0b", CONTROL),
+    ("a\nb", CONTROL),
+    ("a\r", CONTROL),
+    ("\ta", CONTROL),
+    ("a\x1b[2J", CONTROL),
+    ("\x7f", CONTROL),
+    ("a\x80", CONTROL),
+    ("\x9f", CONTROL),
+    ("x" * 1025, "1024 bytes"),
+    ("é" * 513, "1024 bytes"),
+    ("x" * 2**20, "1024 bytes"),
+    ("\ud800", "valid Unicode"),
+    ("a\udfff", "valid Unicode"),
+    ("holdfast:", "must not begin with 'holdfast:'"),
+    ("holdfast:{thing}:q", "must not begin with 'holdfast:'"),
+)
+
+
+@pytest.mark.parametrize(("name", "says"), BAD_NAMES.params())
+@scenario
+async def test_bad_names(d: Driver, name: Any, says: str) -> None:
+    error = await refused(says, d.locks.lock, name)
+    assert len(str(error)) < 300, "a message does not repeat a megabyte"
+    assert untouched(d)
+
+
+@pytest.mark.parametrize(("name", "says"), BAD_NAMES.params())
+@scenario
+async def test_bad_names_from_a_guard(d: Driver, name: Any, says: str) -> None:
+    async def deposit() -> None:
+        raise AssertionError("must not be entered")
+
+    await refused(says, d.locks.guard(lambda: name)(d.function(deposit)))
+    assert untouched(d)
+
+
+GOOD_NAMES = [
+    *("{", "}", "{}", "{a}{b}", "a}b", "🔒", " ", "two words", "x" * 1024, "é" * 512, "a\u00a0b", "\u202e"),
+    *("Holdfast:", "holdfast", "xholdfast:", "%s", "'", "\\", "/", "0"),
+]
+
+
+@pytest.mark.parametrize("name", GOOD_NAMES, ids=_shown)
+@scenario
+async def test_good_odd_names(d: Driver, name: str) -> None:
+    lock = d.lock(name)
+    assert lock.name == name
+    assert repr(lock).isprintable()
+    assert await done(lock.acquire(timeout=0)) is not None
+    assert await done(lock.release()) is True
+
+
+# Seconds
+
+FITS = "must be seconds (a number or a timedelta)"
+RANGE = "seconds, not"
+NO_SECONDS: tuple[tuple[Any, str], ...] = (
+    ("10", FITS),
+    (b"10", FITS),
+    ("", FITS),
+    (True, FITS),
+    (False, FITS),
+    (1j, FITS),
+    ([10], FITS),
+    ({}, FITS),
+    (object(), FITS),
+    (Fraction(1, 2), FITS),
+    (Unshowable(), FITS),
+    (-1, RANGE),
+    (-0.5, RANGE),
+    (-(10**400), RANGE),
+    (math.nan, RANGE),
+    (math.inf, RANGE),
+    (-math.inf, RANGE),
+    (10**18, RANGE),
+    (10**400, RANGE),
+    (10**5000, RANGE),
+    (1e308, RANGE),
+    (Decimal("NaN"), RANGE),
+    (Decimal("sNaN"), RANGE),
+    (Decimal("Infinity"), RANGE),
+    (Decimal(-1), RANGE),
+    (Decimal("1e400"), RANGE),
+    (timedelta(seconds=-1), RANGE),
+    (timedelta.max, RANGE),
+    (timedelta(days=367), RANGE),
+)
+NO_TTL = Table(
+    *NO_SECONDS,
+    (None, FITS),
+    (0, RANGE),
+    (0.0, RANGE),
+    (-0.0, RANGE),
+    (1e-9, RANGE),
+    (5e-324, RANGE),
+    (Decimal(0), RANGE),
+    (timedelta(0), RANGE),
+    (timedelta(microseconds=1), RANGE),
+)
+NO_TIMEOUT = Table(*NO_SECONDS)
+
+
+@pytest.mark.parametrize(("value", "says"), NO_TTL.params())
+@pytest.mark.parametrize("option", ["ttl", "max_hold"])
+@scenario
+async def test_bad_ttl(d: Driver, option: str, value: Any, says: str) -> None:
+    if option == "max_hold" and value is None:
+        pytest.skip("None is the default of max_hold")
+    error = await refused(says, d.lock, **{option: value})
+    assert str(error).startswith(option)
+    assert untouched(d)
+
+
+@pytest.mark.parametrize(("value", "says"), NO_TTL.params())
+@scenario
+async def test_bad_store_timeout(d: Driver, value: Any, says: str) -> None:
+    error = await refused(says, d.connect, store_timeout=value)
+    assert str(error).startswith("store_timeout")
+
+
+@pytest.mark.parametrize(("value", "says"), NO_TIMEOUT.params())
+@scenario
+async def test_bad_timeout(d: Driver, value: Any, says: str) -> None:
+    for call in (d.lock, d.lock().acquire):
+        error = await refused(says, call, timeout=value)
+        assert str(error).startswith("timeout")
+        assert "Leave it out to wait as long as it takes" in str(error)
+    assert untouched(d)
+
+
+@pytest.mark.parametrize(("value", "says"), NO_TTL.params())
+@scenario
+async def test_bad_ttl_for_a_renewal(d: Driver, value: Any, says: str) -> None:
+    lease = await done(d.lock(ttl=20).acquire())
+    if value is not None:  # which means: the same as before
+        await refused(says, lease.renew, value)
+        text = lease.export()
+        await refused(says, d.locks.adopt, text, ttl=value)
+        lease = await done(d.locks.adopt(text))
+    assert (lease.ttl, lease.state) == (20, State.HELD)
+    assert 10 < (await done(d.lock().inspect())).ttl_left <= 20
+    await done(lease.release())
+
+
+@scenario
+async def test_bad_patience_for_a_loss(d: Driver) -> None:
+    lease = await done(d.lock().acquire())
+    for value, says in NO_TIMEOUT.cases:
+        await refused(says, lease.lost.wait, timeout=value)
+    assert lease.state is State.HELD
+    await done(lease.release())
+
+
+GOOD_TTLS = [0.01, 1, 1.5, 10**6, Decimal("0.5"), Decimal("1E+3"), timedelta(milliseconds=10), timedelta(days=1), YEAR]
+
+
+@pytest.mark.parametrize("value", GOOD_TTLS, ids=_shown)
+@scenario
+async def test_good_odd_ttls(d: Driver, value: Any) -> None:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    lease = await done(d.lock(ttl=value, renew=False).acquire())
+    assert lease.ttl == seconds
+    await done(lease.release())
+    lease = await done(d.lock(max_hold=value, renew=False).acquire())
+    assert lease.ttl == min(30, seconds)
+    await done(lease.release())
+    if seconds >= 0.05:
+        assert d.connect(store_timeout=value).store_timeout == seconds
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -0.0, 1e-9, Decimal(0), timedelta(0), timedelta(milliseconds=5)], ids=_shown)
+@scenario
+async def test_good_odd_timeouts(d: Driver, value: Any) -> None:
+    lease = await done(d.lock().acquire(timeout=value))
+    assert await done(d.lock().acquire(timeout=value)) is None
+    assert await done(d.lock(timeout=value).acquire()) is None
+    assert await done(lease.lost.wait(timeout=value)) is False
+    await done(lease.release())
+
+
+# Flags, labels, callbacks, unknown options
+
+BOOL = "must be True or False"
+NO_BOOLS: tuple[Any, ...] = (1, 0, "yes", "", None, [], 1.0)
+
+
+@pytest.mark.parametrize("value", NO_BOOLS, ids=_shown)
+@scenario
+async def test_bad_flags(d: Driver, value: Any) -> None:
+    await refused(BOOL, d.lock().acquire, blocking=value)
+    await refused(BOOL, d.lock().acquire, value)
+    await refused(BOOL, d.lock, renew=value)
+    await refused(BOOL, d.lock, cancel_on_loss=value)
+    assert untouched(d)
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.5, timedelta(seconds=1)], ids=_shown)
+@scenario
+async def test_a_timeout_without_waiting(d: Driver, value: Any) -> None:
+    await refused("one or the other", d.lock().acquire, blocking=False, timeout=value)
+    await refused("one or the other", d.lock().acquire, False, value)
+    assert untouched(d)
+
+
+@scenario
+async def test_a_locks_own_timeout_does_not_hinder_a_mere_try(d: Driver) -> None:
+    lease = await done(d.lock(timeout=5).acquire(blocking=False))
+    assert await done(d.lock(timeout=5).acquire(blocking=False)) is None
+    await done(lease.release())
+
+
+PRINTABLE = "must be printable"
+BAD_LABELS = Table(
+    (1, TEXT),
+    (b"label", TEXT),
+    (True, TEXT),
+    (["label"], TEXT),
+    ("a\nb", PRINTABLE),
+    ("\0", PRINTABLE),
+    ("\x1b[2J", PRINTABLE),
+    ("\x7f", PRINTABLE),
+    ("\ud800", PRINTABLE),
+    ("\u202e", PRINTABLE),
+    ("x" * 129, "128 characters"),
+    ("x" * 2**20, "128 characters"),
+)
+
+
+@pytest.mark.parametrize(("label", "says"), BAD_LABELS.params())
+@scenario
+async def test_bad_labels(d: Driver, label: Any, says: str) -> None:
+    await refused(says, d.connect, label=label)
+    await refused(says, d.lock, label=label)
+    assert untouched(d)
+
+
+@scenario
+async def test_no_label(d: Driver) -> None:
+    await refused(TEXT, d.connect, label=None)
+    lease = await done(d.connect(label="the client's").lock("thing", label=None).acquire())
+    assert (await done(d.lock().inspect())).owner.label == "the client's"
+    await done(lease.release())
+
+
+@pytest.mark.parametrize("value", [1, "print", [], {}, True, b""], ids=_shown)
+@pytest.mark.parametrize("option", ["on_lost", "on_risk"])
+@scenario
+async def test_bad_callbacks(d: Driver, option: str, value: Any) -> None:
+    await refused(f"{option} must be callable", d.lock, **{option: value})
+    assert untouched(d)
+
+
+@pytest.mark.parametrize("option", ["nosuch", "Ttl", "expire", "blocking_timeout", "owner", ""])
+@scenario
+async def test_unknown_options(d: Driver, option: str) -> None:
+    text = base64.urlsafe_b64encode(json.dumps(["thing", "holder", 30]).encode()).decode()
+    calls = (d.connect, d.lock, partial(d.locks.guard, "thing"), partial(d.locks.adopt, f"hf1.{text}"))
+    for call in calls:
+        error = await refused(repr(option), call, **{option: 1})
+        assert "knows" in str(error)
+    assert untouched(d)
+
+
+# Functions under a lock
+
+
+@scenario
+async def test_bad_guards(d: Driver) -> None:
+    async def deposit(account_id: int) -> None:
+        raise AssertionError("must not be entered")
+
+    def guard_and_call(name: Any) -> Any:
+        return d.locks.guard(name)(d.function(deposit))(1)
+
+    names: tuple[tuple[Any, str], ...] = (
+        (None, "text"),
+        (5, "text"),
+        (b"account", "text"),
+        ("", "empty"),
+        ("account:{", "account:{"),
+        ("account:{}", "account:{}"),
+        ("account:{0}", "account:{0}"),
+        ("account:{nosuch}", "nosuch"),
+        ("account:{account_id.nosuch}", "nosuch"),
+    )
+    for name, says in names:
+        await refused(says, guard_and_call, name)
+    assert untouched(d)
+
+
+@scenario
+async def test_bad_functions(d: Driver) -> None:
+    for value in (1, "text", None):
+        await refused("function", d.lock(), value)
+        await refused("function", d.locks.guard("thing"), value)
+    assert untouched(d)
+
+
+@scenario
+async def test_a_body_that_would_run_without_the_lock(d: Driver) -> None:
+    """Called under the lock, a function of the other colour and a generator only begin: they would run unprotected."""
+
+    async def task() -> None: ...
+
+    async def tasks() -> Any:
+        yield 1
+
+    def plain() -> None: ...
+
+    def generator() -> Any:
+        yield 1
+
+    unfit: tuple[Any, ...] = (task, tasks, generator) if d.colour == "threads" else (plain, tasks, generator)
+    for function in unfit:
+        await refused("function", d.lock(), function)
+        await refused("function", d.locks.guard("thing"), function)
+    assert untouched(d)
+
+
+# URLs
+
+KNOWN = "redis://"
+SHAPE = "redis://user:password@host:6379/0"
+BAD_URLS = Table(
+    ("", KNOWN),
+    ("localhost", KNOWN),
+    ("localhost:6379", KNOWN),
+    ("redis", KNOWN),
+    ("redis:localhost", KNOWN),
+    ("redis:/localhost", KNOWN),
+    ("/tmp/locks.db", KNOWN),
+    ("://localhost", KNOWN),
+    (" redis://localhost", KNOWN),
+    ("http://localhost", KNOWN),
+    ("https://localhost", KNOWN),
+    ("file:///tmp/locks.db", KNOWN),
+    ("postgres://localhost", KNOWN),
+    ("redis+sentinel://localhost", KNOWN),
+    ("redis://host:notaport", SHAPE),
+    ("redis://host:99999", SHAPE),
+    ("redis://host:-1", SHAPE),
+    ("redis://host/notadb", SHAPE),
+    ("redis://host/-1", SHAPE),
+    ("redis://host/1/2", SHAPE),
+    ("redis://host/1.5", SHAPE),
+    ("redis://host?db=notadb", SHAPE),
+    ("redis://host?socket_timeout=soon", SHAPE),
+    ("redis://host?nosuch=1", "nosuch"),
+    ("redis://host?protocol=9", SHAPE),
+    ("rediss://host?ssl_cert_reqs=nosuch", SHAPE),
+    ("redis://:%zz@host", SHAPE),
+    ("redis://[::1", SHAPE),
+    ("unix://", "unix:///path"),
+    ("sqlite://relative", "three slashes"),
+    ("sqlite://host/locks.db", "three slashes"),
+    ("sqlite:///folder/", "path of a file"),
+    ("sqlite:///a\0b", "path of a file"),
+    ("sqlite:///:memory:", "memory://"),
+)
+
+
+@pytest.mark.parametrize(("url", "says"), BAD_URLS.params())
+@scenario
+async def test_bad_urls(d: Driver, url: str, says: str) -> None:
+    await refused(says, d.open, url)
+
+
+@pytest.mark.parametrize(("url", "says"), BAD_URLS.params())
+@scenario
+async def test_bad_urls_from_the_environment(d: Driver, url: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not url or "\0" in url:
+        pytest.skip("an empty variable counts as none, and none can have a NUL")
+    monkeypatch.setenv("HOLDFAST_URL", url)
+    await refused(says, d.open, None)
+
+
+LEAKS = [
+    f"redis://user:{PASSWORD}@host:notaport",
+    f"redis://user:{PASSWORD}@host/notadb",
+    f"redis://user:{PASSWORD}@host?nosuch=1",
+    f"redis://host?password={PASSWORD}&nosuch=1",
+    f"redis://user:{PASSWORD}/x@host",
+    f"redis://user:{PASSWORD}#x@host",
+    f"redis://user:{PASSWORD}@[::1",
+    f"redis:/user:{PASSWORD}@host",
+    f"user:{PASSWORD}@host:6379",
+    f"user:{PASSWORD}@redis://host",
+    f"http://user:{PASSWORD}@host",
+    f"sqlite://user:{PASSWORD}@host",
+]
+
+
+@pytest.mark.parametrize("url", LEAKS, ids=_shown)
+@scenario
+async def test_no_password_in_the_error(d: Driver, url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        d.open(url)
+    told = "".join(traceback.format_exception_only(caught.value)) + repr(caught.value)
+    shown = "".join(f"{error!r} {error}" for error in (caught.value, caught.value.__cause__) if error is not None)
+    assert PASSWORD not in told + shown
+
+
+GOOD_URLS = Table(
+    ("redis://", "redis://localhost:6379/0"),
+    ("redis://example.com", "redis://example.com:6379/0"),
+    ("REDIS://example.com", "redis://example.com:6379/0"),
+    ("Valkey://example.com", "redis://example.com:6379/0"),
+    ("redis://example.com:7000/3", "redis://example.com:7000/3"),
+    ("redis://example.com?db=4", "redis://example.com:6379/4"),
+    ("redis://[::1]:7000", "redis://::1:7000/0"),
+    ("valkey://example.com:1", "redis://example.com:1/0"),
+    ("valkey://valkey:1", "redis://valkey:1/0"),
+    ("rediss://example.com", "redis://example.com:6379/0"),
+    ("valkeys://example.com", "redis://example.com:6379/0"),
+    ("unix:///run/redis.sock?db=2", "unix:///run/redis.sock?db=2"),
+    (f"redis://user:{PASSWORD}@example.com", "redis://example.com:6379/0"),
+    ("redis://:p%40ss%2Fw%3A@example.com", "redis://example.com:6379/0"),
+    ("memory://", "memory://"),
+    ("memory://a name", "memory://a name"),
+    ("MEMORY://", "memory://"),
+    ("sqlite:///locks.db", "sqlite:///"),
+    ("sqlite:////tmp/holdfast/locks.db", "sqlite:////tmp/holdfast/locks.db"),
+)
+
+
+@pytest.mark.parametrize(("url", "shown"), GOOD_URLS.params())
+@scenario
+async def test_good_odd_urls(d: Driver, url: str, shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    client = d.open(url)
+    assert shown in repr(client)
+    assert PASSWORD not in repr(client)
+    await done(client.close())
+    assert not any(os.scandir(tmp_path)), "nothing is made before a lock is used"
+
+
+@scenario
+async def test_no_target(d: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOLDFAST_URL", "memory://from the environment")
+    assert "memory://from the environment" in repr(d.open(None))
+    for empty in ("", None):
+        if empty is None:
+            monkeypatch.delenv("HOLDFAST_URL")
+        else:
+            monkeypatch.setenv("HOLDFAST_URL", empty)
+        assert f"{tmp_path}/holdfast/locks.db" in repr(d.open(None))
+
+
+# Clients
+
+TAKES = "a URL or a client of redis-py or valkey-py"
+NO_CLIENTS = Table(
+    (5, TAKES),
+    (1.5, TAKES),
+    (True, TAKES),
+    (object(), TAKES),
+    (b"redis://localhost", TAKES),
+    (Path("/tmp/locks.db"), TAKES),
+    ({}, TAKES),
+    (redis, TAKES),
+    (redis.Redis, TAKES),
+    (redis.ConnectionPool(), TAKES),
+    (redis.asyncio.ConnectionPool(), TAKES),
+    (Unshowable(), TAKES),
+    ([], "one URL or client"),
+    (["redis://localhost"], "one URL or client"),
+    (("redis://localhost",), "one URL or client"),
+    ({"redis://localhost"}, "one URL or client"),
+    ([redis.Redis(), redis.Redis(port=6380), redis.Redis(port=6381)], "one URL or client"),
+    (redis.Redis().pipeline(), "not a pipeline"),
+    (redis.asyncio.Redis().pipeline(), "not a pipeline"),
+    (valkey.Valkey().pipeline(), "not a pipeline"),
+    (redis.asyncio.RedisCluster(host="localhost"), "one server"),
+)
+
+
+@pytest.mark.parametrize(("target", "says"), NO_CLIENTS.params())
+@scenario
+async def test_bad_clients(d: Driver, target: Any, says: str) -> None:
+    await refused(says, d.open, target)
+
+
+def test_bad_cluster_client() -> None:
+    """A cluster client of the blocking kind connects when it is made, so this one is only half made."""
+
+    class RedisCluster:
+        nodes_manager = None
+
+    for connect in (colour.open for colour in COLOURS.values()):
+        with pytest.raises(ConfigurationError, match="one server"):
+            connect(RedisCluster())
+
+
+def clients(library: Any, twin: Any) -> list[Callable[[], Any]]:
+    """Clients as users make them, by redis-py and by valkey-py, of one colour."""
+    return [
+        library.Redis,
+        twin.Valkey,
+        lambda: library.Redis(decode_responses=True, protocol=3),
+        lambda: library.Redis(connection_pool=library.BlockingConnectionPool()),
+        lambda: library.Sentinel([("localhost", 26379)]).master_for("mymaster"),
+    ]
+
+
+CLIENTS = {"threads": clients(redis, valkey), "asyncio": clients(redis.asyncio, valkey.asyncio)}
+
+
+@pytest.mark.parametrize("at", range(5))
+@scenario
+async def test_clients_of_the_right_colour(d: Driver, at: int) -> None:
+    user = CLIENTS[d.colour][at]()
+    settings = dict(user.connection_pool.connection_kwargs)
+    client = d.open(user)
+    assert "localhost:6379/0" in repr(client) or "mymaster" in repr(client)
+    assert user.connection_pool.connection_kwargs == settings, "the user's client is left as it is"
+    await done(client.close())
+
+
+@pytest.mark.parametrize("at", range(5))
+@scenario
+async def test_clients_of_the_wrong_colour(d: Driver, at: int) -> None:
+    other = "asyncio" if d.colour == "threads" else "threads"
+    use = "holdfast.aio.connect()" if d.colour == "threads" else "holdfast.connect()"
+    await refused(use, d.open, CLIENTS[other][at]())
+
+
+# Exported leases
+
+
+def exported(*parts: Any, version: str = "hf1") -> str:
+    return f"{version}." + base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
+
+
+def packed(raw: bytes) -> str:
+    return "hf1." + base64.urlsafe_b64encode(raw).decode()
+
+
+VERY = "the very string that lease.export() returned"
+BAD_EXPORTS = Table(
+    (None, VERY),
+    (5, VERY),
+    (b"hf1.W10=", VERY),
+    (["hf1.W10="], VERY),
+    ("", VERY),
+    (".", VERY),
+    ("hf1", VERY),
+    ("hf1.", VERY),
+    ("hf1.!!!", VERY),
+    ("hf1.é", VERY),
+    ("hf1.\ud800", VERY),
+    ("garbage", VERY),
+    ("x" * 2**20, VERY),
+    (packed(b""), VERY),
+    (packed(b"\xff\xfe"), VERY),
+    (packed(b"null"), VERY),
+    (packed(b"5"), VERY),
+    (packed(b"[" * 100_000), VERY),
+    (packed(b"1" * 5000), VERY),
+    (packed(b'"' + b"x" * 1000 + b'"'), VERY),
+    (exported(), VERY),
+    (exported("thing"), VERY),
+    (exported("thing", "holder"), VERY),
+    (exported("thing", "holder", 30, "more"), VERY),
+    (exported("thing", "holder", 30, version="hf2"), VERY),
+    (exported("thing", "holder", 30, version="HF1"), VERY),
+    (exported("thing", "holder", 30, version=""), VERY),
+    (exported("thing", "holder", 30) + "!", VERY),
+    (" " + exported("thing", "holder", 30), VERY),
+    (exported("", "holder", 30), "must not be empty"),
+    (exported(5, "holder", 30), TEXT),
+    (exported("holdfast:x", "holder", 30), "must not begin"),
+    (exported("a\0b", "holder", 30), CONTROL),
+    (exported("thing", "", 30), "1 to 128"),
+    (exported("thing", 5, 30), "1 to 128"),
+    (exported("thing", "x" * 2**20, 30), "1 to 128"),
+    (exported("thing", "é", 30), "1 to 128"),
+    (exported("thing", "a b", 30), "must not have spaces"),
+    (exported("thing", "a\r\nb", 30), "must not have spaces"),
+    (exported("thing", "holder", 0), RANGE),
+    (exported("thing", "holder", -1), RANGE),
+    (exported("thing", "holder", math.nan), RANGE),
+    (exported("thing", "holder", math.inf), RANGE),
+    (exported("thing", "holder", 10**400), RANGE),
+    (exported("thing", "holder", "30"), FITS),
+    (exported("thing", "holder", True), FITS),
+    (exported("thing", "holder", None), FITS),
+    (exported("thing", "holder", [30]), FITS),
+)
+
+
+@pytest.mark.parametrize(("text", "says"), BAD_EXPORTS.params())
+@scenario
+async def test_bad_exports(d: Driver, text: Any, says: str) -> None:
+    await refused(says, d.locks.adopt, text)
+    assert untouched(d)
+
+
+@scenario
+async def test_a_damaged_export_leaves_the_lease_where_it_is(d: Driver) -> None:
+    text = (await done(d.lock().acquire())).export()
+    damaged = [text[:cut] for cut in range(0, len(text), 7)]
+    damaged += [text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :] for at in range(0, len(text), 5)]
+    for wrong in damaged:
+        with pytest.raises((ConfigurationError, LeaseLost)):
+            await done(d.locks.adopt(wrong))
+    lease = await done(d.locks.adopt(text))
+    assert await done(lease.release()) is True
+
+
+def test_the_tables_are_long_enough() -> None:
+    tables = (BAD_NAMES, NO_TTL, NO_TIMEOUT, BAD_LABELS, BAD_URLS, NO_CLIENTS, BAD_EXPORTS)
+    assert sum(len(table.cases) for table in tables) >= 150

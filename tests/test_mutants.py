@@ -1,0 +1,246 @@
+"""The checks are checked: each error planted in the shipped core or Lua is found by a small model."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import pytest
+
+from holdfast.core import acquire, holding, keep, release, validity
+from holdfast.testing.explorer import Explorer, Report
+from holdfast.testing.models import giver, taker, user
+from holdfast.testing.process import Program
+from holdfast.testing.world import ALL_RULES, Client, Model
+from tests.explore.mutation import constant, lua, python
+
+FOREIGN = (("SET", "door", "X9", "PX", "500"),)
+"""Somebody else's lock, which ends half a second after the beginning."""
+
+
+def world(
+    *programs: Program,
+    seconds: float = 1.1,
+    rules: frozenset[str] = ALL_RULES,
+    setup: Sequence[tuple[str, ...]] = (),
+    mortal: str = "ABC",
+    cancellable: str = "ABC",
+    rates: Sequence[float] = (1.0, 1.0, 1.0),
+    **faults: int,
+) -> Model:
+    clients = [
+        Client(name, program, mortal=name in mortal, cancellable=name in cancellable, rate=rate)
+        for name, program, rate in zip("ABC", programs, rates, strict=False)
+    ]
+    return Model("mutant", clients, faults, seconds, setup=setup, rules=rules)
+
+
+def adopting(**faults: int) -> Model:
+    clients = [Client("A", giver), Client("B", taker, after="A"), Client("C", taker, after="A")]
+    return Model("mutant", clients, faults, 1.1, rules=ALL_RULES - {"CL"})
+
+
+class Mutant(NamedTuple):
+    plant: Callable[[], AbstractContextManager[None]]
+    model: Model
+    killed_by: frozenset[str]
+
+
+def mutant(plant: Callable[[], AbstractContextManager[None]], model: Model, *killed_by: str) -> Mutant:
+    return Mutant(plant, model, frozenset(killed_by))
+
+
+ATTEMPT = acquire._Attempt
+once, twice, renewing = user(), user(rounds=2), user(renew=True)
+
+MUTANTS = {
+    "validity counted from the reply": mutant(
+        lambda: python(ATTEMPT, "_request", "self._asked_at = asked_at", "self._asked_at = self._runtime.now()"),
+        world(once, once, seconds=3.1, slow=1),
+        "SG",
+        "ME",
+    ),
+    "no allowance for drift": mutant(
+        lambda: constant(validity, "DRIFT", 0.0), world(once, seconds=3.1, rates=(0.998,), pause=1), "SG"
+    ),
+    "a renewal counted from the reply": mutant(
+        lambda: python(holding.Holding, "renewed", "valid_until(asked_at, ttl)", "self.valid_until + ttl"),
+        world(renewing, once, seconds=5.1, pause=1),
+        "SG",
+    ),
+    "renewing too seldom": mutant(
+        lambda: python(holding.Holding, "renewed", "asked_at + self.ttl / 3", "asked_at + self.ttl * 3"),
+        world(renewing, seconds=5.1),
+        "KP",
+    ),
+    "a lost lease comes back to life": mutant(
+        lambda: python(
+            holding.Holding,
+            "renewed",
+            "if self.state not in ALIVE:\n            return",
+            "self.state = State.HELD",
+        ),
+        world(renewing, seconds=7.1, slow=3, vanish=1),
+        "SG",
+    ),
+    "age rule dropped": mutant(
+        lambda: python(
+            ATTEMPT,
+            "_wait_turn",
+            "if not worth_taking(self._runtime.now(), self._asked_at, self._ask.ttl):",
+            "self._asked_at = self._runtime.now()\n    if False:",
+        ),
+        world(once, once, seconds=3.1, pause=1, mortal="B"),
+        "SG",
+    ),
+    "old pushes are taken unasked": mutant(
+        lambda: python(ATTEMPT, "_wait_turn", "if not worth_taking(", "if False and not worth_taking("),
+        world(once, once, seconds=3.1, rules=frozenset({"AL"}), pause=1, mortal="B"),
+        "AL",
+    ),
+    "turn check dropped": mutant(
+        lambda: python(ATTEMPT, "_wait_turn", "push is None or push.turn != self._turn", "push is None"),
+        world(twice, once, seconds=3.1, pause=1, mortal="B"),
+        "SG",
+        "FT",
+    ),
+    "no timer at the holder's expiry": mutant(
+        lambda: python(ATTEMPT, "_next_look", "if answer.ttl_left is not None:", "if False:"),
+        world(once, setup=FOREIGN),
+        "LW",
+    ),
+    "no second look": mutant(
+        lambda: python(
+            ATTEMPT,
+            "_next_look",
+            "min(self._asked_at + self._ask.ttl / 3, now + LOOK_AGAIN * (1 + answer.position))",
+            "now + 1000.0",
+        ),
+        world(once, once, lose_push=1),
+        "LW",
+    ),
+    "the queue is not left when the time is up": mutant(
+        lambda: python(ATTEMPT, "run", "await self.abandon(inline=True)", "pass"),
+        world(once, user(timeout=0.5)),
+        "CL",
+    ),
+    "nothing is given back when cancelled": mutant(
+        lambda: python(
+            acquire, "acquire", "await attempt.abandon(inline=not isinstance(error, StoreUnavailable))", "pass"
+        ),
+        world(once, once, cancel=1, cancellable="B"),
+        "CL",
+    ),
+    "no answer is taken for no": mutant(
+        lambda: python(
+            ATTEMPT, "_request", "self._traces = traces or error.outcome is not Outcome.NOT_DONE", "self._traces = traces"
+        ),
+        world(user(timeout=0.5), rules=frozenset({"CF"}), vanish=1),
+        "CF",
+    ),
+    "the deadline is not looked at": mutant(
+        lambda: python(ATTEMPT, "run", "not self._blocking or self._deadline.passed(self._runtime.now())", "False"),
+        world(once, user(timeout=0.5)),
+        "BD",
+    ),
+    "a release that was repeated says no": mutant(
+        lambda: python(release, "release", "released or (maybe_done and ours)", "released"),
+        world(once, lose_reply=1),
+        "RL",
+    ),
+    "the keeper renews whatever the store says": mutant(
+        lambda: lua("renew", "redis.call('GET', KEYS[at]) == ARGV[at]", "redis.call('EXISTS', KEYS[at]) == 1"),
+        world(renewing, once, seconds=4.1, pause=1, mortal="A"),
+        "OW",
+        "SG",
+    ),
+    "renewing does not set the ttl": mutant(
+        lambda: lua("renew", "redis.call('PEXPIRE', KEYS[at], ARGV[at + 1])", "redis.call('PTTL', KEYS[at])"),
+        world(renewing, seconds=4.1),
+        "SG",
+    ),
+    "no owner check in release": mutant(
+        lambda: lua("release", "local ours = held == ARGV[1]", "local ours = held ~= false"),
+        world(once, user(timeout=0.5)),
+        "OW",
+    ),
+    "release does not leave the queue": mutant(
+        lambda: lua("release", "call('ZREM', queue, ARGV[1])", "call('ZRANK', queue, ARGV[1])"),
+        world(once, user(timeout=0.5)),
+        "CL",
+    ),
+    "release hands nothing on": mutant(
+        lambda: lua("release", "if (ours or not held) and", "if false and"), world(once, once), "LW"
+    ),
+    "hand-off without a ttl": mutant(
+        lambda: lua("release", "return tell_next(queue, waiters, ttl_ms)", "call('PERSIST', lock) return"),
+        world(once, once, crash=1, mortal="B"),
+        "ST",
+    ),
+    "a dead head is not skipped": mutant(
+        lambda: lua("release", "call('DEL', lock)\n      end", "call('DEL', lock)\n        return\n      end"),
+        world(once, once, once, seconds=0.9, crash=1, mortal="B"),
+        "LW",
+    ),
+    "what PUBLISH says is ignored": mutant(
+        lambda: lua("release", "format('%s %s %.0f', head, turn, fence)) > 0", "format('%s %s %.0f', head, turn, fence)) >= 0"),
+        world(once, once, seconds=0.9, crash=1, mortal="B"),
+        "FQ",
+    ),
+    "a waiter that has not asked for long is not passed over": mutant(
+        lambda: lua("release", "tonumber(dead_at) * 1000 > now", "true"),
+        world(renewing, once, seconds=3.1, pause=1, mortal="B"),
+        "FQ",
+    ),
+    "a newcomer takes a free lock before those who wait": mutant(
+        lambda: lua("acquire", "call('EXISTS', lock, queue) == 0", "call('EXISTS', lock) == 0"),
+        world(once, once, setup=FOREIGN, slow=1),
+        "FQ",
+    ),
+    "a ticket from before is ignored": mutant(
+        lambda: lua("acquire", "ticket = ARGV[6]\n    if ticket == '' then", "do"),
+        world(once, once, once, seconds=0.9, cut_inbox=1),
+        "FQ",
+    ),
+    "a repeat does not set the ttl anew": mutant(
+        lambda: lua("acquire", "  prolong(lock, ttl_ms)\n", ""),
+        world(once, once, seconds=3.1, slow=1, lose_reply=1),
+        "SG",
+    ),
+    "a repeat is a new grant": mutant(
+        lambda: lua("acquire", "if held == holder then", "if false then"), world(once, lose_reply=1), "NL", "LW", "FQ", "ER", "CL"
+    ),
+    "the fence is not raised": mutant(
+        lambda: lua("acquire", "if last < now then return now end", "if last > 0 then return last end"),
+        world(once, once),
+        "FT",
+    ),
+    "adopting needs no old holder": mutant(
+        lambda: lua("adopt", "held ~= ARGV[4]", "not held"), adopting(), "OW", "SG"
+    ),
+}
+
+
+def kill(name: str) -> Report:
+    chosen = MUTANTS[name]
+    with chosen.plant():
+        return Explorer(chosen.model).run(most_seconds=20.0)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_error_is_found(name: str) -> None:
+    report = kill(name)
+    assert report.violation is not None, f"the mutant survived: {report.verdict}, {report.states} states"
+    assert report.violation.rule in MUTANTS[name].killed_by, str(report.story)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_without_the_error_the_same_model_is_clean(name: str) -> None:
+    model = MUTANTS[name].model
+    report = Explorer(model).run(most_states=20_000, most_seconds=5.0)
+    assert report.violation is None, str(report.story)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(MUTANTS) >= 20
+    assert {mutant.plant.__module__ for mutant in MUTANTS.values()} == {__name__}
+    assert keep.Keeper is not None

@@ -1,0 +1,341 @@
+"""The public surface, pinned: names, signatures, errors, what is loaded when, and that no password ever shows.
+
+A change here is a change for users. Make it on purpose, and tell of it in the changelog.
+"""
+
+import copy
+import inspect
+import logging
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+import holdfast.aio
+from holdfast import errors
+from holdfast.locks import options
+from tests.contract.driver import COLOURS, Driver, done, scenario
+from tests.support.servers import Server
+
+PASSWORD = "s3cret-Pa55"
+WRONG = "wr0ng-Pa55"
+
+
+# Names and signatures
+
+
+def test_names() -> None:
+    assert sorted(holdfast.__all__) == [
+        "AcquireTimeout",
+        "ConfigurationError",
+        "Lease",
+        "LeaseLost",
+        "Lock",
+        "LockError",
+        "LockInfo",
+        "Locks",
+        "NotHeld",
+        "Outcome",
+        "Owner",
+        "State",
+        "StoreError",
+        "StoreProtocolError",
+        "StoreRefused",
+        "StoreUnavailable",
+        "WaiterInfo",
+        "__version__",
+        "connect",
+        "errors",
+    ]
+    assert sorted(holdfast.aio.__all__) == ["Lease", "Lock", "Locks", "connect"]
+    for module in (holdfast, holdfast.aio):
+        assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_version() -> None:
+    parts = holdfast.__version__.split(".")
+    assert len(parts) == 3
+    assert all(part.isdecimal() for part in parts)
+
+
+def public(kind: type) -> dict[str, Any]:
+    """What a user may touch of a class: its own names and those of Python's protocols that it has for itself."""
+    protocols = {"__enter__", "__exit__", "__aenter__", "__aexit__", "__call__", "__bool__"}
+    return {
+        name: inspect.getattr_static(kind, name)
+        for name in dir(kind)
+        if not name.startswith("_") or (name in protocols and kind is not type)
+    }
+
+
+def signature(function: Callable[..., Any]) -> str:
+    """Without annotations: names, kinds and defaults are what callers rely on."""
+    bare = inspect.signature(function)
+    parameters = [one.replace(annotation=one.empty) for one in bare.parameters.values()]
+    return str(bare.replace(parameters=parameters, return_annotation=bare.empty))
+
+
+SIGNATURES = {
+    "connect": "(target=None, *, label='', store_timeout=10.0, **choices)",
+    "Locks.lock": "(self, name, **chosen)",
+    "Locks.guard": "(self, name, **chosen)",
+    "Locks.adopt": "(self, text, **chosen)",
+    "Locks.close": "(self)",
+    "Lock.acquire": "(self, blocking=True, timeout=None)",
+    "Lock.release": "(self)",
+    "Lock.locked": "(self)",
+    "Lock.inspect": "(self)",
+    "Lock.__call__": "(self, function)",
+    "Lease.release": "(self)",
+    "Lease.renew": "(self, ttl=None)",
+    "Lease.export": "(self)",
+    "Lease.ensure_held": "(self)",
+}
+
+
+@pytest.mark.parametrize("module", [holdfast, holdfast.aio], ids=["threads", "asyncio"])
+@pytest.mark.parametrize(("name", "wanted"), SIGNATURES.items(), ids=SIGNATURES)
+def test_signatures(module: Any, name: str, wanted: str) -> None:
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert signature(found) == wanted
+
+
+def test_options_of_a_lock() -> None:
+    assert signature(options) == (
+        "(owner, *, ttl=30.0, timeout=None, renew=True, max_hold=None, label=None, "
+        "on_risk=None, on_lost=None, cancel_on_loss=True)"
+    )
+
+
+def test_attributes_of_a_lease() -> None:
+    assert sorted(public(holdfast.Lease)) == [
+        *("ensure_held", "export", "fence", "holder", "inherited", "lost"),
+        *("name", "release", "remaining", "renew", "state", "ttl"),
+    ]
+    assert sorted(public(type(holdfast.connect("memory://").lock("x").acquire(timeout=0).lost))) == [  # type: ignore[union-attr]
+        "__bool__",
+        "is_set",
+        "wait",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["Lock", "Lease", "Locks"])
+def test_both_colours_have_the_same_names(kind: str) -> None:
+    blocking, awaited = public(getattr(holdfast, kind)), public(getattr(holdfast.aio, kind))
+    twins = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
+    assert sorted(twins.get(name, name) for name in blocking) == sorted(awaited)
+    for name, attribute in blocking.items():
+        if inspect.isfunction(attribute):
+            assert signature(attribute) == signature(awaited[twins.get(name, name)]), name
+
+
+def test_fields_of_what_inspect_tells() -> None:
+    assert holdfast.LockInfo._fields == (
+        *("name", "holder", "owner", "fence", "held_for", "ttl_left", "waiters", "waiting"),
+    )
+    assert holdfast.WaiterInfo._fields == ("holder", "owner", "waiting_for")
+    assert holdfast.Owner._fields == ("host", "pid", "label")
+    assert {state.name: state.value for state in holdfast.State} == {
+        "HELD": "held",
+        "AT_RISK": "at risk",
+        "LOST": "lost",
+        "RELEASED": "released",
+    }
+
+
+# Errors
+
+TREE: dict[str, tuple[type, ...]] = {
+    "LockError": (Exception,),
+    "AcquireTimeout": (errors.LockError, TimeoutError),
+    "LeaseLost": (errors.LockError,),
+    "NotHeld": (errors.LockError, RuntimeError),
+    "ConfigurationError": (errors.LockError, ValueError),
+    "StoreError": (errors.LockError,),
+    "StoreUnavailable": (errors.StoreError, ConnectionError),
+    "StoreRefused": (errors.StoreError, PermissionError),
+    "StoreProtocolError": (errors.StoreError,),
+}
+
+
+def test_the_error_tree() -> None:
+    found = {
+        name: kind.__bases__
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    }
+    assert found == TREE
+    assert all(getattr(holdfast, name) is getattr(errors, name) for name in TREE)
+    drawn = errors.__doc__ or ""
+    assert all(name in drawn for name in TREE), "the docstring draws the tree"
+
+
+ERRORS = [
+    errors.LockError("said"),
+    errors.AcquireTimeout("said", name="thing", timeout=2.5),
+    errors.AcquireTimeout("said"),
+    errors.LeaseLost("said", name="thing", fence=7),
+    errors.LeaseLost("said"),
+    errors.NotHeld("said"),
+    errors.ConfigurationError("said"),
+    errors.StoreError("said"),
+    errors.StoreUnavailable("said"),
+    errors.StoreUnavailable("said", outcome=errors.Outcome.UNKNOWN),
+    errors.StoreRefused("said"),
+    errors.StoreProtocolError("said"),
+]
+
+
+def test_every_error_is_among_the_samples() -> None:
+    assert {type(error).__name__ for error in ERRORS} == set(TREE)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_pickle(error: Exception, protocol: int) -> None:
+    for twin in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error), copy.deepcopy(error)):
+        assert type(twin) is type(error)
+        assert str(twin) == "said"
+        assert twin.args == error.args
+        assert vars(twin) == vars(error)
+
+
+def test_values_pickle() -> None:
+    owner = holdfast.Owner("host", 7, "label")
+    info = holdfast.LockInfo("thing", "holder", owner, 5, 1.5, 2.5, (holdfast.WaiterInfo("other", owner, 0.5),), 1)
+    assert pickle.loads(pickle.dumps(info)) == info
+    assert type(pickle.loads(pickle.dumps(owner))) is holdfast.Owner
+    assert pickle.loads(pickle.dumps(errors.Outcome.UNKNOWN)) is errors.Outcome.UNKNOWN
+    assert pickle.loads(pickle.dumps(holdfast.State.AT_RISK)) is holdfast.State.AT_RISK
+
+
+# What is loaded when
+
+
+def loaded(program: str, *modules: str) -> list[str]:
+    """Which of `modules` a fresh interpreter has after `program`."""
+    code = f"{program}\nimport sys\nprint(*[name for name in {modules!r} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.split()
+
+
+USE = "with locks.lock('thing', timeout=0) as lease: lease.ensure_held()\nlocks.close()"
+LOADS = [
+    ("import holdfast", ["redis", "valkey", "asyncio", "sqlite3", "inspect", "ssl", "subprocess"], []),
+    (f"import holdfast; locks = holdfast.connect('memory://')\n{USE}", ["redis", "asyncio", "sqlite3"], []),
+    ("import holdfast.aio; holdfast.aio.connect('memory://')", ["redis", "sqlite3", "asyncio"], ["asyncio"]),
+    ("import holdfast; holdfast.connect('sqlite:///locks.db')", ["redis", "asyncio", "sqlite3"], ["sqlite3"]),
+    ("import holdfast; holdfast.connect('redis://localhost')", ["sqlite3", "redis"], ["redis"]),
+    ("import holdfast.testing", ["lupa", "hypothesis", "pytest"], []),
+]
+
+
+@pytest.mark.parametrize(("program", "watched", "wanted"), LOADS, ids=[program for program, *_ in LOADS])
+def test_only_what_is_needed_is_loaded(program: str, watched: list[str], wanted: list[str]) -> None:
+    assert sorted(loaded(program, *watched)) == sorted(wanted)
+
+
+# Passwords
+
+
+@pytest.fixture(params=COLOURS)
+def d(request: pytest.FixtureRequest) -> Driver:
+    colour: str = request.param
+    return COLOURS[colour]("", "")
+
+
+@pytest.fixture(scope="module")
+def guarded_server() -> Iterator[Server]:
+    """A server that asks for a password, with an account that may do everything and one that may do little."""
+    with Server("valkey9") as server:
+        server.raw("ACL", "SETUSER", "app", "on", f">{PASSWORD}", "~*", "&*", "+@all")
+        server.raw("ACL", "SETUSER", "reader", "on", f">{PASSWORD}", "~*", "&*", "+@read", "+@connection")
+        server.raw("CONFIG", "SET", "requirepass", PASSWORD)
+        yield server
+
+
+def address(server: Server, user: str, password: str) -> str:
+    return f"redis://{user}:{password}@{server.host}:{server.port}/0"
+
+
+def told(error: BaseException) -> str:
+    """All that an error shows of itself and of its causes."""
+    return "".join(traceback.format_exception(error)) + repr(error) + repr(error.__cause__) + repr(error.__context__)
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    return "".join(f"{record.getMessage()} {record.args} {record.exc_text}" for record in caplog.records)
+
+
+def no_password(text: str) -> bool:
+    return PASSWORD not in text and WRONG not in text
+
+
+@scenario
+async def test_a_password_that_fits(d: Driver, guarded_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    client = d.open(address(guarded_server, "app", PASSWORD))
+    lock = client.lock("thing")
+    lease = await done(lock.acquire(timeout=0))
+    assert lease is not None
+    shown = f"{client!r} {client} {lock!r} {lock} {lease!r} {lease} {lease.lost!r} {await done(lock.inspect())}"
+    await done(client.close())
+    assert no_password(shown + f"{client!r}" + logged(caplog))
+
+
+@pytest.mark.parametrize("user", ["app", "", "nosuch"])
+@scenario
+async def test_a_password_that_does_not_fit(
+    d: Driver, user: str, guarded_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    client = d.open(address(guarded_server, user, WRONG))
+    with pytest.raises(holdfast.StoreRefused, match="does not accept this user name and password") as caught:
+        await done(client.lock("thing").acquire(timeout=0))
+    await done(client.close())
+    assert no_password(told(caught.value) + logged(caplog) + f"{client!r}")
+
+
+@scenario
+async def test_a_password_that_is_missing(d: Driver, guarded_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    client = d.open(guarded_server.url)
+    with pytest.raises(holdfast.StoreRefused, match="asks for a password"):
+        await done(client.lock("thing").acquire(timeout=0))
+    await done(client.close())
+
+
+@scenario
+async def test_an_account_that_may_too_little(
+    d: Driver, guarded_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    client = d.open(address(guarded_server, "reader", PASSWORD))
+    with pytest.raises(holdfast.StoreRefused, match="may not do what a lock needs") as caught:
+        await done(client.lock("thing").acquire(timeout=0))
+    await done(client.close())
+    assert no_password(told(caught.value) + logged(caplog))
+
+
+@scenario
+async def test_a_server_that_is_not_there(d: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with Server("valkey9") as server:
+        url = address(server, "app", PASSWORD)
+        server.kill()
+        client = d.open(url)
+        for timeout in (0, 0.1):
+            with pytest.raises(holdfast.StoreUnavailable, match="No connection to the server") as caught:
+                await done(client.lock("thing").acquire(timeout=timeout))
+            assert caught.value.outcome is holdfast.Outcome.NOT_DONE
+            assert no_password(told(caught.value))
+        await done(client.close())
+    assert no_password(logged(caplog) + f"{client!r}")

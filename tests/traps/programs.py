@@ -1,0 +1,128 @@
+"""Small programs that run in processes of their own, to be stopped, killed and forked.
+
+    python -m tests.traps.programs ROLE COLOUR URL NAME TTL
+
+Each prints a line when it has come to a point that a test waits for, and goes on when it is sent one.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support import guardian
+
+ROOT = Path(__file__).parents[2]
+END_SECONDS = 10.0
+
+
+class Program:
+    """A program under way; killed, if it still is, when the block ends."""
+
+    def __init__(self, role: str, colour: str, url: str, name: str, ttl: float = 30.0) -> None:
+        command = [sys.executable, "-m", "tests.traps.programs", role, colour, url, name, str(ttl)]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        guardian.watch(self._process.pid)
+
+    def line(self) -> str:
+        """The next line it prints; '' when it has ended."""
+        if self._process.stdout is None:
+            raise RuntimeError("the program has no pipe")
+        return self._process.stdout.readline().rstrip("\n")
+
+    def tell(self, line: str = "go on") -> None:
+        if self._process.stdin is None:
+            raise RuntimeError("the program has no pipe")
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill −9; its connections are closed when this returns."""
+        self._process.kill()
+        self._process.wait(END_SECONDS)
+
+    def end(self) -> int:
+        """Wait for it to end by itself; its exit code."""
+        return self._process.wait(END_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        guardian.unwatch(self._process.pid)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def told() -> str:
+    return sys.stdin.readline().rstrip("\n")
+
+
+def hold(client: Any, name: str, ttl: float) -> None:
+    """Take the lock, and keep it until told."""
+    lease = client.acquire(name, timeout=10, ttl=ttl)
+    say("held", lease.fence)
+    told()
+    say(client.release(lease))
+
+
+def wait(client: Any, name: str, ttl: float) -> None:
+    """Wait for the lock as long as it takes."""
+    say("waiting")
+    lease = client.acquire(name, ttl=ttl)
+    say("held", lease.fence)
+    told()
+    say(client.release(lease))
+
+
+def skewed(seconds: float) -> None:
+    """Set this process's idea of the time of day wrong."""
+    right, right_ns = time.time, time.time_ns
+    time.time = lambda: right() + seconds
+    time.time_ns = lambda: right_ns() + int(seconds * 1e9)
+
+
+def wait_ahead(client: Any, name: str, ttl: float) -> None:
+    skewed(40)
+    wait(client, name, ttl)
+
+
+def wait_behind(client: Any, name: str, ttl: float) -> None:
+    skewed(-40)
+    wait(client, name, ttl)
+
+
+ROLES: dict[str, Callable[[Any, str, float], None]] = {
+    role.__name__: role for role in (hold, wait, wait_ahead, wait_behind)
+}
+
+
+def main(role: str, colour_name: str, url: str, name: str, ttl: str) -> None:
+    from tests.traps.colours import COLOURS
+
+    with COLOURS[colour_name]() as colour:
+        ROLES[role](colour.connect(url), name, float(ttl))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

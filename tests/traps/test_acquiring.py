@@ -1,0 +1,224 @@
+"""What may go wrong between asking for a lock and having it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import holdfast.aio
+from holdfast.connection import AsyncLocks
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.support.waiting import until
+from tests.traps.colours import Client, Colour
+from tests.traps.watching import (
+    Sampler,
+    Stopwatch,
+    await_nothing_left,
+    await_queue,
+    nth,
+    on,
+    queue_length,
+    stored_fence,
+    traces,
+)
+
+TIMES = 20
+CANCEL_SECONDS = 0.2
+"""A cancellation takes effect within 0.1 s; the rest is for a busy machine."""
+
+
+class TestLostReply:
+    @pytest.mark.parametrize("then", ["close", "reset"])
+    def test_the_retry_finds_the_lock_to_be_its_own(
+        self, proxy: FaultProxy, colour: Colour, valkey: Server, then: Any
+    ) -> None:
+        client = colour.connect(proxy.url).warm_up()
+        lost = proxy.drop_reply(nth(1, on("report")), then=then)
+        repeated = proxy.hold_requests(nth(2, on("report")))
+        acquiring = client.acquiring("report", timeout=5)
+        lost.wait()
+        repeated.wait()
+        first_fence = stored_fence(valkey, "report")
+        repeated.release()
+        lease = acquiring.result(5)
+        assert valkey.raw("GET", "report") == lease.holder
+        assert lease.fence == first_fence
+        assert 29_000 < valkey.raw("PTTL", "report") <= 30_000
+        assert client.release(lease) is True
+        assert traces(valkey, "report") == []
+
+    def test_trying_once_is_repeated_too(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+        client = colour.connect(proxy.url).warm_up()
+        lost = proxy.drop_reply(on("report"))
+        lease = client.try_acquire("report")
+        assert lost.hits == 1
+        assert valkey.raw("GET", "report") == lease.holder
+        client.release(lease)
+
+    def test_a_lost_place_in_the_queue_is_found_again(
+        self, proxy: FaultProxy, colour: Colour, us: Client, valkey: Server
+    ) -> None:
+        lease = us.acquire("report")
+        first = colour.connect(proxy.url).warm_up_inbox()
+        lost = proxy.drop_reply(on("report"))
+        waiting = first.acquiring("report")
+        lost.wait()
+        proxy.wait_for(on("report"), 2)
+        second = us.acquiring("report")
+        await_queue(valkey, "report", 2)
+        us.release(lease)
+        lease = waiting.result(5)
+        assert not second.done()
+        first.release(lease)
+        us.release(second.result(5))
+
+
+class TestCancelled:
+    """Twenty acquisitions each, cancelled at the same point; nothing may be left of any."""
+
+    NAMES = tuple(f"report:{number}" for number in range(TIMES))
+
+    @pytest.fixture
+    async def locks(self, proxy: FaultProxy) -> AsyncIterator[AsyncLocks]:
+        async with holdfast.aio.connect(proxy.url) as locks:
+            lease = await locks.lock("warm-up").acquire()
+            assert lease is not None
+            await lease.release()
+            yield locks
+
+    @pytest.fixture
+    async def holders(self, valkey: Server) -> AsyncIterator[AsyncLocks]:
+        async with holdfast.aio.connect(valkey.url) as locks:
+            for name in self.NAMES:
+                await locks.lock(name).acquire()
+            yield locks
+
+    async def cancel_at(self, locks: AsyncLocks, point: Callable[[], Awaitable[None]]) -> None:
+        tasks = [asyncio.create_task(locks.lock(name).acquire()) for name in self.NAMES]
+        await point()
+        watch = Stopwatch()
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert watch.seconds < CANCEL_SECONDS
+        assert [type(result) for result in results] == [asyncio.CancelledError] * TIMES
+
+    def check_free(self, valkey: Server) -> None:
+        for name in self.NAMES:
+            await_nothing_left(valkey, name)
+
+    async def test_before_the_server_got_the_request(
+        self, locks: AsyncLocks, valkey: Server, proxy: FaultProxy
+    ) -> None:
+        rule = proxy.hold_requests(on(self.NAMES[0]))  # what stands behind it in the stream waits too
+        await self.cancel_at(locks, lambda: asyncio.to_thread(proxy.wait_for, b"report:", TIMES))
+        assert valkey.raw("EXISTS", *self.NAMES) == 0
+        rule.release()
+        proxy.wait_for(b"report:", 2 * TIMES)
+        self.check_free(valkey)
+
+    async def test_after_the_server_granted_it(self, locks: AsyncLocks, valkey: Server, proxy: FaultProxy) -> None:
+        async def granted() -> None:
+            await asyncio.to_thread(
+                until, lambda: valkey.raw("EXISTS", *self.NAMES) == TIMES, "all locks to be granted"
+            )
+
+        rule = proxy.hold_replies(on(self.NAMES[0]))
+        await self.cancel_at(locks, granted)
+        rule.release()
+        self.check_free(valkey)
+
+    async def test_while_queued(self, locks: AsyncLocks, holders: AsyncLocks, valkey: Server) -> None:
+        async def queued() -> None:
+            for name in self.NAMES:
+                await asyncio.to_thread(await_queue, valkey, name, 1)
+
+        await self.cancel_at(locks, queued)
+        for name in self.NAMES:
+            assert queue_length(valkey, name) == 0
+        assert valkey.raw("EXISTS", *self.NAMES) == TIMES
+
+    async def test_while_subscribing(
+        self, locks: AsyncLocks, holders: AsyncLocks, valkey: Server, proxy: FaultProxy
+    ) -> None:
+        rule = proxy.hold_replies(b"SUBSCRIBE")
+        await self.cancel_at(locks, lambda: asyncio.to_thread(rule.wait))
+        rule.release()
+        await holders.close()
+        self.check_free(valkey)
+
+    async def test_while_connecting(self, valkey: Server, proxy: FaultProxy) -> None:
+        proxy.stall()
+        async with holdfast.aio.connect(proxy.url) as locks:
+            await self.cancel_at(locks, lambda: asyncio.to_thread(proxy.wait_stalled))
+            proxy.unstall()
+            self.check_free(valkey)
+            lease = await locks.lock(self.NAMES[0]).acquire(timeout=2)
+            assert lease is not None
+
+    async def test_while_its_grant_is_on_the_way(
+        self, locks: AsyncLocks, holders: AsyncLocks, valkey: Server, proxy: FaultProxy
+    ) -> None:
+        """The server made the waiter the holder, and the push that says so has not arrived."""
+        rule = proxy.hold_pushes(b"inbox")
+
+        async def granted() -> None:
+            for name in self.NAMES:
+                await asyncio.to_thread(await_queue, valkey, name, 1)
+            await holders.close()
+            await asyncio.to_thread(rule.wait)
+
+        await self.cancel_at(locks, granted)
+        self.check_free(valkey)
+        rule.release()
+        for name in self.NAMES:
+            assert await locks.lock(name).acquire(timeout=0) is not None
+
+
+class TestTimes:
+    def test_a_wait_of_less_than_a_second_is_honoured(self, us: Client, them: Client) -> None:
+        us.acquire("report")
+        them.warm_up_inbox()
+        watch = Stopwatch()
+        assert them.acquire("report", timeout=0.05) is None
+        assert 0.05 <= watch.seconds < 0.2
+
+    @pytest.mark.parametrize("timeout", [0.123, 0.95])
+    def test_the_whole_timeout_is_waited(self, us: Client, them: Client, timeout: float) -> None:
+        us.acquire("report")
+        them.warm_up_inbox()
+        watch = Stopwatch()
+        assert them.acquire("report", timeout=timeout) is None
+        assert timeout <= watch.seconds < timeout + 0.15
+
+    def test_no_timeout_at_all_means_once(self, us: Client, them: Client, valkey: Server) -> None:
+        us.acquire("report")
+        them.warm_up_inbox()
+        for asked in ({"blocking": False}, {"timeout": 0}):
+            watch = Stopwatch()
+            assert them.acquire("report", **asked) is None
+            assert watch.seconds < 0.1
+        assert queue_length(valkey, "report") == 0
+
+    def test_whoever_gave_up_is_out_of_the_queue(self, us: Client, them: Client, valkey: Server) -> None:
+        lease = us.acquire("report")
+        assert them.acquire("report", timeout=0.05) is None
+        us.release(lease)
+        assert traces(valkey, "report") == []
+
+
+def test_there_is_always_a_ttl(us: Client, them: Client, valkey: Server) -> None:
+    """Whatever is done with the lock, at no time does its key lack one."""
+    with Sampler(lambda: valkey.raw("PTTL", "report")) as sampler:
+        for _ in range(50):
+            lease = us.acquire("report", ttl=5)
+            us.renew(lease)
+            waiting = them.acquiring("report", ttl=5)
+            await_queue(valkey, "report", 1)
+            us.release(lease)
+            lease = waiting.result(5)
+            us.release(us.adopt(them.do(lease.export)))
+    assert -1 not in sampler.seen
+    assert any(isinstance(seen, int) and seen > 0 for seen in sampler.seen)

@@ -1,0 +1,252 @@
+"""What may go wrong while a lock is held, and when it is given back."""
+
+import asyncio
+import gc
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from threading import Barrier, Event
+from typing import Any
+
+import pytest
+
+import holdfast
+import holdfast.aio
+from holdfast import Lease, LeaseLost, Lock, NotHeld, State, StoreUnavailable
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.support.waiting import until
+from tests.traps.colours import COLOURS, Client, Colour
+from tests.traps.watching import Stopwatch, await_nothing_left, nth, on, side_by_side, traces
+
+
+class TestRelease:
+    def test_after_a_connection_error_it_may_be_called_again(self, valkey: Server, proxy: FaultProxy) -> None:
+        """On the lease in both colours, and on the lock; all at once, since each fails after two seconds."""
+        ready, cut, mended = Barrier(4), Event(), Event()
+
+        def by_the_lease(colour_name: str, name: str) -> None:
+            with COLOURS[colour_name]() as colour:
+                client = colour.connect(proxy.url)
+                lease = client.acquire(name)
+                fail_and_repeat(lambda: client.release(lease))
+
+        def by_the_lock() -> None:
+            with holdfast.connect(proxy.url) as locks:
+                lock = locks.lock("report:lock")
+                lock.acquire()
+                fail_and_repeat(lock.release)
+                with pytest.raises(NotHeld):
+                    lock.release()
+
+        def fail_and_repeat(release: Callable[[], bool]) -> None:
+            ready.wait(5)
+            cut.wait(5)
+            watch = Stopwatch()
+            with pytest.raises(StoreUnavailable):
+                release()
+            assert watch.seconds < 2.2
+            ready.wait(5)
+            mended.wait(5)
+            assert release() is True
+
+        def network() -> None:
+            ready.wait(5)
+            proxy.refuse()
+            proxy.reset_connections()
+            cut.set()
+            ready.wait(5)
+            assert valkey.raw("EXISTS", "report:threads", "report:asyncio", "report:lock") == 3
+            proxy.accept()
+            mended.set()
+
+        leases = [partial(by_the_lease, colour_name, f"report:{colour_name}") for colour_name in COLOURS]
+        side_by_side(network, by_the_lock, *leases)
+        assert valkey.raw("EXISTS", "report:threads", "report:asyncio", "report:lock") == 0
+
+    def test_a_lost_reply_is_no_failure(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+        """The server freed the lock, another took it, and the repeat finds neither us nor harm to do."""
+        client, other = colour.connect(proxy.url).warm_up(), colour.connect(valkey.url)
+        lease = client.acquire("report")
+        lost = proxy.drop_reply(nth(1, on("report")))
+        repeated = proxy.hold_requests(nth(2, on("report")))
+        releasing = client.start(lease.release)
+        lost.wait()
+        repeated.wait()
+        taken = other.try_acquire("report")
+        repeated.release()
+        assert releasing.result(5) is True
+        assert valkey.raw("GET", "report") == taken.holder
+
+    def test_of_a_lease_that_expired_leaves_the_next_holder_alone(
+        self, us: Client, valkey: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Two share one Lock object; the first overruns its ttl, and the second gets the lock."""
+        lock = us.locks.lock("report", ttl=0.1, renew=False)
+        first = us.do(lock.acquire)
+        second = us.do(lambda: lock.acquire(timeout=2))
+        with caplog.at_level(logging.WARNING, "holdfast"):
+            assert us.release(first) is False
+        assert any("gone" in record.message or "lost" in record.message for record in caplog.records)
+        assert second.fence > first.fence
+        assert valkey.raw("GET", "report") == second.holder
+        assert us.release(second) is True
+
+    def test_of_two_who_share_a_lock_object_frees_ones_own(self, valkey: Server) -> None:
+        with holdfast.connect(valkey.url) as locks:
+            lock = locks.lock("report", ttl=0.1, renew=False)
+            lock.acquire()
+            other: list[Any] = []
+            taker = threading.Thread(target=lambda: other.append(lock.acquire(timeout=2)))
+            taker.start()
+            taker.join()
+            assert lock.release() is False
+            assert valkey.raw("GET", "report") == other[0].holder
+
+    async def test_of_two_tasks_that_share_a_lock_object_frees_ones_own(self, valkey: Server) -> None:
+        async with holdfast.aio.connect(valkey.url) as locks:
+            lock = locks.lock("report", ttl=0.1, renew=False)
+            await lock.acquire()
+            other = await asyncio.create_task(lock.acquire(timeout=2))
+            assert other is not None
+            assert await lock.release() is False
+            assert valkey.raw("GET", "report") == other.holder
+
+    @pytest.mark.parametrize("by", ["lease", "lock", "export"])
+    def test_within_the_block_ends_it_quietly(self, valkey: Server, by: str) -> None:
+        def give_back(lock: Lock, lease: Lease) -> None:
+            if by == "lease":
+                lease.release()
+            elif by == "lock":
+                lock.release()
+            else:
+                locks.adopt(lease.export()).release()
+
+        with holdfast.connect(valkey.url) as locks:
+            lock = locks.lock("report")
+            with lock as lease:
+                give_back(lock, lease)
+            with pytest.raises(ZeroDivisionError), lock as lease:  # noqa: PT012
+                give_back(lock, lease)
+                _ = 1 / 0
+        assert traces(valkey, "report") == []
+
+    def test_by_the_lease_leaves_nothing_in_the_lock_object(self, us: Client) -> None:
+        """A long-lived Lock object must not collect what it handed out."""
+        lock = us.locks.lock("report")
+
+        def use() -> weakref.ref[Any]:
+            lease = us.do(lock.acquire)
+            us.release(lease)
+            return weakref.ref(lease)
+
+        leases = [use() for _ in range(20)]
+        gc.collect()
+        assert sum(lease() is not None for lease in leases) <= 2  # the last may still stand in a frame
+
+
+class TestFromElsewhere:
+    """A lease belongs to whoever has it, not to the thread or task that got it."""
+
+    def test_another_thread_or_task_may_use_the_lease(self, us: Client, valkey: Server) -> None:
+        lease = us.start(lambda: us.locks.lock("report").acquire()).result(5)
+        us.start(lease.ensure_held).result(5)
+        us.start(lease.renew).result(5)
+        assert us.start(lambda: lease.state).result(5) is State.HELD
+        assert us.start(lease.release).result(5) is True
+        assert traces(valkey, "report") == []
+
+
+class TestShorterTtl:
+    def test_the_lease_knows_that_it_ends_sooner(self, us: Client, them: Client) -> None:
+        """A renewal may shorten the ttl; nobody else may get the lock while the lease says that it is held."""
+        lease = us.acquire("report", ttl=30, renew=False)
+        us.renew(lease, 0.2)
+        assert us.do(lambda: lease.remaining) <= 0.2
+        assert them.acquire("report", timeout=2) is not None
+        assert us.state(lease) is State.LOST
+
+    def test_even_if_the_reply_is_lost(self, proxy: FaultProxy, colour: Colour, valkey: Server, them: Client) -> None:
+        client = colour.connect(proxy.url).warm_up()
+        lease = client.acquire("report", ttl=30, renew=False)
+        lost = proxy.drop_reply(on("report"), then="silence")
+        renewing = client.start(lambda: lease.renew(0.2))
+        lost.wait()
+        assert them.acquire("report", timeout=2) is not None
+        assert client.state(lease) is State.LOST
+        proxy.reset_connections()
+        with pytest.raises((LeaseLost, StoreUnavailable)):
+            renewing.result(5)
+
+
+class TestRenewalFails:
+    def test_the_holder_learns_of_the_risk_and_of_the_loss(
+        self, proxy: FaultProxy, colour: Colour, valkey: Server
+    ) -> None:
+        told: list[str] = []
+        client = colour.connect(proxy.url).warm_up()
+        watch = Stopwatch()
+        lease = client.acquire(
+            "report", ttl=0.6, on_risk=lambda _: told.append("risk"), on_lost=lambda _: told.append("lost")
+        )
+        proxy.refuse()
+        proxy.reset_connections()
+        until(lambda: client.state(lease) is State.AT_RISK, "the lease to be at risk")
+        client.do(lease.ensure_held)  # at risk is still held
+        assert client.do(lambda: lease.lost.wait(5)) is True
+        assert watch.seconds < 0.6 + 0.05 + 0.1
+        until(lambda: told == ["risk", "lost"], "the callbacks to be called")
+        with pytest.raises(LeaseLost, match="ran out"):
+            client.do(lease.ensure_held)
+        proxy.accept()
+        await_nothing_left(valkey, "report")
+        assert client.release(lease) is False
+
+    def test_a_renewal_that_gets_through_in_the_end_saves_the_lease(
+        self, proxy: FaultProxy, colour: Colour, valkey: Server
+    ) -> None:
+        told: list[str] = []
+        client = colour.connect(proxy.url).warm_up()
+        lease = client.acquire(
+            "report", ttl=1, on_risk=lambda _: told.append("risk"), on_lost=lambda _: told.append("lost")
+        )
+        proxy.refuse()
+        proxy.reset_connections()
+        until(lambda: client.state(lease) is State.AT_RISK, "the lease to be at risk")
+        proxy.accept()
+        until(lambda: client.state(lease) is State.HELD, "the lease to be held again")
+        until(lambda: told == ["risk"], "the callback to be called")
+        assert valkey.raw("GET", "report") == lease.holder
+        assert client.release(lease) is True
+
+    def test_threads_hear_of_it_at_the_end_of_the_block(self, valkey: Server) -> None:
+        with holdfast.connect(valkey.url) as locks:
+            lock = locks.lock("report", ttl=0.3)
+            with pytest.raises(LeaseLost) as lost, lock as lease:  # noqa: PT012
+                valkey.raw("DEL", "report")
+                assert lease.lost.wait(5)
+            assert lost.value.fence == lease.fence
+
+    async def test_asyncio_cancels_the_block(self, valkey: Server) -> None:
+        reached: list[str] = []
+        async with holdfast.aio.connect(valkey.url) as locks:
+            with pytest.raises(LeaseLost):  # noqa: PT012
+                async with locks.lock("report", ttl=0.3):
+                    valkey.raw("DEL", "report")
+                    await asyncio.sleep(30)
+                    reached.append("the end of the block")
+            assert not reached
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
+
+    def test_another_holder_in_our_place_is_left_alone(self, us: Client, valkey: Server) -> None:
+        """An operator freed the lock and another took it: we neither renew nor free the other's."""
+        lease = us.acquire("report", ttl=0.3)
+        valkey.raw("SET", "report", "another", "PX", "60000")
+        assert us.do(lambda: lease.lost.wait(5)) is True
+        assert us.release(lease) is False
+        assert valkey.raw("GET", "report") == "another"
+        assert valkey.raw("PTTL", "report") > 50_000

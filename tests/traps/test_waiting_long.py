@@ -1,0 +1,16 @@
+"""The one slow test of this folder; see `long_waits.py`."""
+
+from tests.traps.long_waits import WAIT, LongWaits
+from tests.traps.watching import Stopwatch
+
+
+def test_a_wait_may_be_longer_than_the_clients_socket_timeout(long_waits: LongWaits) -> None:
+    for bounded in long_waits.bounded.values():
+        lease, seconds = bounded.result(WAIT + 5)
+        assert lease is None
+        assert WAIT <= seconds < WAIT + 0.3
+    assert not any(endless.done() for endless in long_waits.endless.values())
+    long_waits.server.raw("DEL", *long_waits.endless)
+    watch = Stopwatch()
+    assert all(endless.result(5)[0] for endless in long_waits.endless.values())
+    assert watch.seconds < 1.3
