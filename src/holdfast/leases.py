@@ -164,6 +164,7 @@ class BaseLease:
             released = await core.release(
                 client.store, client.runtime, holding.name, holding.holder, holding.ttl, ours=ours
             )
+            released = released and ours  # a lease that was lost before stays lost, though its key was still there
             holding.settled = True
             client.keeper.unwatch(holding)
         self._leave_home()

@@ -108,6 +108,18 @@ def told() -> str:
     return sys.stdin.readline().rstrip("\n")
 
 
+class Gap:
+    """Tells when more time has passed than can be by chance: we did not run."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last = now()
+
+    def passed(self) -> bool:
+        last, self._last = self._last, now()
+        return self._last - last > self._seconds
+
+
 def _held_at_first(lease: Any) -> bool:
     try:
         lease.ensure_held()
@@ -128,10 +140,9 @@ def frozen_threads(url: str, ttl: str) -> None:
     with holdfast.connect(url) as locks:
         lease = locks.lock("report", ttl=float(ttl), on_lost=on_lost).acquire()
         assert lease is not None
+        gap = Gap(float(ttl) / 2)
         say("held")
-        before = now()
-        while now() - before < float(ttl):
-            before = now()
+        while not gap.passed():
             time.sleep(0.001)
         held, seen_at = _held_at_first(lease), now()
         called.wait(5)
@@ -146,10 +157,9 @@ def frozen_asyncio(url: str, ttl: str) -> None:
         async with holdfast.aio.connect(url) as locks:
             try:
                 async with locks.lock("report", ttl=float(ttl), on_lost=lambda _: heard.append(now())) as lease:
+                    gap = Gap(float(ttl) / 2)
                     say("held")
-                    before = now()
-                    while now() - before < float(ttl):
-                        before = now()
+                    while not gap.passed():
                         await asyncio.sleep(0.001)
                     held, seen_at = _held_at_first(lease), now()
                     await asyncio.sleep(5)

@@ -48,7 +48,9 @@ class TestAStoppedProcess:
             assert valkey.raw("SET", "report", "another", "NX", "PX", "60000") == "OK"
             thawed_at = program.thaw()
             found = program.report()
-            assert program.end() == (0, "")
+            code, log = program.end()
+        assert code == 0
+        assert len(log.splitlines()) == 1, "one line in the log: that the lease was lost"
         assert found["held"] is False or found["seen_at"] == found["woken"], "ensure_held() was right at once"
         assert found["woken"], "lost.wait() or the end of the block told"
         (heard_at,) = found["heard"]

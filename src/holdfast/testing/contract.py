@@ -281,11 +281,9 @@ async def passed_over(bench: Bench) -> None:
 
 async def forgotten(bench: Bench) -> None:
     """A place ends with its ttl, if its waiter does not ask again."""
-    store, ask, silent, other = bench.store(), bench.ask("a"), bench.ask("silent", ttl=BRIEF), bench.ask("b")
-    await bench.take(store, ask)
+    store, silent, other = bench.store(), bench.ask("silent", ttl=BRIEF), bench.ask("b")
+    await bench.take(store, bench.ask("a", ttl=2 * BRIEF))
     await bench.queue(store, silent)
-    # From now on twice as long as the place lasts: when this ends, so has the place.
-    await store.renew([Renewal(bench.name, ask.holder, 2 * BRIEF)], bench.until())
 
     async def freed() -> Granted | None:
         answer = await store.acquire(other, None, bench.until())

@@ -63,7 +63,9 @@ class Moves:
                 pending = pending or bool(lane.out)
                 if state.now >= lane.status:
                     yield Move("resume", at), self._put(state, at, lane._replace(status=RUNNING))
-            if any(state.faults):
+            else:
+                yield from self._noticed(state, at)
+            if lane.status != CRASHED and any(state.faults):
                 yield from self._faults_of(state, at, lane)
         if state.faults[RESTART]:
             yield Move("restart"), self._restart(state)
@@ -148,14 +150,16 @@ class Moves:
 
     # Faults.
 
+    def _noticed(self, state: State, at: int) -> Iterator[tuple[Move, State]]:
+        """Sooner or later a server finds out that a client is no more."""
+        name = self._world.clients[at].name
+        servers = tuple(self._world.without_subscriber(server, name) for server in state.servers)
+        if servers != state.servers:
+            yield Move("notice", at), state._replace(servers=servers)
+
     def _faults_of(self, state: State, at: int, lane: Lane) -> Iterator[tuple[Move, State]]:
         world, faults = self._world, state.faults
         client, node = world.clients[at], world.nodes[lane.node]
-        if lane.status == CRASHED:
-            servers = tuple(world.without_subscriber(server, client.name) for server in state.servers)
-            if servers != state.servers:
-                yield Move("notice", at), state._replace(servers=servers)
-            return
         ended = node.done and node.idle
         if faults[CRASH] and client.mortal and not ended and not (world.model.tidy_crashes and lane.out):
             loose = tuple(sorted(state.loose + tuple((at, server, request) for _, server, request in lane.out)))

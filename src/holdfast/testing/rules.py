@@ -21,10 +21,12 @@ A rule that a model leaves out is not checked there: the broken locks of the gal
 
 from __future__ import annotations
 
+from hashlib import sha1
 from typing import NamedTuple
 
 from holdfast.stores.redis.keys import keys_of
 from holdfast.stores.redis.resp import Reader
+from holdfast.stores.redis.scripts import ACQUIRE
 from holdfast.testing.commands import Entry
 from holdfast.testing.moves import Moves
 from holdfast.testing.world import (
@@ -69,6 +71,8 @@ class Rules:
         self._lock, self._meta, self._queue, self._waiters = keys.lock, keys.meta, keys.queue, keys.waiters
         self._fence_key = world.model.fence_key or self._meta
         self._faults = tuple(world.model.faults.get(name, 0) for name in FAULTS)
+        self._acquire = sha1(ACQUIRE.text, usedforsecurity=False).hexdigest().encode()
+        self._denials: dict[tuple[int, int, int, int], bool] = {}
         self._keys: dict[int, dict[bytes, Entry]] = {}
 
     def _data(self, server: int) -> dict[bytes, Entry]:
@@ -81,7 +85,11 @@ class Rules:
 
     def after_request(self, state: State, at: int, request: int, then: State) -> tuple[State, Violation | None]:
         """`then` with the grant recorded that the request of client `at` made, if any; and what it broke."""
-        if self._world.model.servers > 1 or state.servers == then.servers:
+        if self._world.model.servers > 1:
+            return then, None
+        if "NL" in self._chosen and (denied := self._denied(state, at, request, then)):
+            return then, denied
+        if state.servers == then.servers:
             return then, None
         before, after = self._data(state.servers[0]), self._data(then.servers[0])
         old, new = before.get(self._lock), after.get(self._lock)
@@ -96,12 +104,28 @@ class Rules:
     def _overwritten(self, old: Entry | None, new: Entry | None, at: int, request: int) -> Violation | None:
         if "OW" not in self._chosen or old is None or self._owner(old.value) in (None, at):
             return None
-        (words,) = Reader().feed(self._world.requests.values[request])
-        if old.value in words:
+        if old.value in self._words(request):
             return None
         victim, culprit = old.value.decode(), self._world.clients[at].name
         what = "took away" if new is None else "overwrote" if new.value != old.value else "prolonged or shortened"
         return Violation("OW", f"{culprit} {what} the lease of {victim}, which its request does not even name")
+
+    def _denied(self, state: State, at: int, request: int, then: State) -> Violation | None:
+        """A request to acquire that is answered "taken" or "queued" although the lock is its sender's."""
+        asked = (state.servers[0], request, at, state.now)
+        if asked not in self._denials:
+            words = self._words(request)
+            lock = self._data(then.servers[0]).get(self._lock)
+            reply = self._world.replies.values[self._world.execute(state.servers[0], request, at, state.now).reply]
+            ours = lock is not None and words[1] == self._acquire and lock.value == words[7]
+            self._denials[asked] = ours and isinstance(reply, list)
+        if not self._denials[asked]:
+            return None
+        return Violation("NL", f"{self._words(request)[7].decode()} is told that the lock is taken, and it is its own")
+
+    def _words(self, request: int) -> list[bytes]:
+        (words,) = Reader().feed(self._world.requests.values[request])
+        return list(words)
 
     def _owner(self, holder: bytes) -> int | None:
         return self._world.index.get(holder.decode("utf-8", "replace")[:1])
@@ -123,8 +147,7 @@ class Rules:
     def _out_of_turn(self, holder: str, before: dict[bytes, Entry], then: State, request: int) -> Violation | None:
         if first := self._overtaken(holder, before, then):
             return Violation("FQ", f"{holder} gets the lock although {first} came earlier and can be reached")
-        (words,) = Reader().feed(self._world.requests.values[request])
-        if holder.encode() in words or self._waiters not in before:
+        if holder.encode() in self._words(request) or self._waiters not in before:
             return None
         entry = dict(before[self._waiters].value).get(holder.encode())
         if entry is None or not self._reachable(entry, then):

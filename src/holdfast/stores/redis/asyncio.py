@@ -20,6 +20,7 @@ from holdfast.stores.redis.clients import LEAST_DIAL, Dial, dialling_error, prot
 from holdfast.stores.redis.messages import (
     FIRST_GRACE,
     HEAR_WITHIN,
+    LEAVE_WITHIN,
     PING,
     STALE,
     grace_after,
@@ -303,6 +304,9 @@ class TaskInbox:
 
     async def close(self) -> None:
         await self._dialler.close()
+        give_up_at = self.runtime.now() + LEAVE_WITHIN
+        while self._boxes and self.runtime.now() < give_up_at:
+            await self.runtime.sleep(0.002)  # who waited is giving back its place
 
     def forget(self, *, forked: bool) -> None:
         self._boxes.clear()

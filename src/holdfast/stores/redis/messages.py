@@ -18,6 +18,8 @@ FIRST_GRACE = 1.0
 """Seconds by which a request may outlast its caller's timeout while nothing is known of the link: dialling, TLS and
 the handshake take several round trips."""
 LEAST_GRACE = 0.08
+LEAVE_WITHIN = 0.3
+"""Seconds that a closing store gives to those who wait, to leave the queue."""
 
 PING = pack(b"PING")
 

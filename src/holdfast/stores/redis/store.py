@@ -180,7 +180,7 @@ class RedisStore:
             raise _nonsense(name, reply) from None
 
     async def close(self) -> None:
-        await self._inbox.close()
+        await self._inbox.close()  # first: who waits is told, and gives back its place over the wire
         await self._wire.close()
 
     def forget(self, *, forked: bool) -> None:

@@ -23,6 +23,7 @@ from holdfast.stores.redis.link import Link, Slot, dial_link
 from holdfast.stores.redis.messages import (
     FIRST_GRACE,
     HEAR_WITHIN,
+    LEAVE_WITHIN,
     PING,
     STALE,
     grace_after,
@@ -233,6 +234,9 @@ class ThreadInbox:
             link, self._link = self._link, None
         if link is not None:
             link.close()
+        give_up_at = self.runtime.now() + LEAVE_WITHIN
+        while self._boxes and self.runtime.now() < give_up_at:
+            await self.runtime.sleep(0.002)  # who waited is giving back its place
 
 
 class ThreadMailbox:

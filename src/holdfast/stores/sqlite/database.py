@@ -25,6 +25,7 @@ from typing import TypeVar
 from holdfast.errors import ConfigurationError, closed_error
 from holdfast.ports import Runtime
 from holdfast.stores.sqlite import folder
+from holdfast.stores.sqlite.checkpoint import log_is_long, shorten_log
 from holdfast.stores.sqlite.faults import BUSY, SPOILED, explained, primary_code, still_busy
 from holdfast.stores.sqlite.opening import open_connection
 
@@ -35,6 +36,8 @@ Work = Callable[[sqlite3.Connection], T]
 
 FIRST_PAUSE = 0.0002
 LONGEST_PAUSE = 0.005
+LOOK_EVERY = 256
+"""Uses of the connection between two looks at the length of the log."""
 FORK_PATIENCE = 1.0
 """Seconds for which a fork waits for the transaction of another thread; they take well under a millisecond."""
 
@@ -52,6 +55,8 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._file = (0, 0)
         self._pid = os.getpid()
+        self._uses = 0
+        self._overdue = False
         self._paused = False
         self._orphaned = False
         self._closed = False
@@ -78,13 +83,26 @@ class Database:
 
     def _do(self, work: Work[T], though_closed: bool) -> T:
         if not self._closed:
-            return work(self._usable())
+            connection = self._usable()
+            answer = work(connection)
+            self._tidy(connection)
+            return answer
         if not though_closed:
             raise closed_error()
         try:
             return work(self._usable())
         finally:
             self._disconnect()
+
+    def _tidy(self, connection: sqlite3.Connection) -> None:
+        """Keep the log short; whatever goes wrong here, the work before it is done."""
+        self._uses += 1
+        if self._uses % LOOK_EVERY and not self._overdue:
+            return
+        try:
+            self._overdue = log_is_long(self._target) and not shorten_log(connection, self._target)
+        except sqlite3.Error as error:
+            log.warning("The log of the lock file %s could not be shortened: %s", self.path, error)
 
     def _usable(self) -> sqlite3.Connection:
         if os.getpid() != self._pid:

@@ -7,6 +7,7 @@ Rules kept here:
 - WAL with `synchronous=NORMAL`: a commit reaches the operating system, not the disk, and a checkpoint syncs. A
   killed process so loses nothing. A power cut may lose the last commits, but never damages the file; and what it
   loses are grants that the next boot voids anyway, and fences that the wall clock replaces.
+- No automatic checkpoint: `checkpoint.py` says why, and does it.
 - Small pages: a transaction changes one or two rows, and a commit writes each changed page as a whole.
 """
 
@@ -26,8 +27,6 @@ APPLICATION_ID = 0x686F6C64
 """Marks the file as ours in SQLite's own header ("hold")."""
 VERSION = 1
 PAGE_BYTES = 1024
-CHECKPOINT_PAGES = 4000
-"""About 4 MB of log between two checkpoints, each of which syncs the disk and takes some milliseconds."""
 
 
 def in_transaction(connection: sqlite3.Connection, work: Callable[[], T], begin: str = "BEGIN IMMEDIATE") -> T:
@@ -52,7 +51,8 @@ def open_connection(path: Path, boot: str) -> sqlite3.Connection:
             _make_ours(connection, path)
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA secure_delete = OFF")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA journal_size_limit = 0")
         _void_other_boots(connection, boot)
     except BaseException:
         connection.close()
