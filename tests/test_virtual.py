@@ -100,18 +100,19 @@ class DirectWire:
 
     async def close(self) -> None: ...
 
-    def forget(self) -> None: ...
+    def forget(self, *, forked: bool) -> None: ...
 
 
 class NoInbox:
     listening = True
+    in_use = False
 
     def mailbox(self, holder: str) -> Mailbox:
         raise NotImplementedError
 
     async def close(self) -> None: ...
 
-    def forget(self) -> None: ...
+    def forget(self, *, forked: bool) -> None: ...
 
 
 class Normal:

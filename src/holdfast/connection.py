@@ -78,8 +78,10 @@ class BaseLocks(Generic[LeaseT]):
             return
         self._closed = True
         self.keeper.close()
-        await self.keeper.give_all_back()
-        await self.store.close()
+        try:
+            await self.keeper.give_all_back()
+        finally:
+            await self.store.close()
 
     async def _adopt(self, text: str, chosen: dict[str, Any]) -> LeaseT:
         self.ensure_open()

@@ -28,6 +28,10 @@ from holdfast.values import Renewal
 log = logging.getLogger("holdfast")
 
 BATCH = 500
+AT_ONCE = 0.03
+"""Seconds that the actor itself waits for an answer; and so the most by which it tells of a loss late."""
+MOST_PATIENCE = 2.0
+"""Seconds after which a renewal in the background is repeated; a connection may be dead without knowing."""
 TOGETHER = 1 / 24
 """Share of its ttl by which a renewal may come early, to travel with others."""
 ARM_AFTER = 1.0
@@ -206,23 +210,29 @@ class Keeper:
                 except StoreUnavailable:
                     failures += 1
                     await self._runtime.sleep(backoff.pause(failures, self._runtime.random()))
+                except LockError:
+                    return  # refused, or the key holds other data by now
 
         self._sweeping.add(sweep)
 
     async def _renew_at_once(self, due: Sequence[Holding]) -> None:
         """Renew within a round trip or so; what takes longer goes on in the background."""
         now = self._runtime.now()
-        rest, error = await self._renew_all(due, now + self._store.grace)
+        held = self.held() or due
+        nearest = min(holding.valid_until for holding in held)
+        rest, error = await self._renew_all(due, min(now + AT_ONCE, max(now + AT_ONCE / 10, nearest)))
         if error is None:
             return
         if not (isinstance(error, StoreUnavailable) and error.outcome is Outcome.UNKNOWN):
             self._failing(rest, error)
             return
         self._slow = True
+        # What waits here holds up the renewal of all others, so it is the shortest ttl that counts. Giving up early
+        # costs nothing: the request may be repeated.
+        patience = min(MOST_PATIENCE, max(0.05, min(holding.ttl for holding in held) / 6))
 
         async def go_on() -> None:
             try:
-                patience = max(0.05, min(holding.ttl for holding in rest) / 6)
                 failed, error = await self._renew_all(rest, now + patience)
                 self._failing(failed, error)
             finally:

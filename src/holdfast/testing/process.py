@@ -244,11 +244,15 @@ class Process:
 
     async def close(self) -> None: ...
 
-    def forget(self) -> None: ...
+    def forget(self, *, forked: bool = True) -> None: ...
 
     @property
     def address(self) -> str:
         return f"inbox:{self.name}:{self._addresses}"
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self.boxes)
 
     def mailbox(self, holder: str) -> VirtualMailbox:
         return VirtualMailbox(self, holder)
