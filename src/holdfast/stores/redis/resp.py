@@ -46,7 +46,7 @@ class Reader:
         """The replies that `data` completes."""
         if self._rest:
             data = self._rest + data
-        elif data[0] == 58 and data.find(b"\r\n") == len(data) - 2:
+        elif data[0] == 58 and len(data) > 3 and data.find(b"\r\n") == len(data) - 2:
             return [int(data[1:-2])]  # one whole number and nothing else, as most replies are
         replies = []
         at, end = 0, len(data)

@@ -1,0 +1,41 @@
+"""All keys of a lock hash to the slot of its name, whatever braces the name has; and no two locks share a key."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from redis.crc import key_slot
+
+from holdfast.stores.redis.keys import Keys, keys_of, slot
+
+names = st.text(alphabet="ab{}:é", min_size=1, max_size=12)
+
+
+def _keys(keys: Keys) -> tuple[bytes, ...]:
+    return keys.lock, keys.meta, keys.queue, keys.waiters
+
+
+@given(name=names)
+@example(name="{")
+@example(name="}")
+@example(name="{}")
+@example(name="{}{a}")
+@example(name="a}b")
+@example(name="a}{b}")
+@example(name="{a}{b}")
+def test_all_keys_of_a_lock_are_in_its_slot(name: str) -> None:
+    wanted = key_slot(name.encode())
+    assert slot(name.encode()) == wanted
+    assert {key_slot(key) for key in _keys(keys_of(name))} == {wanted}
+
+
+@given(one=names, other=names)
+def test_no_two_locks_share_a_key(one: str, other: str) -> None:
+    if one != other:
+        assert not set(_keys(keys_of(one))) & set(_keys(keys_of(other)))
+
+
+@pytest.mark.parametrize("name", ["file:9527", "a b", "é"])
+def test_the_lock_key_is_the_name_itself(name: str) -> None:
+    assert keys_of(name).lock == name.encode()

@@ -1,0 +1,98 @@
+"""The two readers of replies, ours and the one on hiredis, give the same for whatever a server may send."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast
+from holdfast import aio
+from holdfast.stores.redis import asyncio as task_side
+from holdfast.stores.redis import link as thread_side
+from holdfast.stores.redis.resp import Pushed, Reader, ReplyError, new_reader, pack
+from tests.support.servers import Server
+
+REPLIES: list[tuple[bytes, Any]] = [
+    (b":0\r\n", 0),
+    (b":-17\r\n", -17),
+    (b":1794771109402614\r\n", 1794771109402614),
+    (b"+OK\r\n", b"OK"),
+    (b"$5\r\nhello\r\n", b"hello"),
+    (b"$0\r\n\r\n", b""),
+    (b"$4\r\na\r\nb\r\n", b"a\r\nb"),
+    (b"$-1\r\n", None),
+    (b"*-1\r\n", None),
+    (b"_\r\n", None),
+    (b"#t\r\n", True),
+    (b"#f\r\n", False),
+    (b"*0\r\n", []),
+    (b"*3\r\n:1\r\n$1\r\nx\r\n*1\r\n:2\r\n", [1, b"x", [2]]),
+    (b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\np\r\n", [b"message", b"c", b"p"]),
+    (b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n", [b"invalidate", [b"k"]]),
+]
+
+
+def _same(reply: Any, wanted: Any) -> bool:
+    return bool(reply == wanted) and type(reply) is not ReplyError
+
+
+@pytest.mark.parametrize("make", [Reader, new_reader], ids=["ours", "hiredis"])
+@given(data=st.data())
+def test_replies_come_out_whole_however_they_are_cut(make: Any, data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.sampled_from(REPLIES), min_size=1, max_size=6))
+    wire = b"".join(one for one, _ in chosen)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(wire)), max_size=8)) | {len(wire)})
+    reader, got, start = make(), [], 0
+    for cut in cuts:
+        got += reader.feed(wire[start:cut])
+        start = cut
+    assert len(got) == len(chosen)
+    for reply, (sent, wanted) in zip(got, chosen, strict=True):
+        assert _same(reply, wanted)
+        assert (type(reply) is Pushed) == sent.startswith(b">")
+
+
+@pytest.mark.parametrize("make", [Reader, new_reader], ids=["ours", "hiredis"])
+def test_an_error_is_a_reply_and_keeps_its_text(make: Any) -> None:
+    (reply,) = make().feed(b"-NOSCRIPT No matching script.\r\n")
+    assert type(reply) is ReplyError
+    assert str(reply) == "NOSCRIPT No matching script."
+
+
+def test_the_two_readers_are_two() -> None:
+    assert type(new_reader()) is not Reader
+
+
+def test_requests_are_length_prefixed() -> None:
+    assert pack(b"SET", b"a b", b"") == b"*3\r\n$3\r\nSET\r\n$3\r\na b\r\n$0\r\n\r\n"
+
+
+@pytest.fixture
+def without_hiredis(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(thread_side, "new_reader", Reader)
+    monkeypatch.setattr(task_side, "new_reader", Reader)
+    return
+
+
+@pytest.mark.usefixtures("without_hiredis")
+def test_a_lock_works_without_hiredis_on_threads(valkey: Server) -> None:
+    with holdfast.connect(valkey.url) as locks, locks.lock("plain", label="é x") as lease:
+        info = locks.lock("plain").inspect()
+        assert info.holder == lease.holder
+        assert info.owner is not None
+        assert info.owner.label == "é x"
+        assert locks.lock("plain").acquire(timeout=0.05) is None
+
+
+@pytest.mark.usefixtures("without_hiredis")
+def test_a_lock_works_without_hiredis_on_asyncio(valkey: Server) -> None:
+    async def main() -> None:
+        async with aio.connect(valkey.url) as locks, locks.lock("plain"):
+            assert await locks.lock("plain").acquire(timeout=0.05) is None
+
+    asyncio.run(main())
