@@ -213,6 +213,53 @@ class TestMidRequest:
         assert traces(valkey, "report") == []
 
 
+class TestLateReplies:
+    """A grant and a renewal count from when they were asked for, however long the answer takes."""
+
+    def test_of_an_acquire(self, proxy: FaultProxy, colour: Colour) -> None:
+        client = colour.connect(proxy.url).warm_up()
+        rule = proxy.hold_replies(on("report"))
+        acquiring = client.acquiring("report", ttl=1, renew=False)
+        rule.wait()
+        watch = Stopwatch()
+        until(lambda: watch.seconds > 0.3, "some of the ttl to pass")
+        rule.release()
+        lease = acquiring.result(5)
+        assert client.do(lambda: lease.remaining) <= 1 - watch.seconds
+        client.release(lease)
+
+    def test_of_a_renewal(self, proxy: FaultProxy, colour: Colour) -> None:
+        client = colour.connect(proxy.url).warm_up()
+        lease = client.acquire("report", ttl=1, renew=False)
+        rule = proxy.hold_replies(on("report"))
+        renewing = client.start(lease.renew)
+        rule.wait()
+        watch = Stopwatch()
+        until(lambda: watch.seconds > 0.3, "some of the ttl to pass")
+        rule.release()
+        renewing.result(5)
+        assert client.do(lambda: lease.remaining) <= 1 - watch.seconds
+        client.release(lease)
+
+    def test_that_come_when_the_ttl_is_over_are_worth_nothing(
+        self, proxy: FaultProxy, colour: Colour, valkey: Server
+    ) -> None:
+        """By then another may have the lock; an acquire asks again, and a lease is lost."""
+        client, other = colour.connect(proxy.url).warm_up(), colour.connect(valkey.url)
+        rule = proxy.hold_replies(nth(1, on("report")))
+        acquiring = client.acquiring("report", ttl=0.2, renew=False)
+        rule.wait()
+        taken = other.acquire("report", timeout=2)
+        rule.release()
+        until(lambda: acquiring.done() or queue_length(valkey, "report") == 1, "the late one to wait, or to be told")
+        if acquiring.done():
+            assert client.state(acquiring.result()) is State.LOST
+        assert other.state(taken) is State.HELD
+        other.release(taken)
+        lease = acquiring.result(5)
+        client.do(lease.release)
+
+
 class TestCleanUp:
     def test_after_an_unknown_outcome_goes_on_in_the_background(
         self, proxy: FaultProxy, colour: Colour, valkey: Server

@@ -9,6 +9,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.traps.colours import COLOURS, Colour
+from tests.traps.programs import Program
 from tests.traps.watching import Stopwatch, await_queue, companions, on, pubsub_clients
 
 
@@ -109,6 +110,25 @@ def test_a_push_that_comes_after_the_waiter_asked_again_is_not_believed(
     assert valkey.raw("GET", "report") == taken.holder
     holder.release(taken)
     client.release(waiting.result(5))
+
+
+def test_a_waiter_that_slept_through_its_grant_does_not_believe_it(colour: Colour, valkey: Server) -> None:
+    """Its process was stopped: when it runs again, the push is the first thing it reads, and its time is over."""
+    holder = colour.connect(valkey.url)
+    lease = holder.acquire("report")
+    with Program("wait", colour.name, valkey.url, "report", ttl=0.5) as sleeper:
+        await_queue(valkey, "report", 1)
+        sleeper.freeze()
+        holder.release(lease)
+        assert valkey.raw("GET", "report") != lease.holder
+        taken = holder.acquire("report", timeout=2)  # once the sleeper's grant has expired
+        sleeper.thaw()
+        await_queue(valkey, "report", 1)  # it asked, and waits again
+        assert valkey.raw("GET", "report") == taken.holder
+        holder.release(taken)
+        assert sleeper.line() == "waiting"
+        held, fence = sleeper.line().split()
+        assert (held, int(fence) > taken.fence) == ("held", True)
 
 
 def test_a_push_for_somebody_who_left_changes_nothing(proxy: FaultProxy, colour: Colour, valkey: Server) -> None:

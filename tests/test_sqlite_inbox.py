@@ -106,6 +106,36 @@ def test_a_full_pipe_passes_its_reader_over(bed: Bed) -> None:
     assert bed.run(third.box.wait(soon(bed))) is not None
 
 
+class AsksBeforeTheNews:
+    """The way to a waiter that asks between the commit of its grant and the push."""
+
+    def __init__(self, waiter: Waiter, outlet: Any) -> None:
+        self.waiter = waiter
+        self.outlet = outlet
+
+    def send(self, holder: str, news: Push | Next) -> bool:
+        assert isinstance(self.waiter.request(), Granted)
+        self.waiter.box.close()
+        return bool(self.outlet.send(holder, news))
+
+
+@pytest.mark.parametrize("same_client", [True, False])
+def test_who_learns_of_its_grant_by_asking_keeps_it(
+    same_client: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Bed("threads", tmp_path, real_time=True) as bed:
+        holding = bed.store()
+        bed.run(holding.acquire(ask("one"), None, LONG))
+        waiter = Waiter(bed, holding if same_client else bed.store(), "two")
+        waiter.request()
+        reach = holding._inbox.reach
+        monkeypatch.setattr(
+            holding._inbox, "reach", lambda address, holder: AsksBeforeTheNews(waiter, reach(address, holder))
+        )
+        assert bed.run(holding.release("report", "one", LONG)) is True
+        assert bed.run(holding.inspect("report", LONG)).holder == "two"
+
+
 def test_waiting_ends_when_its_time_is_up(bed: Bed) -> None:
     waiter = Waiter(bed, bed.store(), "two")
     started = bed.runtime.now()

@@ -6,6 +6,7 @@ import sqlite3
 import statistics
 import threading
 import time
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import holdfast
 import holdfast.aio
 from holdfast.runtime.runner import run
 from holdfast.runtime.threads import ThreadRuntime
-from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite import SqliteStore, checkpoint
 from tests.test_sqlite_kit import LONG, ask
 
 
@@ -140,6 +141,38 @@ def test_a_cycle_that_nobody_contends_is_quick(tmp_path: Path) -> None:
         times.append(time.perf_counter() - started)
     run(store.close())
     assert statistics.median(times) < 0.0003
+
+
+def test_the_log_of_sqlite_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "LONGEST_LOG_BYTES", 100_000)
+    path = tmp_path / "state" / "locks.db"
+    store = SqliteStore(path, ThreadRuntime())
+    longest = 0
+    for number in range(1000):
+        mine = ask(f"holder{number}")
+        run(store.acquire(mine, None, LONG))
+        run(store.release(mine.name, mine.holder, LONG))
+        longest = max(longest, path.with_name("locks.db-wal").stat().st_size)
+    connection = store._database._connection
+    assert connection is not None
+    assert connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
+    run(store.close())
+    assert 100_000 < longest < 500_000
+
+
+def test_a_busy_file_leaves_the_log_for_later(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "locks.db"
+    store = SqliteStore(path, ThreadRuntime())
+    run(store.acquire(ask("one"), None, LONG))
+    connection = store._database._connection
+    assert connection is not None
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert checkpoint.shorten_log(connection, path) is False
+        other.execute("ROLLBACK")
+        assert checkpoint.shorten_log(connection, path) is True
+    assert run(store.release("report", "one", LONG)) is True
+    run(store.close())
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")

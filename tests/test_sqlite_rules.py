@@ -186,6 +186,13 @@ def test_renewals_are_answered_one_by_one(bed: Bed, store: SqliteStore) -> None:
     assert take(bed, store, "three") == Taken(20.0)
 
 
+def test_no_request_shortens_a_grant(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one", ttl=60.0)
+    assert bed.run(store.renew([Renewal("report", "one", 5.0)], LONG)) == [True]
+    take(bed, store, "one", ttl=5.0)
+    assert bed.run(store.inspect("report", LONG)).ttl_left == 60.0
+
+
 def test_adopting_changes_the_holder_once(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     adopted = bed.run(store.adopt(ask("two", label="heir"), "one", LONG))

@@ -7,14 +7,13 @@ by walking them.
 
 from __future__ import annotations
 
-import logging
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from holdfast.testing.moves import Move, Moves
+from holdfast.testing.quiet import quiet
 from holdfast.testing.rules import Rules, Violation
 from holdfast.testing.story import Story
 from holdfast.testing.world import Model, State, World
@@ -57,7 +56,7 @@ class Explorer:
     def run(self, *, most_states: int = 2_000_000, most_seconds: float = 600.0) -> Report:
         """Search until all is seen, a rule is broken, or a limit is reached."""
         started = time.monotonic()
-        with _quiet():
+        with quiet():
             first = self.world.first()
             self._add(first, None)
             violation = self.rules.in_state(first)
@@ -143,13 +142,3 @@ class Explorer:
             number = cause[0]
         return path[::-1]
 
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The client warns of lost leases, which is what happens here all the time."""
-    log = logging.getLogger("holdfast")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before

@@ -53,12 +53,13 @@ class Belief(NamedTuple):
 
 
 class Task:
-    __slots__ = ("name", "wait", "work")
+    __slots__ = ("name", "timed", "wait", "work")
 
     def __init__(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         self.name = name
         self.work = work
         self.wait: Wait | None = None
+        self.timed: Wait | None = None  # the wait for which a timer is set already
 
 
 class VirtualWaker:
@@ -159,10 +160,11 @@ class Process:
         self.holders: list[str] = []
         self.listening = listening
         self.signalled = False
+        self.cancellable = False
         self.tasks: dict[int, Task] = {}
         self.chance: Callable[[], float] = lambda: 0.5
         self.told: list[Belief] = []
-        self._leases: list[AsyncLease] = []
+        self.leases: list[AsyncLease] = []
         self._now = started
         self._addresses = 1
         self._requests = 0
@@ -187,7 +189,7 @@ class Process:
             self.refused.add(self.holders[-1])
             self.note("is told: not acquired")
         else:
-            self._leases.append(lease)
+            self.leases.append(lease)
             self.note(f"holds the lock with fence {lease.fence}")
             if lease._holding.valid_until <= self._now:
                 self.problem("AL", f"{lease.holder} was handed a lease that had already run out")
@@ -387,13 +389,13 @@ class Process:
 
     def lost(self) -> bool:
         """Whether a lease was lost that is renewed."""
-        return any(lease._holding.state is State.LOST and lease._holding.renewing for lease in self._leases)
+        return any(lease._holding.state is State.LOST and lease._holding.renewing for lease in self.leases)
 
     def beliefs(self) -> tuple[Belief, ...]:
         """The leases that this process takes for its own."""
-        if not self._leases:
+        if not self.leases:
             return tuple(self.told)
-        held = [lease._holding for lease in self._leases]
+        held = [lease._holding for lease in self.leases]
         return (
             *self.told,
             *(Belief(one.holder, one.fence, one.valid_until) for one in held if one.state in ALIVE),

@@ -106,15 +106,13 @@ class Inbox(ABC):
             return outlet_to(self._folder, address)
         return _LocalOutlet(self) if holder in self._boxes else None
 
-    def deliver(self, holder: str, news: Push | Next) -> bool:
-        """Put news into the mailbox they are for and wake who waits there; False when there is none."""
+    def deliver(self, holder: str, news: Push | Next) -> None:
+        """Put news into the mailbox they are for, if there is one, and wake who waits there."""
         with self._mutex:
             box = self._boxes.get(holder)
-            if box is None:
-                return False
-            box.news.append(news)
-            self._alert(box)
-        return True
+            if box is not None:
+                box.news.append(news)
+                self._alert(box)
 
     def _read(self) -> None:
         """Take everything out of the pipe."""
@@ -158,4 +156,7 @@ class _LocalOutlet:
         self._inbox = inbox
 
     def send(self, holder: str, news: Push | Next) -> bool:
-        return self._inbox.deliver(holder, news)
+        """True even if the mailbox was closed meanwhile: its acquisition has learnt of the grant by asking, and must
+        not lose it now, or it has given up, and gives back what it was given."""
+        self._inbox.deliver(holder, news)
+        return True

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import time
 from pathlib import Path
@@ -66,26 +67,36 @@ class PipeOutlet:
         self._fd = fd
 
     def send(self, holder: str, news: Push | Next) -> bool:
-        """False when the reader has gone meanwhile, or has not read for long."""
-        line = encode(holder, news)
+        """False when the reader has gone meanwhile. A pipe that has just become full says nothing about that: its
+        reader may live, and even have found out by asking; so it is left to do that."""
         try:
-            return _write_unharmed(self._fd, line) == len(line)
+            _write_unharmed(self._fd, encode(holder, news))
+        except BlockingIOError:
+            return True
         except OSError:
             return False
+        return True
+
+    def has_room(self) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        return poll.poll(0) == [(self._fd, select.POLLOUT)]
 
     def __del__(self) -> None:
         os.close(self._fd)
 
 
 def outlet_to(folder: str, address: str) -> PipeOutlet | None:
-    """The way to the process that reads `address`; None when there is none, and then its pipe is removed."""
+    """The way to the process that reads `address`; None when there is none, and then its pipe is removed, or when it
+    has not read for so long that the pipe is full."""
     path = f"{folder}/{address}"
     try:
-        return PipeOutlet(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
+        outlet = PipeOutlet(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
     except OSError as error:
         if error.errno == errno.ENXIO:
             _remove(path)
         return None
+    return outlet if outlet.has_room() else None
 
 
 def encode(holder: str, news: Push | Next) -> bytes:

@@ -1,0 +1,423 @@
+"""The simulator: many clients for a long time, with faults chosen by a seed.
+
+Every client runs the shipped code in a `Process`; the server is a `VirtualRedis` with the shipped Lua; `Observer` watches.
+A seed decides everything: how many clients and locks there are, which faults happen and how often (each run has its own
+mix, so that some runs are calm in one respect and wild in another), how long messages take, how fast clocks run (within
+the drift that is allowed for). The same seed gives the same trace, and so the same hash, on every run.
+
+Two modes: in *safety* the faults go on to the end; in *liveness* they stop, and everybody who still lives must get the
+lock once more. A seed that fails is shrunk: fewer clients, fewer faults, a shorter time, as long as it fails.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from holdfast.core.validity import DRIFT
+from holdfast.stores.redis.resp import Reader
+from holdfast.testing.lives import Shared, life
+from holdfast.testing.observer import Broken, Observer
+from holdfast.testing.process import Process, Wait
+from holdfast.testing.quiet import quiet
+from holdfast.testing.virtual import START_US, VirtualRedis
+
+RATES = {
+    # Per message: lost with the connection, its answer lost, both without a word, executed after it was given up.
+    "lose_request": 0.03,
+    "lose_reply": 0.03,
+    "vanish": 0.01,
+    "late": 0.02,
+    "lose_push": 0.1,
+    # Per second and client.
+    "crash": 0.02,
+    "pause": 0.05,
+    "cut_inbox": 0.05,
+    "cancel": 0.2,
+    # Per second.
+    "restart": 0.02,
+}
+PER_CLIENT = ("crash", "pause", "cut_inbox", "cancel")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run is made of; `faults` maps the name of a fault to its rate."""
+
+    seed: int
+    clients: int
+    locks: int
+    seconds: float
+    ttl: float
+    latency: float
+    faults: tuple[tuple[str, float], ...]
+    drift: bool
+    liveness: bool
+
+    @classmethod
+    def of_seed(cls, seed: int) -> Setting:
+        chance = random.Random(seed)
+        faults = tuple((name, rate * chance.choice((0.3, 1.0, 3.0))) for name, rate in RATES.items() if chance.random() < 0.4)
+        return cls(
+            seed=seed,
+            clients=chance.choice((5, 5, 6, 7, 8, 10, 20)),
+            locks=chance.choice((1, 1, 2, 3)),
+            seconds=chance.choice((3.0, 6.0, 12.0)),
+            ttl=chance.choice((0.5, 2.0, 5.0)),
+            latency=chance.choice((0.0002, 0.002, 0.02, 0.1)),
+            faults=faults,
+            drift=chance.random() < 0.5,
+            liveness=seed % 2 == 1,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `digest` stands for the whole trace."""
+
+    setting: Setting
+    digest: str
+    events: int
+    grants: int
+    seconds: float
+    broken: str = ""
+    trace: tuple[str, ...] = ()
+
+
+class Seat:
+    """One client's place in the world: its process, its clock and its connections."""
+
+    def __init__(self, number: int, rate: float, offset: float) -> None:
+        self.number = number
+        self.rate = rate
+        self.offset = offset
+        self.process: Process | None = None
+        self.lives = 0
+        self.stopped_until = 0.0
+        self.sent = 0
+        self.arrives_after = 0.0
+        self.answers_after = 0.0
+        self.pushes_after = 0.0
+
+    def local(self, now: float) -> float:
+        return self.offset + now * self.rate
+
+    def true(self, local: float) -> float:
+        return (local - self.offset) / self.rate
+
+
+class Event(NamedTuple):
+    """Something that will happen; `life` is the life of the client it is meant for."""
+
+    at: float
+    order: int
+    kind: str
+    seat: int
+    life: int
+    detail: Any
+
+
+class Simulation:
+    """One run."""
+
+    def __init__(self, setting: Setting, *, keep_trace: bool = False) -> None:
+        self.setting = setting
+        self._chance = random.Random(setting.seed ^ 0x5EED)
+        self._faults = dict(setting.faults)
+        self._server = VirtualRedis()
+        names = tuple(f"lock{n}" for n in range(setting.locks))
+        self._observer = Observer(self._server, names)
+        self._shared = Shared(names, setting.ttl, setting.seconds, setting.liveness)
+        self._queue: list[Event] = []
+        self._order = 0
+        self._now = 0.0
+        self._events = 0
+        self._digest = sha256()
+        self._trace: list[str] | None = [] if keep_trace else None
+        self._by_name: dict[str, Seat] = {}
+        self._seats = [self._seat(number) for number in range(setting.clients)]
+        # After the faults everybody has its turn: a ttl for what was left behind, then one after the other.
+        self._end = setting.seconds + (6 * setting.ttl + 20 * setting.clients * max(0.02, setting.latency) + 15)
+
+    def _seat(self, number: int) -> Seat:
+        rate = 1.0 + (self._chance.uniform(-DRIFT, DRIFT) * 0.999 if self.setting.drift else 0.0)
+        return Seat(number, rate, self._chance.uniform(0, 1000))
+
+    def run(self) -> Outcome:
+        broken = ""
+        with quiet():
+            try:
+                self._play()
+            except Broken as error:
+                broken = str(error)
+        return Outcome(
+            setting=self.setting,
+            digest=self._digest.hexdigest(),
+            events=self._events,
+            grants=self._observer.grants,
+            seconds=self._now,
+            broken=broken,
+            trace=tuple(self._trace or ()),
+        )
+
+    def _play(self) -> None:
+        for seat in self._seats:
+            self._later(self._chance.uniform(0, 0.5), "birth", seat, None)
+            for fault in PER_CLIENT:
+                if fault in self._faults:
+                    self._later(self._chance.expovariate(self._faults[fault]), fault, seat, None)
+        if "restart" in self._faults:
+            self._later(self._chance.expovariate(self._faults["restart"]), "restart", self._seats[0], None)
+        while self._queue and self._queue[0].at <= self._end:
+            event = heapq.heappop(self._queue)
+            self._now = event.at
+            self._server.now_us = START_US + round(event.at * 1e6)
+            self._events += 1
+            self._happens(event)
+        if self.setting.liveness:
+            self._all_done()
+
+    def _all_done(self) -> None:
+        waiting = [seat.process.name for seat in self._seats if seat.process and 1 in seat.process.tasks]
+        if waiting:
+            raise Broken("LIVE", f"faults have long stopped, and {', '.join(waiting)} still wait")
+
+    def _later(self, delay: float, kind: str, seat: Seat, detail: Any, life: int | None = None) -> None:
+        self._order += 1
+        at = self._now + delay
+        heapq.heappush(
+            self._queue, Event(at, self._order, kind, seat.number, seat.lives if life is None else life, detail)
+        )
+
+    def _calm(self) -> bool:
+        return self.setting.liveness and self._now >= self.setting.seconds
+
+    def _happens(self, event: Event) -> None:
+        seat = self._seats[event.seat]
+        handler: Callable[[Seat, Event], None] = getattr(self, f"_{event.kind}")
+        if event.kind in ("reply", "push", "timer", "broken", "deaf", "cancel"):
+            if event.life != seat.lives or seat.process is None:
+                return
+            if self._now < seat.stopped_until:
+                self._later(seat.stopped_until - self._now, event.kind, seat, event.detail)
+                return
+        handler(seat, event)
+
+    def _note(self, *words: object) -> None:
+        line = " ".join(map(str, words))
+        self._digest.update(line.encode())
+        if self._trace is not None:
+            self._trace.append(line)
+
+    # What clients go through.
+
+    def _birth(self, seat: Seat, event: Event) -> None:
+        seat.lives += 1
+        name = f"c{seat.number}.{seat.lives}-"
+        chance = random.Random(self.setting.seed * 1000 + seat.number * 50 + seat.lives)
+        process = Process(name, life(self._shared, chance, seat.local), listening=False, started=seat.local(self._now))
+        process.chance = chance.random
+        seat.process = self._alive(seat, process)
+        seat.sent = 0
+        seat.stopped_until = 0.0
+        process.start(seat.local(self._now))
+        self._acted(seat, "starts")
+
+    def _alive(self, seat: Seat, process: Process) -> Process:
+        self._by_name[process.name] = seat
+        return process
+
+    def _feed(self, seat: Seat, kind: str, key: Any, value: Any = None) -> None:
+        if seat.process is not None:
+            seat.process.feed(kind, key, value, seat.local(self._now))
+            self._acted(seat, kind)
+
+    def _acted(self, seat: Seat, what: str) -> None:
+        """A client acted: send what it sent, set its timers, and see what it believes."""
+        process = seat.process
+        if process is None:
+            return
+        self._note(f"{self._now:.6f}", process.name, what, *process.notes)
+        process.notes.clear()
+        for number, _, request in process.sent[seat.sent :]:
+            self._send(seat, number, request)
+        seat.sent = len(process.sent)
+        for number, task in process.tasks.items():
+            wait = task.wait
+            if wait is not None and wait.until is not None and wait is not task.timed:
+                task.timed = wait
+                self._later(max(0.0, seat.true(wait.until) - self._now) + 1e-9, "timer", seat, (number, wait))
+        self._observer.look(process, seat.local(self._now))
+        self._check()
+
+    def _check(self) -> None:
+        self._observer.check(lambda name: self._by_name[name].local(self._now))
+
+    def _timer(self, seat: Seat, event: Event) -> None:
+        number, wait = event.detail
+        task = seat.process.tasks.get(number) if seat.process else None
+        if task is None or task.wait is not wait:
+            return
+        self._feed(seat, "timer", number)
+
+    def _reply(self, seat: Seat, event: Event) -> None:
+        self._feed(seat, "reply", *event.detail)
+
+    def _push(self, seat: Seat, event: Event) -> None:
+        self._feed(seat, "push", *event.detail)
+
+    def _broken(self, seat: Seat, event: Event) -> None:
+        self._feed(seat, "broken", (event.detail,))
+
+    def _deaf(self, seat: Seat, event: Event) -> None:
+        self._feed(seat, "deaf", None)
+
+    # The network and the server.
+
+    def _delay(self) -> float:
+        return self._chance.expovariate(1 / self.setting.latency)
+
+    def _strikes(self, fault: str) -> bool:
+        rate = self._faults.get(fault)
+        return rate is not None and not self._calm() and self._chance.random() < rate
+
+    def _send(self, seat: Seat, number: int, request: bytes) -> None:
+        if self._strikes("lose_request"):
+            self._later(self._delay(), "broken", seat, number)
+            return
+        if self._strikes("vanish"):
+            return
+        if self._strikes("late"):
+            self._later(self._delay(), "broken", seat, number)
+            self._later(self._chance.uniform(0, 2 * self.setting.ttl), "execute", seat, (number, request, False))
+            return
+        seat.arrives_after = max(seat.arrives_after + 1e-7, self._now + self._delay())
+        self._later(seat.arrives_after - self._now, "execute", seat, (number, request, True))
+
+    def _execute(self, seat: Seat, event: Event) -> None:
+        number, request, answer = event.detail
+        (words,) = Reader().feed(request)
+        if words[0] == b"SUBSCRIBE":
+            reply: Any = [b"subscribe", words[1], 1]
+            if event.life == seat.lives and seat.process is not None:
+                self._server.subscribe(seat.process.name, words[1])
+        else:
+            before = self._observer.before()
+            reply = self._server.run(words)
+            self._observer.after(before, words)
+        self._note(f"{self._now:.6f}", "server", seat.number, words[1][:8], words[-1][:40], reply)
+        self._post()
+        self._check()
+        if answer and event.life == seat.lives:
+            if self._strikes("lose_reply"):
+                self._later(self._delay(), "broken", seat, number)
+            else:
+                seat.answers_after = max(seat.answers_after + 1e-7, self._now + self._delay())
+                self._later(seat.answers_after - self._now, "reply", seat, (number, reply))
+
+    def _post(self) -> None:
+        """Send what was published to those who had subscribed."""
+        for message in self._server.messages:
+            if self._strikes("lose_push"):
+                continue
+            for seat in self._seats:
+                if seat.process is not None and seat.process.name == message.subscriber:
+                    seat.pushes_after = max(seat.pushes_after + 1e-7, self._now + self._delay())
+                    self._later(seat.pushes_after - self._now, "push", seat, (message.channel, message.payload))
+        self._server.messages.clear()
+
+    # Faults that come by themselves.
+
+    def _again(self, seat: Seat, kind: str) -> bool:
+        """Set the next such fault; False when the faults are over."""
+        if self._now >= self.setting.seconds:
+            return False
+        self._later(self._chance.expovariate(self._faults[kind]), kind, seat, None)
+        return True
+
+    def _crash(self, seat: Seat, event: Event) -> None:
+        if self._again(seat, "crash") and seat.process is not None:
+            self._note(f"{self._now:.6f}", seat.process.name, "crashes")
+            self._observer.gone(seat.process)
+            self._later(self._chance.choice((0.0, self.setting.ttl)), "notice", seat, seat.process.name)
+            seat.process = None
+            seat.lives += 1
+            self._later(self._chance.uniform(0, self.setting.ttl), "birth", seat, None)
+
+    def _notice(self, seat: Seat, event: Event) -> None:
+        self._server.unsubscribe(event.detail)
+
+    def _pause(self, seat: Seat, event: Event) -> None:
+        if self._again(seat, "pause"):
+            seat.stopped_until = self._now + self._chance.uniform(0, 2 * self.setting.ttl)
+            self._note(f"{self._now:.6f}", seat.number, "is stopped")
+
+    def _cut_inbox(self, seat: Seat, event: Event) -> None:
+        if self._again(seat, "cut_inbox") and seat.process is not None:
+            self._server.unsubscribe(seat.process.name)
+            self._later(self._delay(), "deaf", seat, None)
+
+    def _cancel(self, seat: Seat, event: Event) -> None:
+        if self._again(seat, "cancel") and seat.process is not None and seat.process.cancellable:
+            self._feed(seat, "cancel", None)
+
+    def _restart(self, seat: Seat, event: Event) -> None:
+        if not self._again(seat, "restart"):
+            return
+        self._note(f"{self._now:.6f}", "server restarts")
+        self._server.restart()
+        self._observer.epoch += 1
+        kept: list[Event] = []
+        for one in self._queue:
+            if one.kind == "execute":
+                self._broken_soon(one, kept)
+            else:
+                kept.append(one)
+        self._queue = kept
+        heapq.heapify(self._queue)
+        for each in self._seats:
+            self._later(self._delay(), "deaf", each, None)
+
+    def _broken_soon(self, event: Event, kept: list[Event]) -> None:
+        number, _, answer = event.detail
+        if answer:
+            kept.append(event._replace(kind="broken", detail=number))
+
+
+def simulate(seed: int) -> Outcome:
+    """One seed's run."""
+    return Simulation(Setting.of_seed(seed)).run()
+
+
+def shrunk(setting: Setting, *, most_runs: int = 60) -> Outcome:
+    """The smallest setting found that still fails, run with its trace."""
+    best = setting
+    for _ in range(most_runs):
+        for smaller in _smaller(best):
+            if Simulation(smaller).run().broken:
+                best = smaller
+                break
+        else:
+            break
+    return Simulation(best, keep_trace=True).run()
+
+
+def _smaller(setting: Setting) -> Iterator[Setting]:
+    if setting.clients > 1:
+        yield replace(setting, clients=max(1, setting.clients // 2))
+        yield replace(setting, clients=setting.clients - 1)
+    for fault in setting.faults:
+        yield replace(setting, faults=tuple(one for one in setting.faults if one != fault))
+    if setting.locks > 1:
+        yield replace(setting, locks=1)
+    if setting.drift:
+        yield replace(setting, drift=False)
+    if setting.seconds > 0.5:
+        yield replace(setting, seconds=setting.seconds / 2)
+
+
+__all__ = ["Outcome", "Setting", "Simulation", "Wait", "shrunk", "simulate"]

@@ -1,0 +1,212 @@
+"""Threads: how the holder of a `with` block learns of the loss, and what the end of the block does then."""
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import LeaseLost, Locks, State
+from holdfast.stores.memory import hub
+from tests.keeper.listening import BOUND
+from tests.keeper.losing import lose
+
+
+@pytest.fixture
+def place() -> str:
+    return str(uuid.uuid4())
+
+
+@pytest.fixture
+def locks(place: str) -> Iterator[Locks]:
+    with holdfast.connect(f"memory://{place}") as locks:
+        yield locks
+
+
+class TestWithinTheBlock:
+    def test_lost_wakes_who_waits_for_it(self, locks: Locks) -> None:
+        lease = locks.lock("report").acquire()
+        assert lease is not None
+        assert not lease.lost
+        answers: list[bool] = []
+        waiters = [threading.Thread(target=lambda: answers.append(lease.lost.wait(BOUND))) for _ in range(5)]
+        for waiter in waiters:
+            waiter.start()
+        assert lease.lost.wait(timeout=0.01) is False
+        lost_at = time.monotonic()
+        lose(lease)
+        for waiter in waiters:
+            waiter.join(BOUND)
+        assert answers == [True] * 5
+        assert time.monotonic() - lost_at < 1
+        assert lease.lost
+        assert lease.lost.is_set()
+        assert lease.lost.wait() is True, "and again, at once"
+
+    def test_lost_wakes_by_the_clock_even_if_the_keeper_is_gone(self, locks: Locks) -> None:
+        lease = locks.lock("report", ttl=0.1, renew=False).acquire()
+        assert lease is not None
+        locks.keeper.close()
+        assert lease.lost.wait(2) is True
+
+    def test_a_released_lease_is_not_lost(self, locks: Locks) -> None:
+        lease = locks.lock("report").acquire()
+        assert lease is not None
+        lease.release()
+        assert not lease.lost
+        assert lease.lost.wait(0.01) is False
+
+    def test_ensure_held_costs_next_to_nothing(self, locks: Locks) -> None:
+        """Fit for the innermost loop: no request, no lock, no wait."""
+        lease = locks.lock("report").acquire()
+        assert lease is not None
+        locks.store.renew = locks.store.inspect = None  # type: ignore[method-assign, assignment]
+        started = time.perf_counter()
+        for _ in range(10_000):
+            lease.ensure_held()
+        assert time.perf_counter() - started < 1.0
+
+
+class TestTheEndOfTheBlock:
+    def test_raises_although_the_body_went_well(self, locks: Locks) -> None:
+        steps: list[str] = []
+        with pytest.raises(LeaseLost, match="took it away") as caught, locks.lock("report") as lease:  # noqa: PT012
+            lose(lease)
+            steps.append("to the end")
+        assert steps == ["to the end"]
+        assert (caught.value.name, caught.value.fence) == ("report", lease.fence)
+
+    def test_finds_a_theft_that_nobody_had_noticed(self, locks: Locks, place: str) -> None:
+        with pytest.raises(LeaseLost, match="given back"), locks.lock("report"):
+            hub(place).space.drop("report")
+
+    def test_leaves_the_next_holder_alone(self, locks: Locks, place: str) -> None:
+        with pytest.raises(LeaseLost), locks.lock("report") as lease:  # noqa: PT012
+            hub(place).space.drop("report")
+            successor = locks.lock("report").acquire(timeout=0)
+            lose(lease)
+        assert successor is not None
+        assert locks.lock("report").inspect().holder == successor.holder
+        successor.ensure_held()
+
+    def test_leaves_the_next_holder_alone_though_nobody_had_noticed(self, locks: Locks, place: str) -> None:
+        with pytest.raises(LeaseLost), locks.lock("report"):  # noqa: PT012
+            hub(place).space.drop("report")
+            successor = locks.lock("report").acquire(timeout=0)
+        assert successor is not None
+        assert locks.lock("report").inspect().holder == successor.holder
+
+    @pytest.mark.parametrize("lost", ["noticed", "unnoticed", "by the clock"])
+    def test_does_not_mask_the_bodys_own_error(self, locks: Locks, place: str, lost: str) -> None:
+        ttl = 0.05 if lost == "by the clock" else 30
+        with pytest.raises(KeyError, match="own"), locks.lock("report", ttl=ttl, renew=False) as lease:  # noqa: PT012
+            hub(place).space.drop("report")
+            if lost == "noticed":
+                lose(lease)
+            elif lost == "by the clock":
+                assert lease.lost.wait(BOUND)
+            raise KeyError("the body's own")
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+    def test_lets_the_ends_of_programs_pass(self, locks: Locks, error: type[BaseException]) -> None:
+        with pytest.raises(error), locks.lock("report") as lease:  # noqa: PT012
+            lose(lease)
+            raise error
+        with pytest.raises(error), locks.lock("another"):
+            raise error
+        assert not locks.lock("another").locked()
+
+    def test_of_a_client_that_was_closed_within(self, locks: Locks) -> None:
+        with locks.lock("report") as lease:
+            locks.close()
+        assert lease.state is State.RELEASED
+
+    def test_of_a_client_that_could_not_give_back_when_closed(
+        self, locks: Locks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The body's own error, or none, comes out; not that the connection is closed."""
+
+        async def refuse(*_: Any) -> bool:
+            raise holdfast.StoreUnavailable("down")
+
+        monkeypatch.setattr("holdfast.core.keep.BUDGET", 0.05)
+        with pytest.raises(KeyError, match="own"), locks.lock("report"):  # noqa: PT012
+            monkeypatch.setattr(locks.store, "release", refuse)
+            locks.close()
+
+            async def closed(*_: Any) -> bool:
+                raise holdfast.ConfigurationError("This connection was closed; nothing was sent.")
+
+            monkeypatch.setattr(locks.store, "release", closed)
+            raise KeyError("the body's own")
+
+    def test_that_another_thread_reaches(self, locks: Locks) -> None:
+        """A generator, as in a web framework's dependency, may be ended by another thread than began it."""
+
+        def dependency() -> Iterator[Any]:
+            with locks.lock("report") as lease:
+                yield lease
+
+        generator = dependency()
+        lease = next(generator)
+        errors: list[BaseException] = []
+
+        def end() -> None:
+            try:
+                next(generator, None)
+            except BaseException as error:
+                errors.append(error)
+
+        ender = threading.Thread(target=end)
+        ender.start()
+        ender.join(BOUND)
+        assert errors == []
+        assert lease.state is State.RELEASED
+        assert locks.keeper.held() == []
+
+    def test_nested_and_lost_inside_out(self, locks: Locks) -> None:
+        with pytest.raises(LeaseLost) as caught, locks.lock("outer"), locks.lock("inner") as inner:
+            lose(inner)
+        assert caught.value.name == "inner"
+        assert not locks.lock("outer").locked()
+        with pytest.raises(LeaseLost) as caught, locks.lock("outer") as outer, locks.lock("again"):
+            lose(outer)
+        assert caught.value.name == "outer"
+        assert not locks.lock("again").locked()
+
+    def test_under_a_decorator(self, locks: Locks, place: str) -> None:
+        @locks.guard("account:{number}")
+        def deposit(number: int, fail: bool = False) -> str:
+            hub(place).space.drop(f"account:{number}")
+            if fail:
+                raise KeyError("the function's own")
+            return "done"
+
+        with pytest.raises(LeaseLost):
+            deposit(1)
+        with pytest.raises(KeyError, match="own"):
+            deposit(2, fail=True)
+
+
+class TestTheKeeperItself:
+    def test_that_could_not_be_started_is_started_with_the_next_lease(
+        self, locks: Locks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The system had no thread to spare for a moment: that must be said, and must not last."""
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            first = locks.lock("first", ttl=0.3).acquire()
+        assert first is not None
+        assert any(record.levelno >= logging.ERROR for record in caplog.records)
+        second = locks.lock("second", ttl=0.3).acquire()
+        assert second is not None
+        assert second.lost.wait(0.7) is False, "it is renewed"
+        second.release()

@@ -1,0 +1,279 @@
+"""`on_risk` and `on_lost`: once per change, beside the caller and never inside it, and harmless whatever they do."""
+
+import asyncio
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import holdfast.aio
+from holdfast import LeaseLost, State
+from holdfast.stores.memory import hub
+from tests.keeper.listening import BOUND, Listener, running_task
+from tests.keeper.losing import Outage, lose
+from tests.support.waiting import until
+from tests.traps.colours import Client, Colour
+
+
+@pytest.fixture
+def place() -> str:
+    return str(uuid.uuid4())
+
+
+@pytest.fixture
+def client(colour: Colour, place: str) -> Client:
+    return colour.connect(f"memory://{place}")
+
+
+class TestHowOften:
+    def test_once_per_change(self, client: Client, listener: Listener) -> None:
+        outage = Outage(client.locks)
+        lease = client.acquire("report", ttl=0.3, **listener.options)
+        for spell in (1, 2, 3):
+            outage.on = True
+            listener.wait_for("risk", spell)
+            outage.on = False
+            until(lambda: client.state(lease) is State.HELD, "the lease to be held again")
+        outage.on = True
+        listener.wait_for("lost")
+        for _ in range(5):
+            assert client.state(lease) is State.LOST
+        assert client.release(lease) is False
+        assert listener.words() == ["risk"] * 4 + ["lost"]
+
+    def test_each_of_many_who_ask_at_the_moment_of_loss_causes_one_call(self, client: Client, listener: Listener) -> None:
+        for _ in range(20):
+            lease = client.acquire("report", ttl=0.03, renew=False, **listener.options)
+            askers = [client.start(lambda lease=lease: _ask_until_lost(lease)) for _ in range(8)]
+            for asker in askers:
+                asker.result(BOUND)
+        listener.wait_for("lost", 20)
+        assert listener.words() == ["lost"] * 20
+
+    def test_none_after_the_lease_was_given_back(self, client: Client, listener: Listener, place: str) -> None:
+        outage = Outage(client.locks)
+        lease = client.acquire("report", ttl=0.1, **listener.options)
+        assert client.release(lease) is True
+        hub(place).space.clear()
+        outage.on = True
+        other = client.acquire("another", ttl=0.1, **listener.options)
+        listener.wait_for("lost")
+        assert {call.lease for call in listener.calls} == {other}
+
+
+def _ask_until_lost(lease: Any) -> Any:
+    if asyncio.iscoroutinefunction(lease.release):
+
+        async def ask() -> None:
+            while lease.state is not State.LOST:
+                await asyncio.sleep(0.001)
+
+        return ask()
+    while lease.state is not State.LOST:
+        pass
+    return None
+
+
+class TestWhere:
+    @pytest.mark.parametrize("found_by", ["the keeper", "ensure_held", "state", "renew", "release", "lost.wait"])
+    def test_beside_the_operation_that_finds_the_loss(
+        self, client: Client, listener: Listener, place: str, found_by: str
+    ) -> None:
+        lease = client.acquire("report", ttl=0.05, renew=False, **listener.options)
+        caller: list[tuple[int, Any, int]] = []
+
+        def operate() -> Any:
+            operation: Callable[[], Any] = {
+                "the keeper": lambda: None,
+                "ensure_held": lambda: pytest.raises(LeaseLost, lease.ensure_held),
+                "state": lambda: lease.state,
+                "renew": lambda: _refused(lease.renew),
+                "release": lease.release,
+                "lost.wait": lease.lost.wait,
+            }[found_by]
+            caller.append((threading.get_ident(), running_task(), len(listener.calls)))
+            return operation()
+
+        if found_by in ("ensure_held", "state"):  # by the clock alone: nobody else may look before
+            client.locks.keeper.close()
+            until(lambda: client.locks.runtime.now() >= lease._holding.valid_until, "its time to run out")
+        elif found_by in ("renew", "release"):
+            hub(place).space.drop("report")
+        client.do(operate)
+        if found_by == "release":
+            return  # what the store had lost is reported by the answer alone
+        (call,) = listener.wait_for("lost")
+        ((thread, task, _),) = caller
+        assert (call.thread, call.task) != (thread, task)
+        assert listener.words() == ["lost"]
+
+    def test_operations_on_locks_within_a_callback(self, client: Client) -> None:
+        """Everything that a callback may want to do, while others wait and the keeper runs."""
+        done: list[Any] = []
+        finished = threading.Event()
+        in_asyncio = client.locks.__class__.__name__ == "AsyncLocks"
+
+        async def asynchronous(lease: Any) -> None:
+            done.append(lease.state)
+            done.append(await lease.release())
+            again = await client.locks.lock("report", ttl=5).acquire(timeout=5)
+            done.append((await client.locks.lock("report").inspect()).holder == again.holder)
+            async with client.locks.lock("another", timeout=5):
+                done.append("within")
+            done.append(await again.release())
+            finished.set()
+
+        def blocking(lease: Any) -> None:
+            done.append(lease.state)
+            done.append(lease.release())
+            again = client.locks.lock("report", ttl=5).acquire(timeout=5)
+            done.append(client.locks.lock("report").inspect().holder == again.holder)
+            with client.locks.lock("another", timeout=5):
+                done.append("within")
+            done.append(again.release())
+            finished.set()
+
+        client.acquire("report", ttl=0.05, renew=False, on_lost=asynchronous if in_asyncio else blocking)
+        assert finished.wait(BOUND)
+        assert done == [State.LOST, False, True, "within", True]
+
+    def test_closing_the_client_within_a_callback(self, client: Client) -> None:
+        finished = threading.Event()
+
+        async def asynchronous(_: Any) -> None:
+            await client.locks.close()
+            finished.set()
+
+        def blocking(_: Any) -> None:
+            client.locks.close()
+            finished.set()
+
+        in_asyncio = client.locks.__class__.__name__ == "AsyncLocks"
+        client.acquire("report", ttl=0.05, renew=False, on_lost=asynchronous if in_asyncio else blocking)
+        other = client.acquire("another", ttl=5)
+        assert finished.wait(BOUND)
+        assert client.state(other) is State.RELEASED
+
+
+def _refused(call: Callable[[], Any]) -> Any:
+    if asyncio.iscoroutinefunction(call):
+
+        async def refused() -> None:
+            with pytest.raises(LeaseLost):
+                await call()
+
+        return refused()
+    return pytest.raises(LeaseLost, call)
+
+
+class TestWhateverTheyDo:
+    @pytest.mark.parametrize("what", ["on_risk", "on_lost"])
+    def test_an_error_is_logged_and_hurts_nobody(
+        self, client: Client, listener: Listener, caplog: pytest.LogCaptureFixture, what: str
+    ) -> None:
+        outage = Outage(client.locks)
+
+        def fail(_: Any) -> None:
+            raise ZeroDivisionError("the callback's own")
+
+        bad = client.acquire("bad", ttl=0.2, **{**listener.options, what: fail})
+        good = client.acquire("good", ttl=0.2, **listener.options)
+        outage.on = True
+        listener.wait_for("lost", 2 if what == "on_risk" else 1)
+        assert listener.words(good) == ["risk", "lost"]
+        assert client.state(bad) is State.LOST
+        until(lambda: any("callback" in record.getMessage() for record in caplog.records), "a line in the log")
+        (failure,) = [record for record in caplog.records if "callback" in record.getMessage()]
+        assert failure.levelno == logging.ERROR
+        assert failure.exc_info is not None
+        outage.on = False
+        again = client.acquire("again", ttl=0.1, **listener.options)
+        until(lambda: again._holding.next_renewal > again._holding.valid_until - 0.07, "renewals to go on")
+        assert client.state(again) is State.HELD
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError], ids=["SystemExit", "CancelledError"])
+    def test_the_end_of_one_does_not_end_the_others(
+        self, client: Client, listener: Listener, error: type[BaseException]
+    ) -> None:
+        """A callback may call sys.exit(), or await something that was cancelled."""
+        if error is SystemExit and client.locks.__class__.__name__ == "AsyncLocks":
+            pytest.skip("asyncio lets SystemExit of any task end the event loop")
+
+        def end(lease: Any) -> None:
+            listener.hear("ended", lease)
+            raise error
+
+        for number in range(40):
+            client.acquire(f"report {number}", ttl=0.05, renew=False, on_lost=end)
+        listener.wait_for("ended", 40)
+        client.acquire("the last", ttl=0.05, renew=False, **listener.options)
+        listener.wait_for("lost")
+
+    @pytest.mark.parametrize("answer", [True, 42, "text", object()], ids=lambda answer: type(answer).__name__)
+    def test_what_they_return_does_not_matter(
+        self, client: Client, caplog: pytest.LogCaptureFixture, answer: object
+    ) -> None:
+        """`lambda lease: queue.put(...)` and the like return all sorts of things."""
+        called = threading.Event()
+
+        def callback(_: Any) -> Any:
+            called.set()
+            return answer
+
+        client.acquire("report", ttl=0.05, renew=False, on_lost=callback)
+        assert called.wait(BOUND)
+        until(lambda: client.locks.callbacks._workers == 0, "the callback to end")
+        assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+    def test_a_slow_one_does_not_hold_up_the_others_nor_renewal(self, client: Client, listener: Listener) -> None:
+        go_on = threading.Event()
+        in_asyncio = client.locks.__class__.__name__ == "AsyncLocks"
+
+        async def asynchronous(_: Any) -> None:
+            while not go_on.is_set():
+                await asyncio.sleep(0.002)
+
+        def blocking(_: Any) -> None:
+            go_on.wait(BOUND)
+
+        kept = client.acquire("kept", ttl=0.3, **listener.options)
+        for number in range(5):
+            slow = asynchronous if in_asyncio else blocking
+            client.acquire(f"slow {number}", ttl=0.05, renew=False, on_lost=slow)
+        client.acquire("quick", ttl=0.1, renew=False, **listener.options)
+        try:
+            listener.wait_for("lost", 1, 2)
+            first = kept._holding.valid_until
+            until(lambda: kept._holding.valid_until > first + 0.2, "renewals to go on")
+        finally:
+            go_on.set()
+        assert client.state(kept) is State.HELD
+
+    def test_risk_is_told_before_loss(self, client: Client, listener: Listener) -> None:
+        outage = Outage(client.locks)
+        leases = [client.acquire(f"report {number}", ttl=0.2, **listener.options) for number in range(30)]
+        outage.on = True
+        listener.wait_for("lost", 30)
+        assert {tuple(listener.words(lease)) for lease in leases} == {("risk", "lost")}
+
+    async def test_an_asynchronous_one_is_awaited(self, place: str) -> None:
+        steps: list[str] = []
+        ended = asyncio.Event()
+
+        async def on_lost(_: Any) -> None:
+            steps.append("begun")
+            await asyncio.sleep(0.01)
+            steps.append("ended")
+            ended.set()
+
+        async with holdfast.aio.connect(f"memory://{place}") as locks:
+            lease = await locks.lock("report", on_lost=on_lost).acquire()
+            lose(lease)
+            assert steps == []
+            async with asyncio.timeout(BOUND):
+                await ended.wait()
+        assert steps == ["begun", "ended"]

@@ -1,0 +1,597 @@
+"""asyncio: a lost lease cancels the body of its block at the next await, and `LeaseLost` comes out, as with
+`asyncio.timeout`: nesting, task groups and cancellation from outside stay right."""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import holdfast.aio
+from holdfast import LeaseLost, LockError, State
+from holdfast.aio import Locks as AsyncLocks
+from tests.keeper.listening import BOUND
+from tests.keeper.losing import lose
+
+LONG = 30.0
+
+
+@pytest.fixture
+async def locks() -> AsyncIterator[AsyncLocks]:
+    """A client; whatever a test does, the task that ran it must not be left half cancelled."""
+    async with holdfast.aio.connect(f"memory://{uuid.uuid4()}") as locks:
+        yield locks
+
+
+def cancelling() -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling()
+
+
+def lose_soon(*leases: Any) -> None:
+    """In the next turn of the event loop, as the keeper would."""
+    loop = asyncio.get_running_loop()
+    for lease in leases:
+        loop.call_soon(lose, lease)
+
+
+async def free(locks: AsyncLocks, *names: str) -> bool:
+    return not any([await locks.lock(name).locked() for name in names])
+
+
+class TestTheBody:
+    async def test_is_cancelled_at_its_next_await(self, locks: AsyncLocks) -> None:
+        steps: list[str] = []
+        with pytest.raises(LeaseLost, match="took it away") as caught:  # noqa: PT012
+            async with locks.lock("report") as lease:
+                lose(lease)
+                steps.append("before the await")
+                await asyncio.sleep(LONG)
+                steps.append("after the await")
+        assert steps == ["before the await"]
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        assert (caught.value.name, caught.value.fence) == ("report", lease.fence)
+        assert cancelling() == 0
+        await asyncio.sleep(0)
+
+    async def test_that_does_not_await_hears_at_its_end(self, locks: AsyncLocks) -> None:
+        with pytest.raises(LeaseLost):
+            async with locks.lock("report") as lease:
+                lose(lease)
+        assert cancelling() == 0
+        for _ in range(5):
+            await asyncio.sleep(0)  # no cancellation comes late
+
+    async def test_may_clean_up(self, locks: AsyncLocks) -> None:
+        cleaned: list[bool] = []
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            async with locks.lock("report") as lease:
+                lose_soon(lease)
+                try:
+                    await asyncio.sleep(LONG)
+                finally:
+                    await asyncio.sleep(0.01)
+                    cleaned.append(True)
+        assert cleaned == [True]
+
+    async def test_that_swallows_the_cancellation_hears_at_its_end(self, locks: AsyncLocks) -> None:
+        went_on: list[int] = []
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            async with locks.lock("report") as lease:
+                lose_soon(lease)
+                try:
+                    await asyncio.sleep(LONG)
+                except asyncio.CancelledError:
+                    went_on.append(cancelling())
+                await asyncio.sleep(0.01)
+                went_on.append(cancelling())
+        assert went_on == [1, 1], "cancelled once, and not again at every await"
+        assert cancelling() == 0
+
+    async def test_that_fails_after_swallowing_keeps_its_own_error(self, locks: AsyncLocks) -> None:
+        with pytest.raises(KeyError, match="own"):  # noqa: PT012
+            async with locks.lock("report") as lease:
+                lose_soon(lease)
+                try:
+                    await asyncio.sleep(LONG)
+                except asyncio.CancelledError:
+                    raise KeyError("the body's own") from None
+        assert cancelling() == 0
+
+    async def test_that_had_failed_before_keeps_its_own_error(self, locks: AsyncLocks) -> None:
+        with pytest.raises(KeyError, match="own"):  # noqa: PT012
+            async with locks.lock("report") as lease:
+                lose(lease)
+                raise KeyError("the body's own")
+        assert cancelling() == 0
+        await asyncio.sleep(0)
+
+    async def test_that_raises_cancelled_itself_is_taken_at_its_word(self, locks: AsyncLocks) -> None:
+        with pytest.raises(asyncio.CancelledError):
+            async with locks.lock("report"):
+                raise asyncio.CancelledError
+        assert await free(locks, "report")
+
+    async def test_goes_on_where_it_was_told_to(self, locks: AsyncLocks) -> None:
+        steps: list[Any] = []
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            async with locks.lock("report", cancel_on_loss=False) as lease:
+                lose(lease)
+                await asyncio.sleep(0.01)
+                steps.append(cancelling())
+                with pytest.raises(LeaseLost):
+                    lease.ensure_held()
+                assert await lease.lost.wait() is True
+        assert steps == [0]
+
+    async def test_waiting_for_another_lock_leaves_nothing_there(self, locks: AsyncLocks) -> None:
+        other = await locks.lock("another").acquire()
+        assert other is not None
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            async with locks.lock("report") as lease:
+                asyncio.get_running_loop().call_later(0.02, lose, lease)
+                await locks.lock("another").acquire()
+        assert (await locks.lock("another").inspect()).waiting == 0
+        assert await other.release() is True
+
+    async def test_of_one_task_only(self, locks: AsyncLocks) -> None:
+        """Two tasks share a lock object; the first has lost its lease, and the second now holds the lock."""
+        lock = locks.lock("report")
+        entered = asyncio.Event()
+
+        async def second() -> str:
+            async with lock:
+                entered.set()
+                await asyncio.sleep(0.05)
+                return "undisturbed"
+
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            async with lock as lease:
+                task = asyncio.create_task(second())
+                locks.store._hub.space.drop("report")  # type: ignore[attr-defined]
+                async with asyncio.timeout(BOUND):
+                    await entered.wait()
+                lose(lease)
+                await asyncio.sleep(LONG)
+        assert await task == "undisturbed"
+
+    async def test_of_a_lease_without_a_block_is_nobodys(self, locks: AsyncLocks) -> None:
+        lease = await locks.lock("report").acquire()
+        lose(lease)
+        await asyncio.sleep(0.01)
+        assert cancelling() == 0
+
+    async def test_may_take_the_lock_again_at_once(self, locks: AsyncLocks) -> None:
+        lock = locks.lock("report")
+        for _ in range(3):
+            with pytest.raises(LeaseLost):  # noqa: PT012
+                async with lock as lease:
+                    locks.store._hub.space.drop("report")  # type: ignore[attr-defined]
+                    lose(lease)
+                    await asyncio.sleep(LONG)
+        async with lock as lease:
+            await asyncio.sleep(0)
+            assert lease.state is State.HELD
+        assert await free(locks, "report")
+
+
+class TestFunctions:
+    async def test_under_a_lock(self, locks: AsyncLocks) -> None:
+        lock = locks.lock("report")
+        steps: list[str] = []
+
+        @lock
+        async def work(ending: str) -> str:
+            (lease,) = lock._blocks[asyncio.current_task()]
+            lose(lease)
+            if ending == "fails":
+                raise KeyError("the function's own")
+            await asyncio.sleep(LONG if ending == "is cancelled" else 0)
+            steps.append(ending)
+            return ending
+
+        with pytest.raises(LeaseLost):
+            await work("is cancelled")
+        locks.store._hub.space.drop("report")  # type: ignore[attr-defined]
+        with pytest.raises(KeyError, match="own"):
+            await work("fails")
+        assert steps == []
+        assert cancelling() == 0
+
+    async def test_under_a_guard(self, locks: AsyncLocks) -> None:
+        seen: list[Any] = []
+
+        @locks.guard("account:{number}", ttl=0.06, on_lost=seen.append)
+        async def deposit(number: int) -> str:
+            locks.store._hub.space.drop(f"account:{number}")  # type: ignore[attr-defined]
+            await asyncio.sleep(LONG)
+            return "went on"
+
+        with pytest.raises(LeaseLost) as caught:
+            await deposit(7)
+        assert caught.value.name == "account:7"
+        assert [lease.name for lease in seen] == ["account:7"]
+        assert cancelling() == 0
+
+    async def test_under_a_guard_that_does_not_cancel(self, locks: AsyncLocks) -> None:
+        steps: list[str] = []
+
+        @locks.guard("account:{number}", ttl=0.06, cancel_on_loss=False)
+        async def deposit(number: int) -> None:
+            locks.store._hub.space.drop(f"account:{number}")  # type: ignore[attr-defined]
+            await asyncio.sleep(0.1)
+            steps.append("went on")
+
+        with pytest.raises(LeaseLost):
+            await deposit(7)
+        assert steps == ["went on"]
+
+
+class TestNesting:
+    async def test_the_inner_is_lost(self, locks: AsyncLocks) -> None:
+        async with locks.lock("outer") as outer:
+            with pytest.raises(LeaseLost) as caught:  # noqa: PT012
+                async with locks.lock("inner") as inner:
+                    lose_soon(inner)
+                    await asyncio.sleep(LONG)
+            assert caught.value.name == "inner"
+            assert cancelling() == 0
+            await asyncio.sleep(0.01)
+            outer.ensure_held()
+        assert await free(locks, "outer")
+
+    async def test_the_outer_is_lost(self, locks: AsyncLocks) -> None:
+        with pytest.raises(LeaseLost) as caught:  # noqa: PT012
+            async with locks.lock("outer") as outer, locks.lock("inner"):
+                lose_soon(outer)
+                await asyncio.sleep(LONG)
+        assert caught.value.name == "outer"
+        assert await free(locks, "inner")
+        assert cancelling() == 0
+
+    @pytest.mark.parametrize("first", ["outer", "inner"])
+    async def test_both_are_lost_at_once(self, locks: AsyncLocks, first: str) -> None:
+        with pytest.raises(LeaseLost) as caught:  # noqa: PT012
+            async with locks.lock("outer") as outer, locks.lock("inner") as inner:
+                lose_soon(*((outer, inner) if first == "outer" else (inner, outer)))
+                await asyncio.sleep(LONG)
+        assert caught.value.name == "outer"
+        assert cancelling() == 0
+        await asyncio.sleep(0)
+
+    async def test_the_outer_is_lost_while_the_inner_is_given_back(
+        self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(LeaseLost) as caught:  # noqa: PT012
+            async with locks.lock("outer") as outer:
+                async with locks.lock("inner"):
+                    release = locks.store.release
+
+                    async def slow(*args: Any) -> bool:
+                        lose_soon(outer)
+                        await asyncio.sleep(0.01)
+                        return await release(*args)
+
+                    monkeypatch.setattr(locks.store, "release", slow)
+                await asyncio.sleep(LONG)
+        monkeypatch.undo()
+        assert caught.value.name == "outer"
+        assert cancelling() == 0
+        async with asyncio.timeout(BOUND):
+            while not await free(locks, "inner"):
+                await asyncio.sleep(0.002)
+
+    async def test_the_same_lock_object_in_many_tasks(self, locks: AsyncLocks) -> None:
+        lock = locks.lock("report", ttl=5)
+        survivors: list[int] = []
+
+        async def one(number: int) -> None:
+            async with lock as lease:
+                await asyncio.sleep(0)
+                if number % 2:
+                    locks.store._hub.space.drop("report")  # type: ignore[attr-defined]
+                    lose_soon(lease)
+                    await asyncio.sleep(LONG)
+                survivors.append(number)
+
+        async with asyncio.timeout(BOUND):
+            results = await asyncio.gather(*map(one, range(4)), return_exceptions=True)
+        assert sorted(survivors) == [0, 2]
+        assert [type(result) for result in results[1::2]] == [LeaseLost] * 2
+
+
+async def _left_by_a_group_that_failed() -> int:
+    """The count of cancellations after a task group whose child failed: not 0 in Python 3.11, and not our doing."""
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise KeyError
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+    except ExceptionGroup:
+        pass
+    return cancelling()
+
+
+class TestTaskGroups:
+    async def test_a_lease_lost_in_a_task_of_the_group(self, locks: AsyncLocks) -> None:
+        sibling_cancelled: list[bool] = []
+
+        async def loser() -> None:
+            async with locks.lock("report") as lease:
+                lose_soon(lease)
+                await asyncio.sleep(LONG)
+
+        async def sibling() -> None:
+            try:
+                await asyncio.sleep(LONG)
+            finally:
+                sibling_cancelled.append(True)
+
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(sibling())
+                group.create_task(loser())
+        assert [type(error) for error in caught.value.exceptions] == [LeaseLost]
+        assert sibling_cancelled == [True]
+
+    async def test_a_group_within_the_body(self, locks: AsyncLocks) -> None:
+        ended: list[bool] = []
+
+        async def child() -> None:
+            try:
+                await asyncio.sleep(LONG)
+            finally:
+                ended.append(True)
+
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            async with locks.lock("report") as lease, asyncio.TaskGroup() as group:
+                group.create_task(child())
+                group.create_task(child())
+                asyncio.get_running_loop().call_later(0.01, lose, lease)
+        assert ended == [True, True]
+        assert cancelling() == 0
+
+    async def test_a_child_that_fails_as_the_lease_is_lost_keeps_its_error(self, locks: AsyncLocks) -> None:
+        async def child(lease: Any) -> None:
+            await asyncio.sleep(0.01)
+            lose(lease)
+            raise KeyError("the child's own")
+
+        with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
+            async with locks.lock("report") as lease, asyncio.TaskGroup() as group:
+                group.create_task(child(lease))
+        assert [type(error) for error in caught.value.exceptions] == [KeyError]
+        assert cancelling() == await asyncio.create_task(_left_by_a_group_that_failed())
+
+    async def test_a_group_around_the_block(self, locks: AsyncLocks) -> None:
+        """A sibling's failure cancels the body: that is no loss."""
+
+        async def fail() -> None:
+            await asyncio.sleep(0.01)
+            raise KeyError("the sibling's own")
+
+        with pytest.raises(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+                async with locks.lock("report"):
+                    await asyncio.sleep(LONG)
+        assert await free(locks, "report")
+        assert cancelling() == 0
+
+
+class TestTimeouts:
+    async def test_one_within_the_body_that_is_not_reached(self, locks: AsyncLocks) -> None:
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            async with locks.lock("report") as lease, asyncio.timeout(LONG):
+                lose_soon(lease)
+                await asyncio.sleep(LONG)
+        assert cancelling() == 0
+
+    async def test_one_within_the_body_that_ends_it(self, locks: AsyncLocks) -> None:
+        with pytest.raises(TimeoutError) as caught:
+            async with locks.lock("report"), asyncio.timeout(0.01):
+                await asyncio.sleep(LONG)
+        assert not isinstance(caught.value, LockError)
+        assert await free(locks, "report")
+
+    async def test_one_around_the_block_that_is_not_reached(self, locks: AsyncLocks) -> None:
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            async with asyncio.timeout(LONG), locks.lock("report") as lease:
+                lose_soon(lease)
+                await asyncio.sleep(LONG)
+        assert cancelling() == 0
+
+    async def test_one_around_the_block_that_ends_it(self, locks: AsyncLocks) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01), locks.lock("report"):
+                await asyncio.sleep(LONG)
+        assert await free(locks, "report")
+        assert cancelling() == 0
+
+    @pytest.mark.parametrize("first", ["the loss", "the timeout"])
+    async def test_both_in_the_same_turn(self, locks: AsyncLocks, first: str) -> None:
+        """The timeout is around the block, so it is the one to say what happened."""
+        with pytest.raises(TimeoutError):  # noqa: PT012
+            async with asyncio.timeout(LONG) as limit, locks.lock("report") as lease:
+                loop = asyncio.get_running_loop()
+                if first == "the loss":
+                    lose_soon(lease)
+                loop.call_soon(limit.reschedule, loop.time())
+                if first == "the timeout":
+                    lose_soon(lease)
+                await asyncio.sleep(LONG)
+        assert cancelling() == 0
+
+
+class TestCancellationFromOutside:
+    async def test_without_a_loss(self, locks: AsyncLocks) -> None:
+        task = asyncio.create_task(self._hold(locks))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+        assert await free(locks, "report")
+
+    @pytest.mark.parametrize("first", ["the loss", "the cancellation"])
+    async def test_in_the_same_turn_as_the_loss_wins(self, locks: AsyncLocks, first: str) -> None:
+        leases: list[Any] = []
+        task = asyncio.create_task(self._hold(locks, leases))
+        await asyncio.sleep(0.01)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(task.cancel) if first == "the cancellation" else lose_soon(leases[0])
+        lose_soon(leases[0]) if first == "the cancellation" else loop.call_soon(task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    async def test_while_the_body_cleans_up_after_the_loss_wins(self, locks: AsyncLocks) -> None:
+        cleaning = asyncio.Event()
+
+        async def work() -> None:
+            async with locks.lock("report") as lease:
+                lose_soon(lease)
+                try:
+                    await asyncio.sleep(LONG)
+                finally:
+                    cleaning.set()
+                    await asyncio.sleep(LONG)
+
+        task = asyncio.create_task(work())
+        async with asyncio.timeout(BOUND):
+            await cleaning.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    async def test_before_the_block_is_not_forgotten(self, locks: AsyncLocks) -> None:
+        """A task that was cancelled and is still at work has a count of its own, which must stay."""
+
+        async def work() -> int:
+            try:
+                await asyncio.sleep(LONG)
+            except asyncio.CancelledError:
+                with pytest.raises(LeaseLost):  # noqa: PT012
+                    async with locks.lock("report") as lease:
+                        lose_soon(lease)
+                        await asyncio.sleep(LONG)
+            return cancelling()
+
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        assert await task == 1
+
+    @staticmethod
+    async def _hold(locks: AsyncLocks, leases: list[Any] | None = None) -> None:
+        async with locks.lock("report") as lease:
+            if leases is not None:
+                leases.append(lease)
+            await asyncio.sleep(LONG)
+
+
+class TestAtTheEdges:
+    async def test_lost_before_the_body_begins(self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+        lock = locks.lock("report")
+        enter = lock._enter
+
+        async def enter_and_lose() -> Any:
+            lease = await enter()
+            lose(lease)
+            return lease
+
+        monkeypatch.setattr(lock, "_enter", enter_and_lose)
+        steps: list[str] = []
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            async with lock as lease:
+                steps.append(lease.state.value)
+                await asyncio.sleep(LONG)
+                steps.append("went on")
+        assert steps == ["lost"]
+        assert cancelling() == 0
+
+    async def test_lost_in_the_turn_in_which_the_body_ends(self, locks: AsyncLocks) -> None:
+        for pauses in range(6):
+            locks.store._hub.space.drop("report")  # type: ignore[attr-defined]
+            with pytest.raises(LeaseLost):  # noqa: PT012
+                async with locks.lock("report") as lease:
+                    asyncio.get_running_loop().call_soon(lose, lease)
+                    for _ in range(pauses):
+                        await asyncio.sleep(0)
+                    if not pauses:
+                        lose(lease)
+            assert cancelling() == 0
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    async def test_lost_while_it_is_given_back(self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The body went well, under a valid lease, to its end."""
+        release = locks.store.release
+
+        async def slow(*args: Any) -> bool:
+            lose_soon(lease)
+            await asyncio.sleep(0.01)
+            return await release(*args)
+
+        monkeypatch.setattr(locks.store, "release", slow)
+        async with locks.lock("report") as lease:
+            await asyncio.sleep(0)
+        assert lease.state is State.RELEASED
+        assert cancelling() == 0
+
+    async def test_a_block_that_another_task_ends(self, locks: AsyncLocks) -> None:
+        """A generator, as in a fixture or a web framework's dependency, may be ended by another task than began it."""
+
+        async def dependency() -> AsyncIterator[Any]:
+            async with locks.lock("report") as lease:
+                yield lease
+
+        generator = dependency()
+        lease = await asyncio.create_task(generator.__anext__())  # type: ignore[arg-type]
+        assert lease.state is State.HELD
+        with pytest.raises(StopAsyncIteration):
+            await asyncio.create_task(generator.__anext__())  # type: ignore[arg-type]
+        assert await free(locks, "report")
+        assert locks.keeper.held() == []
+
+
+class TestAWorkerThread:
+    """`await asyncio.to_thread(crunch, lease)`, and `crunch` asks now and then whether it may go on."""
+
+    @pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
+    async def test_that_finds_the_loss_first(self, locks: AsyncLocks, debug: bool) -> None:
+        asyncio.get_running_loop().set_debug(debug)
+        asyncio.get_running_loop().slow_callback_duration = LONG
+        found: list[BaseException] = []
+        called = asyncio.Event()
+
+        async def on_lost(_: Any) -> None:
+            called.set()
+
+        def crunch(lease: Any) -> None:
+            while True:
+                try:
+                    lease.ensure_held()
+                except BaseException as error:
+                    found.append(error)
+                    return
+
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            async with locks.lock("report", ttl=0.05, renew=False, on_lost=on_lost) as lease:
+                worker = threading.Thread(target=crunch, args=(lease,))
+                locks.keeper.close()  # so that the worker is the one who finds it
+                worker.start()
+                await asyncio.sleep(0.5)
+                worker.join(BOUND)
+        worker.join(BOUND)
+        assert [type(error) for error in found] == [LeaseLost]
+        async with asyncio.timeout(BOUND):
+            await called.wait()
+        assert cancelling() == 0

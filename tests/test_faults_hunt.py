@@ -1,0 +1,174 @@
+"""The hunt for two holders: many processes, short ttls, holders that overrun, and a network that is never well.
+
+What each process believed is compared from outside (see `traps/hunter.py`). That the hunt would catch one is shown too.
+"""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from tests.support import guardian
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.traps.hunter import NAMES, Claim
+from tests.traps.watching import await_nothing_left
+
+SECONDS = 7.0
+ROOT = Path(__file__).parents[1]
+
+
+def overlaps(claims: list[Claim]) -> list[tuple[Claim, Claim]]:
+    """Two claims of one lock at one time, or in an order that their fences deny."""
+    found = []
+    for name in NAMES:
+        ordered = sorted((claim for claim in claims if claim.name == name), key=lambda claim: claim.start)
+        found += [
+            (one, other) for one, other in pairwise(ordered) if other.start <= one.end or other.fence <= one.fence
+        ]
+    return found
+
+
+def test_the_check_finds_what_it_looks_for() -> None:
+    first, second = Claim("hunt:a", 1, 10.0, 11.0), Claim("hunt:a", 2, 11.5, 12.0)
+    assert overlaps([first, second, Claim("hunt:b", 1, 10.5, 11.8)]) == []
+    assert overlaps([first, second._replace(start=10.9)])
+    assert overlaps([first, second._replace(fence=1)])
+    assert overlaps([second, first._replace(fence=3)])
+
+
+@contextmanager
+def hunter(colour: str, url: str, seconds: float, seed: int, path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "tests.traps.hunter", colour, url, str(seconds), str(seed), str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        guardian.watch(process.pid)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            guardian.unwatch(process.pid)
+
+
+class Chaos:
+    """Does something bad every few milliseconds, until stopped."""
+
+    def __init__(
+        self, server: Server, proxies: list[FaultProxy], prey: list[subprocess.Popen[bytes]], seed: int
+    ) -> None:
+        self._server = server
+        self._proxies = proxies
+        self._prey = prey
+        self._chance = random.Random(seed)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.deeds: dict[str, int] = {}
+        self._bad: list[Callable[[FaultProxy], None]] = [
+            self.resets,
+            self.stalls,
+            self.loses_replies,
+            self.loses_requests,
+            self.loses_pushes,
+            self.halves_replies,
+            self.delays_pushes,
+            self.kills_inboxes,
+            self.kills_requests,
+            self.flushes_scripts,
+            self.freezes_a_process,
+            self.frees_by_force,
+        ]
+
+    def _run(self) -> None:
+        while not self._done.wait(self._chance.uniform(0.005, 0.06)):
+            deed = self._chance.choice(self._bad)
+            deed(self._chance.choice(self._proxies))
+            self.deeds[deed.__name__] = self.deeds.get(deed.__name__, 0) + 1
+
+    def resets(self, proxy: FaultProxy) -> None:
+        proxy.reset_connections()
+
+    def stalls(self, proxy: FaultProxy) -> None:
+        proxy.stall(self._chance.choice(("to_server", "to_client", None)))
+        self._done.wait(self._chance.uniform(0.01, 0.15))
+        proxy.unstall()
+
+    def loses_replies(self, proxy: FaultProxy) -> None:
+        proxy.drop_reply(b"hunt:", times=2, then=self._chance.choice(("close", "reset")))
+
+    def loses_requests(self, proxy: FaultProxy) -> None:
+        proxy.drop_request(b"hunt:", times=2)
+
+    def loses_pushes(self, proxy: FaultProxy) -> None:
+        proxy.drop_pushes(b"inbox", times=2)
+
+    def halves_replies(self, proxy: FaultProxy) -> None:
+        proxy.half_reply(b"hunt:", times=1)
+
+    def delays_pushes(self, proxy: FaultProxy) -> None:
+        rule = proxy.hold_pushes(b"inbox")
+        self._done.wait(self._chance.uniform(0.01, 0.3))
+        rule.release()
+
+    def kills_inboxes(self, _: FaultProxy) -> None:
+        self._server.raw("CLIENT", "KILL", "TYPE", "pubsub")
+
+    def kills_requests(self, _: FaultProxy) -> None:
+        self._server.raw("CLIENT", "KILL", "TYPE", "normal")
+
+    def flushes_scripts(self, _: FaultProxy) -> None:
+        self._server.raw("SCRIPT", "FLUSH")
+
+    def freezes_a_process(self, _: FaultProxy) -> None:
+        victim = self._chance.choice(self._prey)
+        victim.send_signal(signal.SIGSTOP)
+        self._done.wait(self._chance.uniform(0.05, 0.5))
+        victim.send_signal(signal.SIGCONT)
+
+    def frees_by_force(self, _: FaultProxy) -> None:
+        """What stands beside the lock may be evicted; the lock itself may not, as long as the store keeps its state."""
+        name = self._chance.choice(NAMES)
+        self._server.raw("DEL", *(f"holdfast:{{{name}}}:{kind}" for kind in self._chance.choice(("q", "w", "qw"))))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        for proxy in self._proxies:
+            proxy.clear()
+
+
+@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)], ids=["seeded"])
+def test_no_two_hold_a_lock_at_once(fresh_server: Server, tmp_path: Path, seed: int) -> None:
+    print(f"seed {seed}")
+    with FaultProxy(fresh_server.port) as one, FaultProxy(fresh_server.port) as other:
+        files = [tmp_path / f"claims-{number}" for number in range(4)]
+        with (
+            hunter("threads", one.url, SECONDS, seed, files[0]) as a,
+            hunter("asyncio", one.url, SECONDS, seed + 1, files[1]) as b,
+            hunter("threads", other.url, SECONDS, seed + 2, files[2]) as c,
+            hunter("asyncio", other.url, SECONDS, seed + 3, files[3]) as d,
+        ):
+            one.wait_for(b"hunt:", timeout=20)
+            other.wait_for(b"hunt:", timeout=20)
+            with Chaos(fresh_server, [one, other], [a, b, c, d], seed) as chaos:
+                for process in (a, b, c, d):
+                    process.wait(SECONDS + 15)
+        claims = [Claim.read(line) for file in files for line in file.read_text().splitlines()]
+        print(f"{len(claims)} leases under {sum(chaos.deeds.values())} faults: {chaos.deeds}")
+        assert overlaps(claims) == []
+        assert [process.returncode for process in (a, b, c, d)] == [0, 0, 0, 0]
+        assert len(claims) > 40
+        assert all(file.stat().st_size for file in files)
+        for name in NAMES:
+            await_nothing_left(fresh_server, name, timeout=3)

@@ -1,0 +1,91 @@
+"""The simulator: no seed breaks a promise, a seed replays exactly, and planted errors are found and shrunk."""
+
+import pytest
+
+from holdfast.core import acquire
+from holdfast.testing import simulate as command
+from holdfast.testing.simulator import Outcome, Setting, Simulation, shrunk, simulate
+from tests.explore.mutation import lua, python
+
+SEEDS = 500
+PARTS = 5
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_seed_breaks_a_promise(part: int) -> None:
+    grants = 0
+    for seed in range(part, SEEDS, PARTS):
+        outcome = simulate(seed)
+        assert not outcome.broken, f"seed {seed}: {outcome.broken}; python -m holdfast.testing.simulate --first {seed}"
+        grants += outcome.grants
+    assert grants > 1000, "the runs do next to nothing"
+
+
+def test_a_seed_gives_the_same_trace_on_every_run() -> None:
+    for seed in (1, 2, 3):
+        assert simulate(seed) == simulate(seed)
+
+
+def test_the_hash_of_a_seed_is_the_same_in_another_process() -> None:
+    import subprocess
+    import sys
+
+    script = "from holdfast.testing.simulator import simulate; print(simulate(7).digest)"
+    found = {
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+        for _ in range(2)
+    }
+    assert found == {simulate(7).digest}
+
+
+def first_failure(seeds: int = 60) -> Outcome:
+    for seed in range(seeds):
+        outcome = simulate(seed)
+        if outcome.broken:
+            return outcome
+    pytest.fail("no seed noticed the planted error")
+
+
+def test_a_planted_error_is_found_and_shrunk() -> None:
+    with lua("release", "local ours = held == ARGV[1]", "local ours = held ~= false"):
+        outcome = first_failure()
+        small = shrunk(outcome.setting)
+    assert outcome.broken.startswith("OW")
+    assert small.broken
+    assert small.setting.clients <= 3
+    assert not small.setting.faults
+    assert small.trace
+
+
+def test_validity_from_the_reply_is_found() -> None:
+    with python(acquire._Attempt, "_request", "self._asked_at = asked_at", "self._asked_at = self._runtime.now()"):
+        assert first_failure().broken.startswith("SG")
+
+
+def test_a_waiter_that_nobody_wakes_is_found_in_liveness_mode() -> None:
+    with (
+        lua("release", "if (ours or not held) and", "if false and"),
+        python(
+            acquire._Attempt,
+            "_next_look",
+            "min(self._asked_at + self._ask.ttl / 3, now + LOOK_AGAIN * (1 + answer.position))",
+            "now + 1000.0",
+        ),
+        python(acquire._Attempt, "_next_look", "if answer.ttl_left is not None:", "if False:"),
+    ):
+        assert first_failure().broken.startswith("LIVE")
+
+
+
+def test_the_command_tells_of_a_failing_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--seeds", "3"]) == 0
+    assert "0 failed" in capsys.readouterr().out
+    with lua("release", "local ours = held == ARGV[1]", "local ours = held ~= false"):
+        assert command.main(["--seeds", "5"]) == 1
+    assert "shrunk to" in capsys.readouterr().out
+
+
+def test_a_setting_can_be_run_by_itself() -> None:
+    outcome = Simulation(Setting.of_seed(4), keep_trace=True).run()
+    assert outcome.digest == simulate(4).digest
+    assert outcome.trace
