@@ -26,7 +26,7 @@ LONGEST_FUNCTION = 60
 MEDIAN_FUNCTION = 10
 LONGEST_MODULE = 400
 
-PUBLIC = {"", "aio", "connect", "connection", "leases", "locks"}
+PUBLIC = {"", "aio", "connect", "connection", "guards", "leases", "locks", "options"}
 """The modules that users meet, the package itself among them."""
 
 BELOW: dict[str, set[str]] = {

@@ -18,7 +18,7 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast import errors
-from holdfast.locks import options
+from holdfast.options import DEFAULTS
 from tests.contract.driver import COLOURS, Driver, done, scenario
 from tests.support.servers import Server
 
@@ -108,10 +108,16 @@ def test_signatures(module: Any, name: str, wanted: str) -> None:
 
 
 def test_options_of_a_lock() -> None:
-    assert signature(options) == (
-        "(owner, *, ttl=30.0, timeout=None, renew=True, max_hold=None, label=None, "
-        "on_risk=None, on_lost=None, cancel_on_loss=True)"
-    )
+    assert DEFAULTS == {
+        "ttl": 30.0,
+        "timeout": None,
+        "renew": True,
+        "max_hold": None,
+        "label": None,
+        "on_risk": None,
+        "on_lost": None,
+        "cancel_on_loss": True,
+    }
 
 
 def test_attributes_of_a_lease() -> None:

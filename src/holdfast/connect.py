@@ -79,8 +79,14 @@ def _store(target: Any, runtime: Runtime, colour: str, choices: Mapping[str, Any
 def _store_of_url(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
-    if not separator:
-        raise ConfigurationError("The target of connect() is no URL: it has no '://'. Give one of " + SCHEMES + ".")
+    if (
+        not separator or not scheme.replace("+", "").isalnum()
+    ):  # the beginning of a broken URL may be a password: it is not shown
+        raise ConfigurationError(
+            "The target of connect() is no URL, as it does not begin with a scheme and '://'. Give one of "
+            + SCHEMES
+            + "."
+        )
     if scheme == "memory":
         from holdfast.stores.memory import MemoryStore, hub
 

@@ -22,8 +22,10 @@ from holdfast.core.keep import Keeper
 from holdfast.core.release import BUDGET, give_back
 from holdfast.core.validity import valid_until
 from holdfast.errors import LeaseLost, closed_error
+from holdfast.guards import NameOf, check_function, name_function
 from holdfast.leases import Exported
-from holdfast.locks import AsyncLock, BaseLock, LeaseT, Lock, options
+from holdfast.locks import AsyncLock, BaseLock, LeaseT, Lock
+from holdfast.options import options
 from holdfast.ports import Runtime, Store
 from holdfast.runtime.runner import run
 from holdfast.values import Ask, Granted, Owner, shown
@@ -38,8 +40,6 @@ MOST_CALLBACKS = 16
 
 P = ParamSpec("P")
 R = TypeVar("R")
-NameOf = str | Callable[..., str]
-"""A lock's name: text with fields such as "account:{account_id}", or a function of the call's arguments."""
 
 _open: weakref.WeakSet[BaseLocks[Any]] = weakref.WeakSet()
 
@@ -86,7 +86,7 @@ class BaseLocks(Generic[LeaseT]):
     async def _adopt(self, text: str, chosen: dict[str, Any]) -> LeaseT:
         self.ensure_open()
         exported = Exported.decode(text)
-        lock = self._lock(exported.name, {"ttl": exported.ttl, **chosen})
+        lock = self._lock_class(self, exported.name, options(self._owner, {"ttl": exported.ttl, **chosen}))
         ask = Ask(lock.name, self.runtime.new_holder(), lock._options.ttl, lock._options.owner)
         asked_at = self.runtime.now()
         granted = await self._adopt_or_give_back(ask, exported.holder)
@@ -107,24 +107,6 @@ class BaseLocks(Generic[LeaseT]):
         except BaseException:  # it may be ours without our knowing
             await give_back(self.store, self.runtime, ask.name, ask.holder, ask.ttl, inline=True)
             raise
-
-    def _lock(self, name: object, chosen: dict[str, Any]) -> BaseLock[LeaseT]:
-        return self._lock_class(self, name, options(self._owner, **chosen))
-
-    def _guard(self, name: NameOf, function: Callable[..., Any]) -> Callable[..., str]:
-        """A function from a call's arguments to the lock's name."""
-        if callable(name):
-            return name
-        import inspect
-
-        signature = inspect.signature(function)
-
-        def name_of(*args: Any, **kwargs: Any) -> str:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return name.format(**bound.arguments)
-
-        return name_of
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {self._address}{', closed' if self._closed else ''}>"
@@ -154,9 +136,7 @@ class Locks(BaseLocks["Lease"]):
         >>> holdfast.connect("memory://").lock("report", ttl=10)
         <Lock 'report', ttl 10 s>
         """
-        lock = self._lock(name, chosen)
-        assert isinstance(lock, Lock)  # for the type checker
-        return lock
+        return Lock(self, name, options(self._owner, chosen))
 
     def guard(self, name: NameOf, **chosen: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """A decorator: each call runs under the lock that its arguments name.
@@ -170,8 +150,11 @@ class Locks(BaseLocks["Lease"]):
         True
         """
 
+        options(self._owner, chosen)  # what does not fit is said here, not at the first call
+
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            name_of = self._guard(name, function)
+            check_function(function, awaited=False)
+            name_of = name_function(name, function)
 
             @functools.wraps(function)
             def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -235,15 +218,16 @@ class AsyncLocks(BaseLocks["AsyncLease"]):
         >>> holdfast.aio.connect("memory://").lock("report", ttl=10)
         <AsyncLock 'report', ttl 10 s>
         """
-        lock = self._lock(name, chosen)
-        assert isinstance(lock, AsyncLock)  # for the type checker
-        return lock
+        return AsyncLock(self, name, options(self._owner, chosen))
 
     def guard(self, name: NameOf, **chosen: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """A decorator for coroutine functions: each call runs under the lock that its arguments name."""
 
+        options(self._owner, chosen)  # what does not fit is said here, not at the first call
+
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            name_of = self._guard(name, function)
+            check_function(function, awaited=True)
+            name_of = name_function(name, function)
 
             @functools.wraps(function)
             async def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:

@@ -19,7 +19,7 @@ from holdfast.core.insist import insist
 from holdfast.errors import ConfigurationError, LeaseLost
 from holdfast.ports import Runtime, Waker
 from holdfast.runtime.runner import run
-from holdfast.values import Renewal, clean, holder_id, lock_name, seconds, shown
+from holdfast.values import LEAST_TTL, Renewal, Seconds, clean, holder_id, lock_name, seconds, shown
 
 if TYPE_CHECKING:
     from holdfast.connection import BaseLocks
@@ -241,7 +241,7 @@ class Exported(NamedTuple):
             name, holder, ttl = json.loads(base64.b64decode(packed, altchars=b"-_", validate=True))
             if version != "hf1":
                 raise ValueError(version)
-        except (AttributeError, TypeError, ValueError, binascii.Error):
+        except (AttributeError, TypeError, ValueError, RecursionError, binascii.Error):
             raise ConfigurationError(
                 "This is no exported lease. Give locks.adopt() the very string that lease.export() returned."
             ) from None
@@ -261,8 +261,8 @@ class BaseLost:
     def __bool__(self) -> bool:
         return self.is_set()
 
-    async def _wait(self, runtime: Runtime, timeout: float | None) -> bool:
-        until = None if timeout is None else runtime.now() + timeout
+    async def _wait(self, runtime: Runtime, timeout: Seconds | None) -> bool:
+        until = None if timeout is None else runtime.now() + seconds(timeout, "timeout")
         waker = runtime.waker()
         self._lease._wakers.append(waker)
         try:
@@ -285,7 +285,7 @@ class Lost(BaseLost):
     True
     """
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: Seconds | None = None) -> bool:
         """Block until the lease is lost; False when `timeout` seconds passed first."""
         return run(self._wait(self._lease._client.runtime, timeout))
 
@@ -293,7 +293,7 @@ class Lost(BaseLost):
 class AsyncLost(BaseLost):
     """For asyncio: `await wait()`."""
 
-    async def wait(self, timeout: float | None = None) -> bool:
+    async def wait(self, timeout: Seconds | None = None) -> bool:
         """Wait until the lease is lost; False when `timeout` seconds passed first."""
         return await self._wait(self._lease._client.runtime, timeout)
 
@@ -321,10 +321,10 @@ class Lease(BaseLease):
         """Give the lease back; False, with a warning in the log, when it had gone already."""
         return run(self._release())
 
-    def renew(self, ttl: float | None = None) -> None:
+    def renew(self, ttl: Seconds | None = None) -> None:
         """Keep the lease for at least its ttl from now; `LeaseLost` when it is no longer ours. A new `ttl` counts for
         this and all further renewals; a shorter one does not take back what was granted before."""
-        run(self._renew(None if ttl is None else seconds(ttl, "ttl", least=0.01)))
+        run(self._renew(None if ttl is None else seconds(ttl, "ttl", least=LEAST_TTL)))
 
 
 class AsyncLease(BaseLease):
@@ -341,7 +341,7 @@ class AsyncLease(BaseLease):
         """Give the lease back; False, with a warning in the log, when it had gone already."""
         return await self._release()
 
-    async def renew(self, ttl: float | None = None) -> None:
+    async def renew(self, ttl: Seconds | None = None) -> None:
         """Keep the lease for at least its ttl from now; `LeaseLost` when it is no longer ours. A new `ttl` counts for
         this and all further renewals; a shorter one does not take back what was granted before."""
-        await self._renew(None if ttl is None else seconds(ttl, "ttl", least=0.01))
+        await self._renew(None if ttl is None else seconds(ttl, "ttl", least=LEAST_TTL))

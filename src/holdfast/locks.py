@@ -10,17 +10,19 @@ import functools
 import logging
 from collections.abc import Callable, Hashable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from holdfast.core import acquire as core
 from holdfast.core.deadline import Deadline
 from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.insist import insist
 from holdfast.core.release import give_back
-from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, StoreError
-from holdfast.leases import AsyncLease, BaseLease, Callback, Lease
+from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, NotHeld, StoreError
+from holdfast.guards import check_function
+from holdfast.leases import AsyncLease, BaseLease, Lease
+from holdfast.options import Options, limit
 from holdfast.runtime.runner import run
-from holdfast.values import LEAST_TTL, Ask, LockInfo, Owner, Seconds, clean, lock_name, seconds, shown
+from holdfast.values import Ask, LockInfo, Seconds, clean, lock_name, shown
 
 if TYPE_CHECKING:
     from holdfast.connection import BaseLocks
@@ -33,62 +35,6 @@ MOST_CALLERS = 1000
 P = ParamSpec("P")
 R = TypeVar("R")
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
-
-
-class Options(NamedTuple):
-    """How a lock is to be held; checked when built by `options()`."""
-
-    ttl: float
-    timeout: float | None
-    renew: bool
-    max_hold: float | None
-    owner: str
-    on_risk: Callback | None
-    on_lost: Callback | None
-    cancel_on_loss: bool
-
-
-def options(
-    owner: Owner,
-    *,
-    ttl: Seconds = 30.0,
-    timeout: Seconds | None = None,
-    renew: bool = True,
-    max_hold: Seconds | None = None,
-    label: str | None = None,
-    on_risk: Callback | None = None,
-    on_lost: Callback | None = None,
-    cancel_on_loss: bool = True,
-) -> Options:
-    """The options of `locks.lock()`, checked."""
-    longest = None if max_hold is None else seconds(max_hold, "max_hold", least=LEAST_TTL)
-    kept = seconds(ttl, "ttl", least=LEAST_TTL)
-    for what, value in (("renew", renew), ("cancel_on_loss", cancel_on_loss)):
-        if not isinstance(value, bool):
-            raise ConfigurationError(f"{what} must be True or False, not {shown(value)}.")
-    for what, callback in (("on_risk", on_risk), ("on_lost", on_lost)):
-        if callback is not None and not callable(callback):
-            raise ConfigurationError(f"{what} must be callable with the lease, not {shown(callback)}.")
-    who = owner if label is None else Owner(owner.host, owner.pid, label)
-    return Options(
-        ttl=kept if longest is None else min(kept, longest),
-        timeout=_timeout(timeout),
-        renew=renew,
-        max_hold=longest,
-        owner=who.encode(),
-        on_risk=on_risk,
-        on_lost=on_lost,
-        cancel_on_loss=cancel_on_loss,
-    )
-
-
-def _timeout(value: object) -> float | None:
-    if value is None:
-        return None
-    try:
-        return seconds(value, "timeout")
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{error} Leave it out to wait as long as it takes.") from None
 
 
 class BaseLock(Generic[LeaseT]):
@@ -110,7 +56,7 @@ class BaseLock(Generic[LeaseT]):
         return self._name
 
     async def _acquire(self, blocking: bool, timeout: Seconds | None) -> LeaseT | None:
-        wait = self._options.timeout if timeout is None else _timeout(timeout)
+        wait = self._options.timeout if timeout is None else limit(timeout)
         if not isinstance(blocking, bool):
             raise ConfigurationError(f"blocking must be True or False, not {shown(blocking)}.")
         if not blocking and timeout is not None:
@@ -251,6 +197,7 @@ class Lock(BaseLock[Lease]):
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """As a decorator: every call of `function` runs under the lock."""
+        check_function(function, awaited=False)
 
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -349,6 +296,7 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """As a decorator on a coroutine function: every call runs under the lock."""
+        check_function(function, awaited=True)
 
         @functools.wraps(function)
         async def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -356,6 +304,3 @@ class AsyncLock(BaseLock[AsyncLease]):
                 return await function(*args, **kwargs)  # type: ignore[misc]
 
         return guarded  # type: ignore[return-value]
-
-
-__all__ = ["AsyncLock", "BaseLock", "Lock", "LockError", "Options", "options"]

@@ -44,7 +44,7 @@ def seconds(value: object, what: str, *, least: float = 0.0, most: float = MOST_
     elif _is_a(value, "datetime", "timedelta"):
         number = value.total_seconds()  # type: ignore[attr-defined]
     elif _is_a(value, "decimal", "Decimal"):
-        number = float(value)  # type: ignore[arg-type]
+        number = math.nan if value.is_nan() else float(value)  # type: ignore[attr-defined, arg-type]
     else:
         raise ConfigurationError(f"{what} must be seconds (a number or a timedelta), not {shown(value)}.")
     if not least <= number <= most:  # false for NaN too
@@ -100,7 +100,10 @@ def shown(value: object) -> str:
     >>> shown("x" * 1000)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
     """
-    text = ascii(value[:80] if isinstance(value, str | bytes) else value)
+    try:
+        text = ascii(value[:80] if isinstance(value, str | bytes) else value)
+    except Exception:  # its repr fails, or it is a number too long to be written out
+        text = f"a value of type {ascii(type(value).__name__)[1:-1]}"
     return text if len(text) <= 63 else text[:60] + "..."
 
 

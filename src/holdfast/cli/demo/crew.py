@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from holdfast.cli.demo.messages import FAILED, READY, Order, decode, encode
 from holdfast.errors import LockError
@@ -24,6 +24,12 @@ SILENCE = 40.0
 """Seconds without a word from any worker after which something is wrong."""
 FAREWELL = 2.0
 """Seconds that the workers get to leave by themselves."""
+
+
+def _piped(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        raise RuntimeError("A worker was started without a pipe.")
+    return stream
 
 
 class Worker:
@@ -45,16 +51,15 @@ class Worker:
                 # A worker imports what its parent does, wherever that came from.
                 env={**os.environ, "HOLDFAST_URL": url, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
+        self._input, self._output = _piped(self.process.stdin), _piped(self.process.stdout)
 
     @property
     def pipe(self) -> int:
-        assert self.process.stdout is not None  # for the type checker
-        return self.process.stdout.fileno()
+        return self._output.fileno()
 
     def tell(self, order: Order) -> None:
-        assert self.process.stdin is not None  # for the type checker
         try:
-            self.process.stdin.write(encode("order", order))
+            self._input.write(encode("order", order))
         except BrokenPipeError:
             raise self.death() from None
 
@@ -83,8 +88,7 @@ class Worker:
 
     def dismiss(self) -> None:
         """Let it know that there is nothing left to do."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        self._input.close()
 
     def close(self) -> None:
         """See that it is gone."""
@@ -94,8 +98,7 @@ class Worker:
             pass
         self.kill()
         self.dismiss()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self._output.close()
 
 
 class Crew:

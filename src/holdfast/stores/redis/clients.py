@@ -13,6 +13,7 @@ from typing import Any
 from holdfast.errors import ConfigurationError, StoreError, StoreRefused, StoreUnavailable
 from holdfast.ports import Runtime, Store
 from holdfast.stores.redis.replies import REFUSED, code_of
+from holdfast.stores.redis.urls import pool_of_url
 from holdfast.values import clean, shown
 
 Dial = Callable[[float], Any]
@@ -39,24 +40,7 @@ NOT_FOR_US = (
 
 def store_of_url(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
     """The store at a redis://, rediss://, valkey://, valkeys:// or unix:// URL, and the URL fit to be shown."""
-    try:
-        import redis
-        import redis.asyncio
-    except ImportError as error:
-        raise ConfigurationError(
-            "A Redis or Valkey URL needs redis-py, which is not installed. Run: pip install redis"
-        ) from error
-    url = url.replace("valkey", "redis", 1) if url.startswith("valkey") else url
-    pool_class = redis.ConnectionPool if colour == "threads" else redis.asyncio.ConnectionPool
-    try:
-        pool = pool_class.from_url(url)
-    except (ValueError, TypeError):
-        # Their message may quote the URL, and with it the password.
-        raise ConfigurationError(
-            "This Redis URL can't be read. It should look like redis://user:password@host:6379/0, or "
-            "unix:///path/to/socket?db=0; special characters in a password are written %40 and the like."
-        ) from None
-    return _store_of_pool(pool, runtime, colour)
+    return _store_of_pool(pool_of_url(url, colour), runtime, colour)
 
 
 def store_of_client(client: Any, runtime: Runtime, colour: str) -> tuple[Store, str]:
@@ -122,8 +106,9 @@ def protocol_of(connection: Any) -> int:
 def dialling_error(error: Exception) -> StoreError:
     """What a failed dial or handshake means; nothing was sent that concerns a lock."""
     text = clean(str(error), 200)
-    if code_of(text) in REFUSED or "Authentic" in type(error).__name__ or "invalid username-password" in text:
-        reason = REFUSED.get(code_of(text), REFUSED["WRONGPASS"])
+    code = "NOAUTH" if text.startswith("HELLO must be called") else code_of(text)
+    if code in REFUSED or "Authentic" in type(error).__name__ or "invalid username-password" in text:
+        reason = REFUSED.get(code, REFUSED["WRONGPASS"])
         return StoreRefused(f"The server refused the connection: {reason}. [{text}]")
     return StoreUnavailable(
         f"No connection to the server, so nothing was changed. Is it running, and is the address right? [{text}]"
