@@ -85,6 +85,7 @@ SIGNATURES = {
     "Locks.lock": "(self, name, **chosen)",
     "Locks.guard": "(self, name, **chosen)",
     "Locks.adopt": "(self, text, **chosen)",
+    "Locks.guarantees": "(self)",
     "Locks.close": "(self)",
     "Lock.acquire": "(self, blocking=True, timeout=None)",
     "Lock.release": "(self)",

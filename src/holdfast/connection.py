@@ -31,6 +31,7 @@ from holdfast.runtime.runner import run
 from holdfast.values import Ask, Granted, Owner, shown
 
 if TYPE_CHECKING:
+    from holdfast.guarantees import Guarantees
     from holdfast.leases import AsyncLease, Lease
 
 log = logging.getLogger("holdfast")
@@ -59,6 +60,7 @@ class BaseLocks(Generic[LeaseT]):
         self._owner = owner
         self._address = address
         self._closed = False
+        self._warned: set[str] = set()
         _open.add(self)
 
     def ensure_open(self) -> None:
@@ -107,6 +109,17 @@ class BaseLocks(Generic[LeaseT]):
         except BaseException:  # it may be ours without our knowing
             await give_back(self.store, self.runtime, ask.name, ask.holder, ask.ttl, inline=True)
             raise
+
+    async def _guarantees(self) -> Guarantees:
+        self.ensure_open()
+        from holdfast.guarantees import guarantees_of
+
+        found = guarantees_of(await insist(self.runtime, self.store.facts, self.store_timeout))
+        for line in found.dangers:
+            if line.topic not in self._warned:
+                self._warned.add(line.topic)
+                log.warning("%s: %s: %s", self._address, line.topic, line.text)
+        return found
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {self._address}{', closed' if self._closed else ''}>"
@@ -177,6 +190,16 @@ class Locks(BaseLocks["Lease"]):
         """
         return run(self._adopt(text, chosen))
 
+    def guarantees(self) -> Guarantees:
+        """What this connection promises and what not, from what its store tells: `print` it, or look at its lines. What
+        is dangerous is logged as a warning too, once.
+
+        >>> import holdfast
+        >>> print(holdfast.connect("memory://").guarantees().about("one holder").text)
+        At most one valid lease per name, within this process.
+        """
+        return run(self._guarantees())
+
     def close(self) -> None:
         """Give back what is held, within two seconds, and close the connections."""
         run(self._close())
@@ -241,6 +264,10 @@ class AsyncLocks(BaseLocks["AsyncLease"]):
     async def adopt(self, text: str, **chosen: Any) -> AsyncLease:
         """Take over the lease that `lease.export()` wrote into `text`; exactly one taker gets it."""
         return await self._adopt(text, chosen)
+
+    async def guarantees(self) -> Guarantees:
+        """What this connection promises and what not, from what its store tells; see `Locks.guarantees`."""
+        return await self._guarantees()
 
     async def close(self) -> None:
         """Give back what is held, within two seconds, and close the connections."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from holdfast.facts import Facts
 from holdfast.values import Answer, Ask, Granted, LockInfo, Next, Place, Push, Renewal
 
 
@@ -88,6 +89,9 @@ class Store(Protocol):
         """Take in what the engine told unasked; sends nothing, and does not wait."""
 
     async def inspect(self, name: str, until: float) -> LockInfo: ...
+
+    async def facts(self, until: float) -> Facts:
+        """What can be found out about the engine. What it will not tell is None; that is no error."""
 
     async def close(self) -> None: ...
 

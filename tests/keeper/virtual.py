@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from holdfast.connection import AsyncLocks
 from holdfast.errors import Outcome, StoreUnavailable
+from holdfast.facts import Facts
 from holdfast.ports import Mailbox
 from holdfast.stores.memory import Space
 from holdfast.values import Answer, Ask, Granted, LockInfo, Owner, Place, Renewal
@@ -318,6 +319,9 @@ class FaultyStore:
     async def inspect(self, name: str, until: float) -> LockInfo:
         return self.space.inspect(name, self.runtime.now())
 
+    async def facts(self, until: float) -> Facts:
+        return Facts("virtual")
+
     def on_change(self, tell: Callable[[str | None], None]) -> None:
         self.tell = tell
 
@@ -334,9 +338,7 @@ class World:
     def __init__(self) -> None:
         self.time = VirtualRuntime()
         self.store = FaultyStore(self.time)
-        self.locks = AsyncLocks(
-            self.store, self.time, owner=Owner("here", 1), store_timeout=10.0, address="virtual://"
-        )
+        self.locks = AsyncLocks(self.store, self.time, owner=Owner("here", 1), store_timeout=10.0, address="virtual://")
         self.told: list[tuple[float, str, str]] = []
 
     def teller(self, what: str) -> Callable[[Any], None]:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from holdfast.errors import closed_error
+from holdfast.facts import Facts, Persistence
 from holdfast.ports import Mailbox, Runtime
 from holdfast.values import (
     Answer,
@@ -316,6 +317,9 @@ class MemoryStore:
     async def inspect(self, name: str, until: float) -> LockInfo:
         with self._hub.mutex:
             return self._hub.space.inspect(name, self._runtime.now())
+
+    async def facts(self, until: float) -> Facts:
+        return Facts("memory", reach="process", persistence=Persistence.NONE, clock_offset=0.0)
 
     async def close(self) -> None:
         self.closed = True

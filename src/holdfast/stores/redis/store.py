@@ -6,12 +6,14 @@ forgotten are sent again in full, once; every error reply has a decided meaning 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from holdfast.errors import StoreError, StoreProtocolError
+from holdfast.facts import Facts
 from holdfast.ports import Mailbox
-from holdfast.stores.redis import scripts
+from holdfast.stores.redis import facts, scripts
 from holdfast.stores.redis.replies import MOVES_AWAY, code_of, error_of
 from holdfast.stores.redis.resp import ReplyError
 from holdfast.stores.redis.scripts import Script
@@ -178,6 +180,10 @@ class RedisStore:
             return _info(name, reply)
         except (TypeError, ValueError, IndexError):
             raise _nonsense(name, reply) from None
+
+    async def facts(self, until: float) -> Facts:
+        replies = [await self._wire.ask(request, until) for request in facts.REQUESTS]
+        return facts.facts_in(replies, time.time())
 
     async def close(self) -> None:
         await self._inbox.close()  # first: who waits is told, and gives back its place over the wire

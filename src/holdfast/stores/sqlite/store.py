@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.errors import ConfigurationError, StoreError
+from holdfast.facts import Facts, Persistence
 from holdfast.ports import Mailbox, Runtime
 from holdfast.stores.sqlite import forks, rules
 from holdfast.stores.sqlite import statements as sql
@@ -133,6 +134,10 @@ class SqliteStore:
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         return await self._transact(lambda scene: rules.inspect(scene, name), until, begin="BEGIN")
+
+    async def facts(self, until: float) -> Facts:
+        version = sqlite3.sqlite_version
+        return Facts("sqlite", reach="host", version=version, persistence=Persistence.FILE, clock_offset=0.0)
 
     async def _transact(
         self,

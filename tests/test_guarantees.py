@@ -1,0 +1,169 @@
+"""`locks.guarantees()`: on each engine, from real answers; by an account that may ask nothing; what it concludes."""
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.facts import Facts, Persistence, Topology
+from holdfast.guarantees import Guarantees, Verdict, guarantees_of
+from tests.contract.driver import COLOURS, Driver, done, scenario
+from tests.support.servers import Server
+
+COLOUR = pytest.mark.parametrize("colour", COLOURS)
+
+
+def asked(colour: str, url: str) -> Guarantees:
+    """What a connection to `url` says of itself."""
+    found: list[Guarantees] = []
+
+    async def ask(d: Driver) -> None:
+        found.append(await done(d.locks.guarantees()))
+
+    scenario(ask)(COLOURS[colour]("any", url))
+    return found[0]
+
+
+@COLOUR
+def test_memory_and_sqlite(colour: str, tmp_path: Path) -> None:
+    for url, engine, reach in (
+        ("memory://guarantees", "memory", "process"),
+        (f"sqlite:///{tmp_path}/a.db", "sqlite", "host"),
+    ):
+        found = asked(colour, url)
+        assert (found.facts.engine, found.facts.reach) == (engine, reach)
+        assert found.about("one holder").verdict is Verdict.YES
+        assert found.about("reach").verdict is Verdict.NO
+        assert found.about("stopped").verdict is Verdict.NO
+        assert not found.dangers
+
+
+@COLOUR
+def test_every_kind_of_server_tells_of_itself(colour: str, any_server: Server) -> None:
+    facts = asked(colour, any_server.url).facts
+    assert facts.engine == ("valkey" if any_server.kind == "valkey9" else "redis")
+    assert facts.version is not None
+    assert facts.version[0].isdigit()
+    assert (facts.role, facts.persistence, facts.replicas) == ("master", Persistence.NONE, 0)
+    assert facts.eviction == "noeviction"
+    assert facts.identity is not None
+    assert len(facts.identity) == 40
+    assert facts.uptime is not None
+    assert facts.clock_offset is not None
+    assert abs(facts.clock_offset) < 5.0
+
+
+@COLOUR
+def test_with_resp3_and_without(colour: str, valkey: Server) -> None:
+    for protocol in (2, 3):
+        assert asked(colour, f"{valkey.url}?protocol={protocol}").facts.persistence is Persistence.NONE
+
+
+@pytest.fixture(scope="module")
+def durable() -> Iterator[Server]:
+    with Server(args=("--appendonly", "yes", "--appendfsync", "always")) as server:
+        yield server
+
+
+def test_what_a_server_keeps(durable: Server) -> None:
+    def found() -> Guarantees:
+        return asked("threads", durable.url)
+
+    assert found().about("restart").verdict is Verdict.YES
+    durable.raw("CONFIG", "SET", "appendfsync", "everysec")
+    assert found().about("restart").verdict is Verdict.IF
+    durable.raw("CONFIG", "SET", "appendonly", "no")
+    assert found().about("restart").verdict is Verdict.DANGER
+    durable.raw("CONFIG", "SET", "save", "3600 1")
+    assert found().about("restart").verdict is Verdict.NO
+
+
+def test_an_eviction_policy_that_throws_locks_away(fresh_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    fresh_server.raw("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
+    assert asked("threads", fresh_server.url).about("eviction").verdict is Verdict.IF
+    fresh_server.raw("CONFIG", "SET", "maxmemory", "100mb")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        found = asked("threads", fresh_server.url)
+    assert found.about("eviction").verdict is Verdict.DANGER
+    assert any("volatile-ttl" in record.getMessage() for record in caplog.records)
+
+
+@COLOUR
+def test_a_danger_is_logged_once(colour: str, valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
+    async def ask_twice(d: Driver) -> None:
+        for _ in range(2):
+            await done(d.locks.guarantees())
+
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        scenario(ask_twice)(COLOURS[colour]("valkey9", valkey.url))
+    assert len([record for record in caplog.records if "restart" in record.getMessage()]) == 1
+
+
+@COLOUR
+def test_an_account_that_may_ask_nothing_gets_unknowns(colour: str, fresh_server: Server) -> None:
+    fresh_server.raw("ACL", "SETUSER", "mute", "on", ">secret", "~*", "&*", "-@all", "+ping", "+client", "+hello")
+    found = asked(colour, fresh_server.url.replace("redis://", "redis://mute:secret@"))
+    facts = found.facts
+    assert (facts.version, facts.role, facts.persistence, facts.eviction, facts.identity) == (None,) * 5
+    for topic in ("restart", "eviction", "outage", "clock"):
+        assert found.about(topic).verdict is Verdict.UNKNOWN
+    assert "secret" not in str(found)
+
+
+@COLOUR
+def test_a_replica_is_no_place_for_locks(colour: str, valkey: Server) -> None:
+    with Server(args=("--replicaof", "127.0.0.1", str(valkey.port))) as replica:
+        found = asked(colour, replica.url)
+    assert found.about("one holder").verdict is Verdict.DANGER
+    assert found.facts.role == "replica"
+
+
+def test_replicas_and_what_they_are_worth() -> None:
+    beside = Facts("valkey", role="master", replicas=2)
+    assert guarantees_of(beside).about("outage").verdict is Verdict.NO
+    assert guarantees_of(beside._replace(acknowledged=1)).about("outage").verdict is Verdict.IF
+    watched = Facts("valkey", topology=Topology.SENTINEL, replicas=None)
+    assert guarantees_of(watched).about("outage").verdict is Verdict.NO
+
+
+def test_a_clock_that_differs() -> None:
+    for offset, wanted in ((0.2, Verdict.YES), (40.0, Verdict.IF), (-3600.0, Verdict.IF), (None, Verdict.UNKNOWN)):
+        assert guarantees_of(Facts("valkey", clock_offset=offset)).about("clock").verdict is wanted
+    assert "40 s ahead" in guarantees_of(Facts("valkey", clock_offset=40.0)).about("clock").text
+
+
+def quorum(*nodes: Facts, **others: Any) -> Guarantees:
+    return guarantees_of(Facts("quorum", topology=Topology.QUORUM, nodes=nodes, queue=False, **others))
+
+
+KEEPS = Facts("valkey", persistence=Persistence.LOG_ALWAYS, eviction="noeviction")
+FORGETS = KEEPS._replace(persistence=Persistence.NONE)
+DOWN = Facts("valkey", silent="no connection")
+
+
+def test_a_quorum_is_judged_by_its_nodes() -> None:
+    sound = quorum(KEEPS, KEEPS, KEEPS)
+    assert not sound.dangers
+    assert sound.about("order").verdict is Verdict.NO
+    assert quorum(KEEPS, KEEPS, DOWN).about("outage").verdict is Verdict.YES
+    assert quorum(KEEPS, DOWN, DOWN).about("outage").verdict is Verdict.DANGER
+    assert quorum(KEEPS, KEEPS).about("outage").verdict is Verdict.NO
+    assert quorum(KEEPS, KEEPS, FORGETS).about("restart").verdict is Verdict.NO
+    assert quorum(FORGETS, FORGETS, FORGETS).about("restart").verdict is Verdict.DANGER
+    assert quorum(FORGETS, FORGETS, FORGETS, sits_out=30.0).about("restart").verdict is Verdict.IF
+    evicts = KEEPS._replace(eviction="allkeys-lru", memory_limit=1)
+    assert quorum(KEEPS, KEEPS, evicts).about("eviction").verdict is Verdict.DANGER
+
+
+def test_as_a_value_and_as_text(shared_server: Callable[[str], Server]) -> None:
+    found = asked("threads", shared_server("valkey9").url)
+    assert pickle.loads(pickle.dumps(found)) == found
+    text = str(found)
+    assert all(line.topic in text and line.verdict.value in text for line in found.lines)
+    assert max(map(len, text.splitlines())) <= 120
+    with pytest.raises(KeyError):
+        found.about("nonsense")
