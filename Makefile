@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check format bench docs clean
+.PHONY: help env demo test faults check format bench docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ demo: $(VENV)/.base ## Show the lock at work; needs no server
 
 test: $(VENV)/.dev ## Run the tests
 	$(BIN)/python -m pytest
+
+faults: $(VENV)/.dev ## Run the long tests of real faults: failovers, migrations, nodes down
+	$(BIN)/python -m pytest -m faults
 
 check: $(VENV)/.dev ## Check format, lint and types
 	$(BIN)/ruff format --check .
