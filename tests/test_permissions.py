@@ -82,7 +82,7 @@ class Use:
         if lease is None:
             return
         assert self.step(lambda: self.second.try_acquire(self.name, ttl=TTL)) is None
-        assert self.step(lambda: self.second.acquire(self.name, timeout=0.02, ttl=TTL)) is None
+        assert self.step(lambda: self.second.acquire(self.name, timeout=0.3, ttl=TTL)) is None
         self.step(lambda: self.first.renew(lease))
         waiting = [self.queue_up(number) for number in range(2)]
         self.info = self.step(lambda: self.first.inspect(self.name))

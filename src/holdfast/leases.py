@@ -160,9 +160,10 @@ class BaseLease:
         if holding.check(client.runtime.now()) not in ALIVE and holding.settled:
             released = False
         else:
-            ours = holding.give_back() or holding.state is State.RELEASED
+            again = holding.state is State.RELEASED  # an earlier call failed, and its clean-up goes on
+            ours = holding.give_back() or again
             released = await core.release(
-                client.store, client.runtime, holding.name, holding.holder, holding.ttl, ours=ours
+                client.store, client.runtime, holding.name, holding.holder, holding.ttl, ours=ours, maybe_done=again
             )
             released = released and ours  # a lease that was lost before stays lost, though its key was still there
             holding.settled = True

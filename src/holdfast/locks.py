@@ -16,7 +16,6 @@ from holdfast.core import acquire as core
 from holdfast.core.deadline import Deadline
 from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.insist import insist
-from holdfast.core.release import give_back
 from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, NotHeld, StoreError
 from holdfast.guards import check_function
 from holdfast.leases import AsyncLease, BaseLease, Lease
@@ -136,13 +135,11 @@ class BaseLock(Generic[LeaseT]):
             except StoreError as failure:
                 # The body ran under a valid lease to its end, so this is no reason to call it failed.
                 log.warning(
-                    "The lock %s could not be given back now; it frees itself within %g s: %s",
+                    "The lock %s could not be given back yet; that goes on, and in %g s it frees itself: %s",
                     shown(self._name),
                     holding.ttl,
                     failure,
                 )
-                client = self._client
-                await give_back(client.store, client.runtime, holding.name, holding.holder, holding.ttl, inline=False)
                 return None
         return lease._lost_error()
 

@@ -1,15 +1,19 @@
 """Release: give back a grant or a place, and know what to say when the store does not answer.
 
 Rules kept here: releasing is idempotent, so it is repeated within its budget; a caller waits for it for
-`BUDGET` seconds at most; clean-up after a cancelled or timed-out acquisition has a budget of its own, and goes
-on in the background until the store has answered or the ttl has removed the trace anyway.
+`BUDGET` seconds at most; what the store did not answer by then, and the clean-up after a cancelled or timed-out
+acquisition, goes on in the background until the store has answered or the ttl has removed the trace anyway.
 """
 
 from __future__ import annotations
 
+import logging
+
 from holdfast.core import backoff
-from holdfast.errors import LockError, Outcome, StoreError, StoreUnavailable
+from holdfast.errors import LockError, Outcome, StoreRefused, StoreUnavailable
 from holdfast.ports import Runtime, Store
+
+log = logging.getLogger("holdfast")
 
 BUDGET = 2.0
 CLEAN_UP_PATIENCE = 0.08
@@ -17,16 +21,23 @@ CLEAN_UP_PATIENCE = 0.08
 
 
 async def release(
-    store: Store, runtime: Runtime, name: str, holder: str, ttl: float, *, ours: bool, budget: float = BUDGET
+    store: Store,
+    runtime: Runtime,
+    name: str,
+    holder: str,
+    ttl: float,
+    *,
+    ours: bool,
+    maybe_done: bool = False,
+    budget: float = BUDGET,
 ) -> bool:
     """Whether the lock was still the holder's.
 
-    `ours` says that the lease was valid when this began. If a reply is lost and the repeat finds nothing, it
-    was the first request that freed the lock.
+    `ours` says that the lease was valid when this began, `maybe_done` that an earlier call failed. If a reply is lost
+    and the repeat finds nothing, it was the first request that freed the lock.
     """
     give_up_at = runtime.now() + budget
     failures = 0
-    maybe_done = False
     try:
         while True:
             try:
@@ -39,10 +50,11 @@ async def release(
                 if left <= 0:
                     raise
                 await runtime.sleep(min(left, backoff.pause(failures, runtime.random())))
-    except (StoreError, GeneratorExit):
+    except GeneratorExit:
         raise
-    except BaseException:  # cancelled or interrupted: the caller meant it to be free, so see to it
-        await give_back(store, runtime, name, holder, ttl, inline=False)
+    except BaseException as error:  # the caller meant it to be free, so see to it
+        if isinstance(error, StoreUnavailable) or not isinstance(error, LockError):
+            await give_back(store, runtime, name, holder, ttl, inline=False)
         raise
 
 
@@ -59,18 +71,25 @@ async def give_back(store: Store, runtime: Runtime, name: str, holder: str, ttl:
             except StoreUnavailable:
                 failures += 1
                 await runtime.sleep(backoff.pause(failures, runtime.random()))
-            except LockError:
-                return  # refused, or closed meanwhile: only the ttl can remove it
+            except LockError as error:
+                _give_up(error)
+                return
 
     async def first_try() -> None:
         try:
             await store.release(name, holder, runtime.now() + CLEAN_UP_PATIENCE)
         except StoreUnavailable:
             runtime.spawn(persist, "clean-up")
-        except LockError:
-            return
+        except LockError as error:
+            _give_up(error)
 
     if inline:
         await runtime.finish(first_try, "clean-up", CLEAN_UP_PATIENCE)
     else:
         runtime.spawn(persist, "clean-up")
+
+
+def _give_up(error: LockError) -> None:
+    """Refused, or closed meanwhile: only the ttl can remove it, and nobody but the log can be told."""
+    if isinstance(error, StoreRefused):
+        log.warning("A clean-up failed, and what it left frees itself later: %s", error)

@@ -31,7 +31,7 @@ REFUSED = {
     "WRONGPASS": "the server does not accept this user name and password",
     "NOPERM": "this account may not do what a lock needs; docs/permissions.md lists the least it must be given",
 }
-DENIED_IN_SCRIPT = ("ERR ACL failure in script", "ERR The user executing the script can't")
+DENIED_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 """How Valkey and Redis say NOPERM for a command that a script calls."""
 MOVES_AWAY = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})
 """Errors after which this connection leads nowhere: another server is the master now."""
@@ -43,7 +43,7 @@ def code_of(text: str) -> str:
     >>> code_of("NOSCRIPT No matching script."), code_of("ERR NOPERM User has no permissions")
     ('NOSCRIPT', 'NOPERM')
     """
-    if text.startswith(DENIED_IN_SCRIPT):
+    if any(denied in text for denied in DENIED_IN_SCRIPT):
         return "NOPERM"
     words = text.replace(":", " ").replace(" -", " ").split()  # Redis 6.2 leaves the dash of the inner error
     for word in words:

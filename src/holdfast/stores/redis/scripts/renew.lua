@@ -3,13 +3,18 @@
 -- KEYS  lock and meta of each, in turn
 -- ARGV  holder and ttl_ms of each, in turn
 -- Gives a list of 1 (prolonged) and 0 (not the holder's any more).
--- A key that holds other data by now is nobody's grant, and must not stop the renewal of the others.
+-- A key that holds other data by now is nobody's grant, and must not stop the renewal of the others; but an account that
+-- may not look has not learnt that its grants are gone.
 -- Needs no memory. Reads each lock last, after its own write: a server that was asked to track this request tells
 -- when somebody else changes the lock (see `watch` in store.py).
 
 local answers = {}
 for at = 1, #KEYS, 2 do
-  if redis.pcall('GET', KEYS[at]) == ARGV[at] then
+  local held = redis.pcall('GET', KEYS[at])
+  if type(held) == 'table' and held.err and not held.err:find('WRONGTYPE', 1, true) then
+    return held
+  end
+  if held == ARGV[at] then
     if redis.call('PTTL', KEYS[at]) < tonumber(ARGV[at + 1]) then
       redis.call('PEXPIRE', KEYS[at], ARGV[at + 1])
     end
