@@ -288,7 +288,7 @@ class Twin:
         self.bed.wall_us += self.chance.choice((0, 1, 2_000_000, -500_000))
         name, holder, other = self.chance.choice(self.NAMES), *self.chance.sample(self.HOLDERS, 2)
         operation = self.chance.choice(
-            (self.acquire, self.acquire, self.release, self.renew, self.adopt, self.turn_away)
+            (self.acquire, self.acquire, self.release, self.renew, self.adopt, self.take_away, self.turn_away)
         )
         operation(name, holder, other)
         now = self.bed.clock
@@ -337,6 +337,10 @@ class Twin:
         request = ask(holder, name=name)
         answer = self.bed.run(self.store.adopt(request, other, LONG))
         self.agree(name, answer, self.space.adopt(request, other, self.bed.clock))
+
+    def take_away(self, name: str, holder: str, other: str) -> None:
+        answer = self.bed.run(self.store.take_away(name, holder, LONG))
+        assert answer == self.space.take_away(name, holder, self.bed.clock)
 
     def turn_away(self, name: str, holder: str, other: str) -> None:
         box = self.boxes.pop(holder, None)

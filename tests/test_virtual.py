@@ -20,6 +20,7 @@ from tests.support.servers import KINDS, Server
 
 NAMES = ("door", "gate{1}")
 HOLDERS = ("ann", "bob", "cy")
+MORE = ("break", "survey")
 Exchange = Callable[[bytes], Any]
 
 
@@ -129,6 +130,8 @@ class Normal:
             return "queued", self.moment(value.ticket), value.position, value.ttl_left is None
         if isinstance(value, Taken):
             return "taken", value.ttl_left is None
+        if isinstance(value, list) and value and isinstance(value[0], LockInfo):
+            return [(one.name, *self.answer(one)) for one in value]
         if isinstance(value, LockInfo):
             waiters = tuple((one.holder, one.owner) for one in value.waiters)
             return value.holder, value.owner, self.moment(value.fence), value.ttl_left is None, waiters, value.waiting
@@ -146,8 +149,21 @@ def operations(seed: int, length: int = 60, ttls: tuple[float, ...] = (20.0, 50.
     for _ in range(length):
         name, holder, ttl = chance.choice(NAMES), chance.choice(HOLDERS), chance.choice(ttls)
         kind = chance.choices(
-            ("try", "queue", "release", "renew", "adopt", "inspect", "expire", "listen", "deaf", "spoil", "flush"),
-            (3, 8, 6, 2, 1, 2, 2, 3, 1, 0.3, 0.3),
+            (
+                "try",
+                "queue",
+                "release",
+                "renew",
+                "adopt",
+                "inspect",
+                "expire",
+                "listen",
+                "deaf",
+                "spoil",
+                "flush",
+                *MORE,
+            ),
+            (3, 8, 6, 2, 1, 2, 2, 3, 1, 0.3, 0.3, 2, 1),
         )[0]
         found.append((kind, name, holder, ttl, chance.choice(HOLDERS), chance.randrange(1, 5)))
     return found
@@ -191,6 +207,10 @@ def _one(
         return run(store.renew([Renewal(one, holder, ttl) for one in NAMES], 0.0))
     if kind == "adopt":
         return run(store.adopt(ask, other, 0.0))
+    if kind == "break":
+        return run(store.take_away(name, holder, 0.0))
+    if kind == "survey":
+        return sorted(run(store.survey("*", "", 0.0)).infos)
     if kind == "inspect":
         return run(store.inspect(name, 0.0))
     if kind == "expire":

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from holdfast.core import acquire as core
+from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
 from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.insist import insist
@@ -148,6 +149,14 @@ class BaseLock(Generic[LeaseT]):
         client.ensure_open()
         return await insist(client.runtime, lambda until: client.store.inspect(self._name, until), client.store_timeout)
 
+    async def _break(self, holder: str | None) -> LockInfo | None:
+        client = self._client
+        client.ensure_open()
+        broken = await break_lock(client.store, client.runtime, self._name, holder, client.store_timeout)
+        if broken is not None:
+            log.warning("The lock %s was taken away from its holder, %s.", shown(self._name), broken.owner or "unknown")
+        return broken
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {clean(self._name)!r}, ttl {self._options.ttl:g} s>"
 
@@ -181,6 +190,23 @@ class Lock(BaseLock[Lease]):
     def inspect(self) -> LockInfo:
         """Who holds the lock, since when and how long, its fence, and who waits, in order."""
         return run(self._inspect())
+
+    def break_(self, holder: str | None = None) -> LockInfo | None:
+        """Take the lock away from whoever holds it, or only from `holder` as `inspect()` told it, and hand it on.
+
+        The fence moves on, and the old holder is told that its lease is lost. What it hit, as it was just before;
+        None when there was nobody to take it from. The old holder may still be at work: only a resource that
+        checks fences is safe from it.
+
+        >>> import holdfast
+        >>> lock = holdfast.connect("memory://", label="stuck").lock("doc:break")
+        >>> lease = lock.acquire()
+        >>> lock.break_(lock.inspect().holder).owner.label
+        'stuck'
+        >>> lock.locked()
+        False
+        """
+        return run(self._break(holder))
 
     def __enter__(self) -> Lease:
         return run(self._enter())
@@ -274,6 +300,10 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def inspect(self) -> LockInfo:
         """Who holds the lock, since when and how long, its fence, and who waits, in order."""
         return await self._inspect()
+
+    async def break_(self, holder: str | None = None) -> LockInfo | None:
+        """Take the lock away from whoever holds it, or only from `holder`, and hand it on; as for `Lock.break_`."""
+        return await self._break(holder)
 
     async def __aenter__(self) -> AsyncLease:
         lease = await self._enter()

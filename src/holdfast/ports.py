@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from holdfast.facts import Facts
-from holdfast.values import Answer, Ask, Granted, LockInfo, Next, Place, Push, Renewal
+from holdfast.values import Answer, Ask, Granted, LockInfo, Next, Page, Place, Push, Renewal
 
 
 class Waker(Protocol):
@@ -92,6 +92,17 @@ class Store(Protocol):
 
     async def facts(self, until: float) -> Facts:
         """What can be found out about the engine. What it will not tell is None; that is no error."""
+
+    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+        """Some of the locks whose names fit `pattern` (see `values.fits`), without their waiters; the first part for an
+        empty `cursor`, the next for the one that the last part gave. A lock that is there all the time is in one
+        part at least, and may be in two; one that is taken or freed meanwhile may be missing. Free locks whose
+        fence is remembered are among them. No part is much work for the engine, however many locks there are."""
+
+    async def take_away(self, name: str, holder: str, until: float) -> bool:
+        """End the grant of `holder` against its will, and hand the lock on; True if it had the lock. The fence moves on
+        even when nobody waits. `holder` is as `inspect` tells it, also for a lock that something else than holdfast
+        took. A waiter keeps its place."""
 
     async def close(self) -> None: ...
 

@@ -94,6 +94,39 @@ def holder_id(value: object) -> str:
     return value
 
 
+def name_pattern(value: object) -> str:
+    """`value` if it can be a pattern for names: `*` any text, `?` any character, `[ab]` either of them.
+
+    >>> name_pattern("report:*")
+    'report:*'
+    """
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"A pattern for names must be text such as 'report:*', not {shown(value)}.")
+    return value
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a lock's name is one of those that `pattern` asks for; upper and lower case differ.
+
+    >>> fits("report:nightly", "report:*"), fits("Report:nightly", "report:*")
+    (True, False)
+    """
+    if pattern == "*":
+        return True
+    from fnmatch import fnmatchcase  # here, because few programs ever list
+
+    return fnmatchcase(name, pattern)
+
+
+def is_plain(pattern: str) -> bool:
+    """Whether only one name can fit: the pattern itself.
+
+    >>> is_plain("report:nightly"), is_plain("report:[ab]")
+    (True, False)
+    """
+    return not any(char in "*?[" for char in pattern)
+
+
 def shown(value: object) -> str:
     """A short repr that cannot flood or steer a terminal.
 
@@ -240,7 +273,8 @@ class LockInfo(NamedTuple):
     """What the store knows of one lock; all times in seconds.
 
     `holder` is None when the lock is free. `fence` is the last one granted (None: never, or forgotten).
-    `owner` and `held_for` are None for a lock that something else than holdfast took.
+    `owner` and `held_for` are None for a lock that something else than holdfast took. `waiting` counts those who
+    wait; `waiters` are the first of them, in order, and are left out by `locks.list()`.
 
     >>> LockInfo("report").locked
     False
@@ -258,3 +292,10 @@ class LockInfo(NamedTuple):
     @property
     def locked(self) -> bool:
         return self.holder is not None
+
+
+class Page(NamedTuple):
+    """A part of all locks, and where to go on; an empty `cursor` means that there is no more."""
+
+    infos: tuple[LockInfo, ...]
+    cursor: str

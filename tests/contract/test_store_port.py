@@ -14,7 +14,7 @@ from holdfast.runtime.threads import ThreadRuntime
 from holdfast.stores.memory import Hub, MemoryStore
 from holdfast.testing import contract
 from holdfast.testing.contract import CHECKS, Bench, ContractBroken, check_store, run_check
-from holdfast.values import Answer, Ask, Granted, LockInfo, Place, Renewal
+from holdfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal
 from tests.contract.driver import Driver, scenario
 
 Check = Callable[[Bench], Coroutine[Any, Any, None]]
@@ -139,6 +139,18 @@ class ShowsNobody(Broken):
         return (await super().inspect(name, until))._replace(waiters=())
 
 
+class ListsOnlyTheFirst(Broken):
+    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+        page = await super().survey(pattern, cursor, until)
+        return page._replace(infos=page.infos[:1])
+
+
+class BreaksForAnybody(Broken):
+    async def take_away(self, name: str, holder: str, until: float) -> bool:
+        info = await self.others(name)
+        return await super().take_away(name, info.holder or holder, until)
+
+
 BROKEN = [
     (contract.repeated_acquire, NewFenceOnRepeat),
     (contract.taken, QueuesEverybody),
@@ -155,6 +167,8 @@ BROKEN = [
     (contract.forgotten, NeverExpires),
     (contract.patience, ReturnsAtOnce),
     (contract.inspected, ShowsNobody),
+    (contract.surveyed, ListsOnlyTheFirst),
+    (contract.taken_away, BreaksForAnybody),
 ]
 
 

@@ -18,7 +18,7 @@ from holdfast.errors import Outcome, StoreUnavailable
 from holdfast.facts import Facts
 from holdfast.ports import Mailbox
 from holdfast.stores.memory import Space
-from holdfast.values import Answer, Ask, Granted, LockInfo, Owner, Place, Renewal
+from holdfast.values import Answer, Ask, Granted, LockInfo, Owner, Page, Place, Renewal
 
 Work = Coroutine[Any, Any, Any]
 Trouble = Literal["none", "refused", "silent", "deaf", "late", "stuck"]
@@ -321,6 +321,17 @@ class FaultyStore:
 
     async def facts(self, until: float) -> Facts:
         return Facts("virtual")
+
+    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+        return self.space.survey(pattern, cursor, self.runtime.now())
+
+    async def take_away(self, name: str, holder: str, until: float) -> bool:
+        taken: bool = await self._carry(
+            Request(self.runtime.now(), "take_away", (name,)),
+            until,
+            lambda: self.space.take_away(name, holder, self.runtime.now()),
+        )
+        return taken
 
     def on_change(self, tell: Callable[[str | None], None]) -> None:
         self.tell = tell

@@ -22,15 +22,18 @@ from holdfast.values import (
     LockInfo,
     Next,
     Owner,
+    Page,
     Place,
     Push,
     Queued,
     Renewal,
     Taken,
     WaiterInfo,
+    fits,
 )
 
 MOST_SHOWN = 1000
+PAGE = 500
 
 Deliver = Callable[[str, Push | Next], bool]
 """Push to an address; False when nobody listens there."""
@@ -94,8 +97,12 @@ class Space:
             return None
         return held
 
+    def _next_fence(self, name: str) -> int:
+        fence = self._fences[name] = max(self._fences.get(name, 0) + 1, self._wall_us())
+        return fence
+
     def _grant(self, ask: Ask, now: float) -> int:
-        fence = self._fences[ask.name] = max(self._fences.get(ask.name, 0) + 1, self._wall_us())
+        fence = self._next_fence(ask.name)
         self._holders[ask.name] = Holder(ask.holder, ask.owner, fence, now, ask.ttl)
         return fence
 
@@ -189,6 +196,20 @@ class Space:
             held.prolong(now + ask.ttl)
             return Granted(held.fence)
         return Granted(self._grant(ask, now))
+
+    def take_away(self, name: str, holder: str, now: float) -> bool:
+        held = self._held(name, now)
+        if held is None or held.holder != holder:
+            return False
+        del self._holders[name]
+        self._next_fence(name)
+        self._hand_over(name, now)
+        return True
+
+    def survey(self, pattern: str, cursor: str, now: float) -> Page:
+        names = sorted(name for name in self._fences if name > cursor and fits(name, pattern))
+        infos = tuple(self.inspect(name, now)._replace(waiters=()) for name in names[:PAGE])
+        return Page(infos, infos[-1].name if len(names) > PAGE else "")
 
     def inspect(self, name: str, now: float) -> LockInfo:
         held = self._held(name, now)
@@ -320,6 +341,14 @@ class MemoryStore:
 
     async def facts(self, until: float) -> Facts:
         return Facts("memory", reach="process", persistence=Persistence.NONE, clock_offset=0.0)
+
+    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+        with self._hub.mutex:
+            return self._hub.space.survey(pattern, cursor, self._runtime.now())
+
+    async def take_away(self, name: str, holder: str, until: float) -> bool:
+        with self._hub.mutex:
+            return self._hub.space.take_away(name, holder, self._runtime.now())
 
     async def close(self) -> None:
         self.closed = True

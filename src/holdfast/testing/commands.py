@@ -6,6 +6,7 @@ A reply is bytes, an int, None, a list of these, or a `Status`; an error reply i
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.stores.redis.resp import ReplyError
@@ -297,6 +298,15 @@ def _time(server: VirtualRedis, args: list[bytes]) -> list[bytes]:
     return [b"%d" % (server.now_us // 1_000_000), b"%d" % (server.now_us % 1_000_000)]
 
 
+def _scan(server: VirtualRedis, args: list[bytes]) -> list[Any]:
+    """All in one part, whatever the count: a server may do that too."""
+    options = {args[at].upper(): args[at + 1] for at in range(1, len(args) - 1, 2)}
+    _integer(args[0])
+    pattern = options.get(b"MATCH", b"*").decode("utf-8", "surrogateescape")
+    found = [key for key in server.data if fnmatchcase(key.decode("utf-8", "surrogateescape"), pattern)]
+    return [b"0", sorted(found)]
+
+
 def _flush(server: VirtualRedis, args: list[bytes]) -> Status:
     server.data.clear()
     return OK
@@ -335,6 +345,7 @@ _COMMANDS: dict[bytes, tuple[Callable[[VirtualRedis, list[bytes]], Any], int]] =
     b"HGETALL": (_hgetall, 1),
     b"PUBLISH": (_publish, 2),
     b"TIME": (_time, 0),
+    b"SCAN": (_scan, 1),
     b"FLUSHALL": (_flush, 0),
     b"FLUSHDB": (_flush, 0),
     b"PING": (_ping, 0),

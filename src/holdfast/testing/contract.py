@@ -323,6 +323,52 @@ async def inspected(bench: Bench) -> None:
         _equal(time is not None and 0 <= time <= LONG, True, f"times are seconds, and {times} are not")
 
 
+async def surveyed(bench: Bench) -> None:
+    """`survey` finds every lock that fits a pattern, part by part, with its holder and how many wait."""
+    store, count = bench.store(), 20
+    asks = [bench.ask(str(number))._replace(name=f"{bench.name}:{number}") for number in range(count)]
+    fences = [await bench.take(store, ask) for ask in asks]
+    box = store.mailbox(bench.runtime.new_holder())
+    await box.open(bench.until())
+    waiter = asks[3]._replace(holder=bench.runtime.new_holder())
+    await store.acquire(waiter, Place(box.address, 1, None), bench.until())
+    await store.release(asks[5].name, asks[5].holder, bench.until())
+    found: dict[str, LockInfo] = {}
+    cursor, parts = "", 0
+    while cursor or not parts:
+        page = await store.survey(f"{bench.name}:*", cursor, bench.until())
+        found.update((info.name, info) for info in page.infos)
+        cursor, parts = page.cursor, parts + 1
+    _equal(sorted(found), sorted(ask.name for ask in asks), "every lock that fits is found, and no other")
+    holders = [None if at == 5 else ask.holder for at, ask in enumerate(asks)]
+    _equal([found[ask.name].holder for ask in asks], holders, "holders are told")
+    _equal([found[ask.name].fence for ask in asks], fences, "fences are told, also of free locks")
+    _equal([found[ask.name].waiting for ask in asks], [int(at == 3) for at in range(count)], "who waits is counted")
+    _equal(found[asks[2].name].owner, Owner("host", 1, "2"), "owners are told")
+    box.close()
+
+
+async def taken_away(bench: Bench) -> None:
+    """A lock can be taken away from the holder that is named, and goes to the first in the queue with a new fence."""
+    store, other, first, second = bench.store(), bench.store(), bench.ask("a"), bench.ask("b")
+    fence = await bench.take(store, first)
+    box, _ = await bench.queue(other, second)
+    _equal(await other.take_away(bench.name, second.holder, bench.until()), False, "a waiter has nothing to lose")
+    _equal((await bench.inspect(store)).waiting, 1, "and keeps its place")
+    _equal(await other.take_away(bench.name, first.holder, bench.until()), True, "a holder loses the lock")
+    push = await bench.next_push(box)
+    _more(push.fence, fence, "the next one gets it with a new fence")
+    _equal(await other.take_away(bench.name, first.holder, bench.until()), False, "it is taken away once")
+    _equal((await bench.inspect(store)).holder, second.holder, "and nobody else is hit")
+    _equal(await store.renew([Renewal(*first[:3])], bench.until()), [False], "the old holder is refused a renewal")
+    _equal(await other.take_away(bench.name, second.holder, bench.until()), True, "also when nobody waits")
+    info = await bench.inspect(store)
+    _equal(info.locked, False, "then the lock is free")
+    _more(info.fence or 0, push.fence, "and its fence has moved on")
+    _more(await bench.take(store, first._replace(holder=bench.runtime.new_holder())), info.fence or 0, "fences rise")
+    box.close()
+
+
 CHECKS: tuple[Callable[[Bench], Coroutine[Any, Any, None]], ...] = (
     repeated_acquire,
     taken,
@@ -339,6 +385,8 @@ CHECKS: tuple[Callable[[Bench], Coroutine[Any, Any, None]], ...] = (
     forgotten,
     patience,
     inspected,
+    surveyed,
+    taken_away,
 )
 
 

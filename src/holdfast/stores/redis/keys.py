@@ -75,3 +75,22 @@ def keys_of(name: str) -> Keys:
     suffix = b"" if plain else b":" + lock
     meta, queue, waiters = (AUX_PREFIX.encode() + b"{%b}:%b%b" % (tag, kind, suffix) for kind in (b"m", b"q", b"w"))
     return Keys(lock, meta, queue, waiters, bulks(lock, meta, queue, waiters), bulks(lock, meta))
+
+
+EVERY_META = AUX_PREFIX.encode() + b"{*}:m*"
+"""A pattern for SCAN that the meta key of every lock fits."""
+
+
+def name_of(meta: bytes) -> str | None:
+    """The lock that a key fitting `EVERY_META` belongs to; None for a key that is not ours.
+
+    >>> name_of(b"holdfast:{file:9527}:m"), name_of(b"holdfast:{b}:m:a{b}"), name_of(b"holdfast:{b}:m:other")
+    ('file:9527', 'a{b}', None)
+    """
+    tag, _, rest = meta.removeprefix(AUX_PREFIX.encode() + b"{").partition(b"}")
+    lock = tag if rest == b":m" else rest.removeprefix(b":m:")
+    try:
+        name = lock.decode()
+    except UnicodeDecodeError:
+        return None
+    return name if name and keys_of(name).meta == meta else None

@@ -13,7 +13,7 @@ from hashlib import sha1
 from importlib.resources import files
 from math import ceil
 
-from holdfast.stores.redis.keys import keys_of
+from holdfast.stores.redis.keys import EVERY_META, keys_of
 from holdfast.stores.redis.resp import bulks, pack
 from holdfast.values import Ask, Place, Renewal
 
@@ -49,6 +49,8 @@ RELEASE = Script("release", grants=True)
 RENEW = Script("renew", grants=False)
 ADOPT = Script("adopt", grants=True)
 INSPECT = Script("inspect", grants=False)
+SURVEY = Script("survey", grants=False)
+BREAK = Script("break", grants=True)
 
 
 TRACK = (pack(b"CLIENT", b"TRACKING", b"ON", b"OPTIN", b"NOLOOP"), pack(b"CLIENT", b"CACHING", b"YES"))
@@ -103,3 +105,15 @@ def adopt_request(ask: Ask, old_holder: str) -> bytes:
 
 def inspect_request(name: str, most: int) -> bytes:
     return INSPECT.head(4, keys_of(name).packed, 1) + bulks(b"%d" % most)
+
+
+def survey_request(names: Sequence[str]) -> bytes:
+    return SURVEY.head(4 * len(names), b"".join([keys_of(name).packed for name in names]), 0)
+
+
+def scan_request(cursor: str, count: int) -> bytes:
+    return pack(b"SCAN", cursor.encode(), b"MATCH", EVERY_META, b"COUNT", b"%d" % count)
+
+
+def break_request(name: str, holder: bytes) -> bytes:
+    return BREAK.head(4, keys_of(name).packed, 1) + bulks(holder)

@@ -14,6 +14,7 @@ from holdfast.errors import StoreError, StoreProtocolError
 from holdfast.facts import Facts
 from holdfast.ports import Mailbox
 from holdfast.stores.redis import facts, scripts
+from holdfast.stores.redis.keys import name_of
 from holdfast.stores.redis.replies import MOVES_AWAY, code_of, error_of
 from holdfast.stores.redis.resp import ReplyError
 from holdfast.stores.redis.scripts import Script
@@ -23,16 +24,22 @@ from holdfast.values import (
     Granted,
     LockInfo,
     Owner,
+    Page,
     Place,
     Queued,
     Renewal,
     Taken,
     WaiterInfo,
     clean,
+    fits,
     shown,
 )
 
 MOST_SHOWN = 1000
+SCAN_COUNT = 500
+"""Keys that the server looks at for one part of a survey: well under a millisecond of its time."""
+KNOWN = 6
+"""Values that `survey.lua` gives for each lock."""
 
 
 class Wire(Protocol):
@@ -184,6 +191,33 @@ class RedisStore:
     async def facts(self, until: float) -> Facts:
         replies = [await self._wire.ask(request, until) for request in facts.REQUESTS]
         return facts.facts_in(replies, time.time())
+
+    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+        reply = await self._wire.ask(scripts.scan_request(cursor or "0", SCAN_COUNT), until)
+        if type(reply) is ReplyError:
+            raise error_of(str(reply), shown(pattern))
+        try:
+            after, keys = reply[0].decode("ascii"), reply[1]
+            names = [name for name in map(name_of, keys) if name is not None and fits(name, pattern)]
+        except (TypeError, AttributeError, IndexError, UnicodeDecodeError):
+            raise _nonsense(pattern, reply) from None
+        return Page(await self._survey(names, until), "" if after == "0" else after)
+
+    async def _survey(self, names: list[str], until: float) -> tuple[LockInfo, ...]:
+        if not names:
+            return ()
+        reply = await self._run(scripts.SURVEY, scripts.survey_request(names), names[0], until)
+        try:
+            return tuple(_info(name, reply[KNOWN * at : KNOWN * (at + 1)]) for at, name in enumerate(names))
+        except (TypeError, ValueError, IndexError):
+            raise _nonsense(names[0], reply) from None
+
+    async def take_away(self, name: str, holder: str, until: float) -> bool:
+        reply = await self._run(scripts.BREAK, scripts.break_request(name, holder.encode()), name, until)
+        if isinstance(reply, bytes) and clean(reply.decode("utf-8", "replace")) == holder:
+            # Another program's lock, whose value had to be cleaned before it was shown.
+            reply = await self._run(scripts.BREAK, scripts.break_request(name, reply), name, until)
+        return bool(reply == 1)
 
     async def close(self) -> None:
         await self._inbox.close()  # first: who waits is told, and gives back its place over the wire

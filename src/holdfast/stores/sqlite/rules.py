@@ -17,10 +17,25 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.stores.sqlite import statements as sql
-from holdfast.values import Answer, Ask, Granted, LockInfo, Next, Owner, Place, Push, Queued, Taken, WaiterInfo
+from holdfast.values import (
+    Answer,
+    Ask,
+    Granted,
+    LockInfo,
+    Next,
+    Owner,
+    Page,
+    Place,
+    Push,
+    Queued,
+    Taken,
+    WaiterInfo,
+    fits,
+)
 
 MOST_SHOWN = 1000
 SLICE = 512
+PAGE = 500
 KEPT_FOR = 86_400.0
 """Seconds after its last use for which a lock's fence is remembered."""
 
@@ -76,9 +91,10 @@ class Held(NamedTuple):
 
 def look(scene: Scene, name: str) -> Held:
     row = scene.execute(sql.READ, (name,)).fetchone()
-    if row is None:
-        return Held(0, None, 0.0, "", 0.0)
-    fence, holder, expires_at, owner, since = row
+    return Held(0, None, 0.0, "", 0.0) if row is None else _held(scene, *row)
+
+
+def _held(scene: Scene, fence: int, holder: str | None, expires_at: float, owner: str, since: float) -> Held:
     if holder is None or expires_at <= scene.now:
         return Held(fence, None, 0.0, "", 0.0)
     return Held(fence, holder, expires_at - scene.now, owner, since)
@@ -128,6 +144,23 @@ def adopt(scene: Scene, ask: Ask, old_holder: str) -> Granted | None:
     return Granted(_grant(scene, ask, held.fence))
 
 
+def take_away(scene: Scene, name: str, holder: str) -> bool:
+    held = look(scene, name)
+    if held.holder is None or held.holder != holder:
+        return False
+    fence = _next_fence(scene, held.fence)
+    scene.execute(sql.MOVE_ON, (fence, scene.now, name))
+    _hand_over(scene, name, fence, None)
+    return True
+
+
+def survey(scene: Scene, pattern: str, cursor: str) -> Page:
+    rows = scene.execute(sql.PAGE, (scene.now, cursor, PAGE)).fetchall()
+    chosen = [(name, _held(scene, *row), waiting) for name, *row, waiting in rows if fits(name, pattern)]
+    infos = (_info(scene, held, LockInfo(name, waiting=waiting)) for name, held, waiting in chosen)
+    return Page(tuple(infos), rows[-1][0] if len(rows) == PAGE else "")
+
+
 def inspect(scene: Scene, name: str) -> LockInfo:
     held = look(scene, name)
     rows = scene.execute(sql.WAITERS, (name, scene.now, MOST_SHOWN)).fetchall()
@@ -135,10 +168,15 @@ def inspect(scene: Scene, name: str) -> LockInfo:
     waiting = len(rows)
     if waiting == MOST_SHOWN:
         waiting = scene.execute(sql.WAITING, (name, scene.now)).fetchone()[0]
-    info = LockInfo(name, fence=held.fence or None, waiters=waiters, waiting=waiting)
+    return _info(scene, held, LockInfo(name, waiters=waiters, waiting=waiting))
+
+
+def _info(scene: Scene, held: Held, info: LockInfo) -> LockInfo:
+    """`info` with what is known of the holder."""
     if held.holder is None:
-        return info
+        return info._replace(fence=held.fence or None)
     return info._replace(
+        fence=held.fence,
         holder=held.holder,
         owner=Owner.decode(held.owner),
         held_for=scene.now - held.since,
@@ -203,10 +241,14 @@ def _way_to(scene: Scene, name: str, waiter: Waiting) -> Outlet | None:
 
 
 def _grant(scene: Scene, ask: Ask, last_fence: int) -> int:
-    fence = max(last_fence + 1, scene.wall_us)
+    fence = _next_fence(scene, last_fence)
     row = (ask.name, fence, ask.holder, ask.owner, scene.now, scene.now + ask.ttl)
     scene.execute(sql.GRANT, row)
     return fence
+
+
+def _next_fence(scene: Scene, last: int) -> int:
+    return max(last + 1, scene.wall_us)
 
 
 def _prolong(scene: Scene, ask: Ask) -> None:

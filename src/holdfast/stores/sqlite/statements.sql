@@ -69,6 +69,15 @@ SELECT holder, owner, since FROM waiter WHERE name = ? AND dead_at > ? ORDER BY 
 -- waiting: how many living waiters there are. In: name, now.
 SELECT count(*) FROM waiter WHERE name = ? AND dead_at > ?;
 
+-- page: the next names in order, each as `read` gives it, with how many wait.
+-- In: now, the last name before, the most rows. Out: name, fence, holder, expires_at, owner, since, waiting.
+SELECT name, fence, holder, expires_at, owner, since,
+    (SELECT count(*) FROM waiter WHERE waiter.name = lock.name AND waiter.dead_at > ?)
+FROM lock WHERE name > ? ORDER BY name LIMIT ?;
+
+-- move_on: end a grant and raise the fence, so that it is not its holder's any more. In: fence, now, name.
+UPDATE lock SET fence = ?, holder = NULL, owner = '', expires_at = ? WHERE name = ?;
+
 -- state: Out: boot, swept.
 SELECT boot, swept FROM state;
 

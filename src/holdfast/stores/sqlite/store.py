@@ -27,7 +27,7 @@ from holdfast.stores.sqlite.database import Database
 from holdfast.stores.sqlite.folder import checked_path
 from holdfast.stores.sqlite.inbox import Inbox, SqliteMailbox
 from holdfast.stores.sqlite.opening import in_transaction
-from holdfast.values import Answer, Ask, Granted, LockInfo, Place, Renewal, shown
+from holdfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal, shown
 
 log = logging.getLogger("holdfast")
 
@@ -138,6 +138,12 @@ class SqliteStore:
     async def facts(self, until: float) -> Facts:
         version = sqlite3.sqlite_version
         return Facts("sqlite", reach="host", version=version, persistence=Persistence.FILE, clock_offset=0.0)
+
+    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+        return await self._transact(lambda scene: rules.survey(scene, pattern, cursor), until, begin="BEGIN")
+
+    async def take_away(self, name: str, holder: str, until: float) -> bool:
+        return await self._transact(lambda scene: rules.take_away(scene, name, holder), until)
 
     async def _transact(
         self,
