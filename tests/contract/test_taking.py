@@ -82,7 +82,8 @@ async def test_a_lease_may_be_given_back_inside_its_block(d: Driver) -> None:
     async with held(d.lock()) as lease:
         assert await done(lease.release()) is True
     async with held(d.lock()) as lease:
-        lease.export()
+        text = lease.export()
+    await done((await done(d.locks.adopt(text))).release())
 
     async def give_back_and_fail() -> None:
         async with held(d.lock()) as lease:

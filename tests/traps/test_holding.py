@@ -207,7 +207,7 @@ class TestRenewalFails:
         told: list[str] = []
         client = colour.connect(proxy.url).warm_up()
         lease = client.acquire(
-            "report", ttl=1, on_risk=lambda _: told.append("risk"), on_lost=lambda _: told.append("lost")
+            "report", ttl=6, on_risk=lambda _: told.append("risk"), on_lost=lambda _: told.append("lost")
         )
         proxy.refuse()
         proxy.reset_connections()

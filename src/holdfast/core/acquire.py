@@ -104,8 +104,9 @@ class _Attempt:
             if not self._blocking or self._deadline.passed(self._runtime.now()):
                 await self.abandon(inline=True)
                 return None
-            if isinstance(answer, Taken):
-                await self._open_mailbox()
+            if isinstance(answer, Taken) and not await self._open_mailbox():
+                await self.abandon(inline=True)
+                return None
 
     def _grant(self, fence: int) -> Grant:
         return Grant(fence, self._asked_at, valid_until(self._asked_at, self._ask.ttl))
@@ -131,8 +132,9 @@ class _Attempt:
             self._traces = traces or isinstance(answer, Queued)
             return answer
 
-    async def _open_mailbox(self) -> None:
-        """Listen before asking for a place: a grant pushed to nobody would go to the next one."""
+    async def _open_mailbox(self) -> bool:
+        """Listen before asking for a place: a grant pushed to nobody would go to the next one. False when the caller's
+        time is up first; if the store has answered before, its last word stands: the lock is taken."""
         if self._box is None:
             self._box = self._store.mailbox(self._ask.holder)
         silent_since = self._runtime.now()
@@ -140,8 +142,11 @@ class _Attempt:
         while True:
             try:
                 until = self._deadline.attempt(self._runtime.now(), self._store.grace)
-                return await self._box.open(until)
+                await self._box.open(until)
+                return True
             except StoreUnavailable as error:
+                if self._turn and self._deadline.passed(self._runtime.now()):
+                    return False
                 failures += 1
                 await self._endure(error, silent_since, failures)
 

@@ -252,9 +252,13 @@ async def expired(bench: Bench) -> None:
 async def inherited(bench: Bench) -> None:
     """Whoever finds the lock expired hands it to the first in the queue, not to itself."""
     store, other = bench.store(), bench.store()
-    ask, first = bench.ask("a", ttl=BRIEF), bench.ask("b")
+    ask, first = bench.ask("a", ttl=4 * BRIEF), bench.ask("b")
+    box = other.mailbox(first.holder)
+    await box.open(bench.until())  # connecting may take longer than the brief ttl
+    await bench.inspect(other)
     await bench.take(store, ask)
-    box, _ = await bench.queue(other, first)
+    answer = await other.acquire(first, Place(box.address, 1, None), bench.until())
+    _a(Queued, answer, "who asks for a place in the queue of a taken lock gets one")
 
     async def handed_on() -> bool | None:
         answer = await store.acquire(bench.ask("c"), None, bench.until())

@@ -14,6 +14,9 @@ Rules kept here:
 
 from __future__ import annotations
 
+# Dialling needs this codec. If one thread imported it then while another forked, the child would wait for that import
+# for ever.
+import encodings.idna  # noqa: F401
 import select
 import socket
 import ssl
