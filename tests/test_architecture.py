@@ -26,7 +26,7 @@ LONGEST_FUNCTION = 60
 MEDIAN_FUNCTION = 10
 LONGEST_MODULE = 400
 
-PUBLIC = {"", "aio", "connect", "connection", "guarantees", "guards", "leases", "locks", "options"}
+PUBLIC = {"", "aio", "connect", "connection", "guarantees", "guards", "leases", "locks", "options", "sharing", "simple"}
 """The modules that users meet, the package itself among them."""
 
 BELOW: dict[str, set[str]] = {
@@ -42,7 +42,7 @@ BELOW: dict[str, set[str]] = {
 """For each layer what it may import besides itself; what is not named here is public, `testing` or `cli`."""
 
 IMPURE = {"asyncio", "os", "random", "secrets", "select", "socket", "threading", "time"}
-DOORS = {("connect", "runtime"), ("connect", "stores"), ("", "_version")}
+DOORS = {(top, target) for top in ("connect", "simple") for target in ("runtime", "stores")} | {("", "_version")}
 """Public modules reach the runtimes and stores only to make them; `runner` is how a public method blocks."""
 RUNNER = "runtime.runner"
 
@@ -119,6 +119,7 @@ def is_allowed(edge: Edge) -> bool:
     if top == "cli":
         return target in PUBLIC | {"errors", "values", "facts", "_version"}
     if top in PUBLIC:
+        top = "simple" if importer == "aio.simple" else top
         inner = target in PUBLIC | {"errors", "values", "facts", "ports", "core"}
         return inner or (top, target) in DOORS or imported == RUNNER
     return False  # a module that this test does not know

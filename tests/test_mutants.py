@@ -133,7 +133,10 @@ MUTANTS = {
     ),
     "no answer is taken for no": mutant(
         lambda: python(
-            ATTEMPT, "_request", "self._traces = traces or error.outcome is not Outcome.NOT_DONE", "self._traces = traces"
+            ATTEMPT,
+            "_request",
+            "self._traces = traces or error.outcome is not Outcome.NOT_DONE",
+            "self._traces = traces",
         ),
         world(user(timeout=0.5), rules=frozenset({"CF"}), vanish=1),
         "CF",
@@ -182,7 +185,9 @@ MUTANTS = {
         "LW",
     ),
     "what PUBLISH says is ignored": mutant(
-        lambda: lua("release", "format('%s %s %.0f', head, turn, fence)) > 0", "format('%s %s %.0f', head, turn, fence)) >= 0"),
+        lambda: lua(
+            "release", "format('%s %s %.0f', head, turn, fence)) > 0", "format('%s %s %.0f', head, turn, fence)) >= 0"
+        ),
         world(once, once, seconds=0.9, crash=1, mortal="B"),
         "FQ",
     ),
@@ -214,9 +219,7 @@ MUTANTS = {
         world(once, once),
         "FT",
     ),
-    "adopting needs no old holder": mutant(
-        lambda: lua("adopt", "held ~= ARGV[4]", "not held"), adopting(), "OW", "SG"
-    ),
+    "adopting needs no old holder": mutant(lambda: lua("adopt", "held ~= ARGV[4]", "not held"), adopting(), "OW", "SG"),
 }
 
 

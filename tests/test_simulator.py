@@ -76,7 +76,6 @@ def test_a_waiter_that_nobody_wakes_is_found_in_liveness_mode() -> None:
         assert first_failure().broken.startswith("LIVE")
 
 
-
 def test_the_command_tells_of_a_failing_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--seeds", "3"]) == 0
     assert "0 failed" in capsys.readouterr().out

@@ -17,6 +17,8 @@ import pytest
 
 import holdfast
 import holdfast.aio
+import holdfast.aio.simple
+import holdfast.simple
 from holdfast import errors
 from holdfast.options import DEFAULTS
 from tests.contract.driver import COLOURS, Driver, done, scenario
@@ -57,6 +59,14 @@ def test_names() -> None:
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
+def test_names_of_the_plain_functions() -> None:
+    names = ["How", "acquire", "acquire_lock", "acquire_lock_with_timeout", "release", "release_lock"]
+    for module in (holdfast.simple, holdfast.aio.simple):
+        assert sorted(module.__all__) == names
+    for name in names[1:]:
+        assert signature(getattr(holdfast.simple, name)) == signature(getattr(holdfast.aio.simple, name))
+
+
 def test_version() -> None:
     parts = holdfast.__version__.split(".")
     assert len(parts) == 3
@@ -88,6 +98,7 @@ SIGNATURES = {
     "Locks.guarantees": "(self)",
     "Locks.list": "(self, pattern='*', *, free=False)",
     "Locks.close": "(self)",
+    "Lock": "(client, name, **chosen)",
     "Lock.acquire": "(self, blocking=True, timeout=None)",
     "Lock.release": "(self)",
     "Lock.locked": "(self)",

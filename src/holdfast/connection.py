@@ -27,7 +27,7 @@ from holdfast.guards import NameOf, check_function, name_function
 from holdfast.leases import Exported
 from holdfast.locks import AsyncLock, BaseLock, LeaseT, Lock
 from holdfast.options import options
-from holdfast.ports import Runtime, Store
+from holdfast.ports import Runtime, Store, Waker
 from holdfast.runtime.runner import run
 from holdfast.values import Ask, Granted, LockInfo, Owner, shown
 
@@ -76,6 +76,10 @@ class BaseLocks(Generic[LeaseT]):
         self.callbacks = Errands(self.runtime, "callback", MOST_CALLBACKS)
         self._owner = Owner(self._owner.host, os.getpid(), self._owner.label)
 
+    def _abandon(self) -> None:
+        """Close in the background; may be called from any thread, and in the midst of anything."""
+        self.runtime.spawn(self._close, "close")
+
     async def _close(self) -> None:
         if self._closed:
             return
@@ -89,7 +93,7 @@ class BaseLocks(Generic[LeaseT]):
     async def _adopt(self, text: str, chosen: dict[str, Any]) -> LeaseT:
         self.ensure_open()
         exported = Exported.decode(text)
-        lock = self._lock_class(self, exported.name, options(self._owner, {"ttl": exported.ttl, **chosen}))
+        lock = self._lock_class(self, exported.name, **{"ttl": exported.ttl, **chosen})
         ask = Ask(lock.name, self.runtime.new_holder(), lock._options.ttl, lock._options.owner)
         asked_at = self.runtime.now()
         granted = await self._adopt_or_give_back(ask, exported.holder)
@@ -154,7 +158,7 @@ class Locks(BaseLocks["Lease"]):
         >>> holdfast.connect("memory://").lock("report", ttl=10)
         <Lock 'report', ttl 10 s>
         """
-        return Lock(self, name, options(self._owner, chosen))
+        return Lock(self, name, **chosen)
 
     def guard(self, name: NameOf, **chosen: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """A decorator: each call runs under the lock that its arguments name.
@@ -252,11 +256,45 @@ class AsyncLocks(BaseLocks["AsyncLease"]):
 
     _lock_class = AsyncLock
 
+    _ends_with_loop = False
+    """Whether nobody will close this, so that the end of the event loop has to (see `sharing.py`)."""
+    _loop_end: Waker | None = None
+
+    def _abandon(self) -> None:
+        self.runtime.spawn_in_loop(self._close, "close")  # type: ignore[attr-defined]
+
     def ensure_open(self) -> None:
         super().ensure_open()
         if self.runtime.bind():  # type: ignore[attr-defined]
             # The loop that this belonged to is closed, and all that lived in it is gone with it.
             self._start_clean(forked=False)
+            self._loop_end = None
+        if self._ends_with_loop and self._loop_end is None:
+            self._loop_end = self.runtime.waker()
+            self.runtime.spawn(self._await_loop_end, "connection")
+
+    async def _await_loop_end(self) -> None:
+        """A loop that shuts down cancels its tasks: the last moment to hang up. A later loop may dial anew."""
+        try:
+            if self._loop_end is not None:
+                await self._loop_end.wait(None)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            give_up_at = self.runtime.now() + BUDGET
+            while self.keeper.held() and self.runtime.now() < give_up_at:
+                await self.runtime.sleep(0.002)  # the keeper was cancelled too, and is giving it back
+            hang_up = getattr(self.store, "hang_up", None)
+            if hang_up is not None:
+                hang_up()
+            raise
+
+    async def _close(self) -> None:
+        try:
+            await super()._close()
+        finally:
+            if self._loop_end is not None:
+                self._loop_end.wake()
 
     def lock(self, name: str, **chosen: Any) -> AsyncLock:
         """The lock of that name; options as for `Locks.lock`, and `cancel_on_loss` (True): cancel the body of
@@ -266,7 +304,7 @@ class AsyncLocks(BaseLocks["AsyncLease"]):
         >>> holdfast.aio.connect("memory://").lock("report", ttl=10)
         <AsyncLock 'report', ttl 10 s>
         """
-        return AsyncLock(self, name, options(self._owner, chosen))
+        return AsyncLock(self, name, **chosen)
 
     def guard(self, name: NameOf, **chosen: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """A decorator for coroutine functions: each call runs under the lock that its arguments name."""

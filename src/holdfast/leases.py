@@ -41,6 +41,7 @@ class BaseLease:
         "_lost_hook",
         "_on_lost",
         "_on_risk",
+        "_origin",
         "_wakers",
     )
 
@@ -52,6 +53,7 @@ class BaseLease:
         self._holding = holding
         self._on_risk = on_risk
         self._on_lost = on_lost
+        self._origin: object = None  # the user's client, if the lock was made on one: it must outlive the lease
         self._wakers: list[Waker] = []
         self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
         self._lost_hook: Callable[[], None] | None = None

@@ -20,7 +20,7 @@ from holdfast.core.insist import insist
 from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, NotHeld, StoreError
 from holdfast.guards import check_function
 from holdfast.leases import AsyncLease, BaseLease, Lease
-from holdfast.options import Options, limit
+from holdfast.options import limit, options
 from holdfast.runtime.runner import run
 from holdfast.values import Ask, LockInfo, Seconds, clean, lock_name, shown
 
@@ -42,11 +42,16 @@ class BaseLock(Generic[LeaseT]):
     back; `_blocks` to those whose `with` block it is in, innermost last."""
 
     _lease_class: type[LeaseT]
+    _awaited: bool
 
-    def __init__(self, client: BaseLocks[Any], name: object, chosen: Options) -> None:
-        self._client = client
+    def __init__(self, client: Any, name: str, **chosen: Any) -> None:
+        """On `client`, a client of redis-py or valkey-py, or a connection; options as for `locks.lock()`."""
+        from holdfast.sharing import locks_of
+
+        self._origin = client
+        self._client: BaseLocks[Any] = locks_of(client, awaited=self._awaited)
         self._name = lock_name(name)
-        self._options = chosen
+        self._options = options(self._client._owner, chosen)
         self._taken: dict[Hashable, list[BaseLease]] = {}
         self._blocks: dict[Hashable, list[LeaseT]] = {}
 
@@ -88,6 +93,7 @@ class BaseLock(Generic[LeaseT]):
         chosen = self._options
         holding = Holding(self._client.runtime, ask, grant, renewing=chosen.renew, max_hold=chosen.max_hold)
         lease = self._lease_class(self._client, holding, chosen.on_risk, chosen.on_lost)
+        lease._origin = self._origin
         self._client.keeper.watch(holding)
         return lease
 
@@ -174,6 +180,7 @@ class Lock(BaseLock[Lease]):
     """
 
     _lease_class = Lease
+    _awaited = False
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
@@ -276,9 +283,10 @@ class AsyncLock(BaseLock[AsyncLease]):
     """
 
     _lease_class = AsyncLease
+    _awaited = True
 
-    def __init__(self, client: BaseLocks[Any], name: object, chosen: Options) -> None:
-        super().__init__(client, name, chosen)
+    def __init__(self, client: Any, name: str, **chosen: Any) -> None:
+        super().__init__(client, name, **chosen)
         self._scopes: dict[AsyncLease, _Scope] = {}
 
     async def acquire(

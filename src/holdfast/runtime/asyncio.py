@@ -101,6 +101,14 @@ class AsyncioRuntime:
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         _ = self._start(work, name)
 
+    def spawn_in_loop(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """The same from any thread, or from nowhere; nothing when the loop has gone, and all that lived in it."""
+        if self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self.spawn, work, name)
+            except RuntimeError:
+                pass  # it is closed
+
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work(), name=f"holdfast-{name}")
         self._tasks.add(task)  # the loop itself holds tasks only weakly

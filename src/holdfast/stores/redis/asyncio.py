@@ -302,6 +302,10 @@ class TaskInbox:
             self._pinged_at = now
             link.send(PING)
 
+    def drop(self) -> None:
+        if self._dialler.link is not None:
+            self._dialler.link.fail("the connection was closed")
+
     async def close(self) -> None:
         await self._dialler.close()
         give_up_at = self.runtime.now() + LEAVE_WITHIN

@@ -27,7 +27,8 @@ class Script:
         shared = folder.joinpath("_shared.lua").read_text("utf-8") if grants else ""
         self.name = name
         self.text = (shared + own).encode()
-        self._by_digest = bulks(b"EVALSHA", sha1(self.text, usedforsecurity=False).hexdigest().encode())
+        self.digest = sha1(self.text, usedforsecurity=False).hexdigest()
+        self._by_digest = bulks(b"EVALSHA", self.digest.encode())
         self._by_text = bulks(b"EVAL", self.text)
 
     def head(self, key_count: int, packed_keys: bytes, arg_count: int) -> bytes:

@@ -79,6 +79,9 @@ class Inbox(Protocol):
 
     def mailbox(self, holder: str) -> Mailbox: ...
 
+    def drop(self) -> None:
+        """Close the connection; the next mailbox dials anew."""
+
     async def close(self) -> None: ...
 
     def forget(self, *, forked: bool) -> None: ...
@@ -218,6 +221,11 @@ class RedisStore:
             # Another program's lock, whose value had to be cleaned before it was shown.
             reply = await self._run(scripts.BREAK, scripts.break_request(name, reply), name, until)
         return bool(reply == 1)
+
+    def hang_up(self) -> None:
+        """Close the connections; the next request dials anew."""
+        self._inbox.drop()
+        self._wire.drop()
 
     async def close(self) -> None:
         await self._inbox.close()  # first: who waits is told, and gives back its place over the wire

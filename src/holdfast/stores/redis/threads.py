@@ -228,6 +228,10 @@ class ThreadInbox:
             finally:
                 self._mutex.release()
 
+    def drop(self) -> None:
+        if self._link is not None:
+            self._link.fail("the connection was closed")
+
     async def close(self) -> None:
         self._closed = True
         with self._mutex:

@@ -1,0 +1,110 @@
+"""A redis-py client of either colour and what holdfast offers for it, so that a scenario is written once.
+
+As in `tests/contract/driver.py`: a scenario is a coroutine; on threads nothing in it suspends.
+"""
+
+import asyncio
+import functools
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import redis
+import redis.asyncio
+
+import holdfast
+import holdfast.aio
+import holdfast.aio.simple
+import holdfast.simple
+from holdfast.runtime.runner import run
+from tests.contract.driver import TaskContender, ThreadContender, done
+from tests.support.servers import Server
+
+HOWS = ("script", "transaction", "native")
+
+
+class Kit:
+    """One colour on one server. `clients` are closed when the scenario ends."""
+
+    colour: str
+    library: Any
+    redis: Any
+    simple: Any
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._clients: list[Any] = []
+
+    def client(self, *, url: str | None = None, kind: Any = None, **options: Any) -> Any:
+        client = (kind or self.redis).from_url(url or self.server.url, **options)
+        self._clients.append(client)
+        return client
+
+    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
+        raise NotImplementedError
+
+    def start(self, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+        raise NotImplementedError
+
+    async def sleep(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    async def until(self, check: Callable[[], Any], what: str, bound: float = 10.0) -> None:
+        deadline = time.monotonic() + bound
+        while not await done(check()):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"waited {bound:g} s for {what}")
+            await self.sleep(0.002)
+
+    async def play(self, scenario: Coroutine[Any, Any, None]) -> None:
+        try:
+            await scenario
+        finally:
+            for client in self._clients:
+                await done(client.aclose() if hasattr(client, "aclose") else client.close())
+
+
+class Threads(Kit):
+    colour = "threads"
+    library = holdfast
+    redis = redis.Redis
+    simple = holdfast.simple
+
+    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
+        run(self.play(scenario))
+
+    def start(self, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> ThreadContender:
+        return ThreadContender(work, args)
+
+    async def sleep(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+
+class Tasks(Kit):
+    colour = "asyncio"
+    library = holdfast.aio
+    redis = redis.asyncio.Redis
+    simple = holdfast.aio.simple
+
+    def run(self, scenario: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(self.play(scenario))
+
+    def start(self, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> TaskContender:
+        return TaskContender(work, args)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+KITS = {kit.colour: kit for kit in (Threads, Tasks)}
+
+
+def scenario(body: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Make a test of a scenario: its first argument is the kit `k` that runs it."""
+
+    @functools.wraps(body)
+    def test(k: Kit, **others: Any) -> None:
+        k.run(body(k, **others))  # type: ignore[arg-type]
+
+    return test

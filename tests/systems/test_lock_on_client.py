@@ -1,0 +1,173 @@
+"""B1: the lock object straight on a redis-py client."""
+
+import asyncio
+import gc
+import logging
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import valkey as valkey_py
+
+import holdfast
+import holdfast.aio
+from holdfast import ConfigurationError, NotHeld
+from tests.contract.driver import done, held
+from tests.support.servers import Server
+from tests.support.waiting import until
+from tests.systems.conftest import on_all_servers
+from tests.systems.kit import Kit, scenario
+
+
+@on_all_servers
+@pytest.mark.parametrize("decode", [False, True])
+@scenario
+async def test_b1_taken_once_given_back_once(k: Kit, decode: bool) -> None:
+    client = k.client(decode_responses=decode)
+    lock = k.library.Lock(client, "counter")
+    lease = await done(lock.acquire())
+    assert lease is not None
+    assert k.server.raw("GET", "counter") == lease.holder
+    assert await done(k.library.Lock(client, "counter").acquire(timeout=0)) is None
+    assert await done(lock.acquire(blocking=False)) is None
+    assert await done(lock.release()) is True
+    assert k.server.raw("EXISTS", "counter") == 0
+    with pytest.raises(NotHeld):
+        await done(lock.release())
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@scenario
+async def test_b1_it_is_the_lock_that_a_connection_makes(k: Kit, protocol: int) -> None:
+    client = k.client(protocol=protocol)
+    lock = k.library.Lock(client, "counter", ttl=5, label="till")
+    made = k.library.connect(k.server.url)
+    assert type(lock) is type(made.lock("counter"))
+    assert repr(lock) == repr(made.lock("counter", ttl=5))
+    async with held(lock) as lease:
+        info = await done(made.lock("counter").inspect())
+        assert (info.holder, info.fence, info.owner.label) == (lease.holder, lease.fence, "till")
+    with pytest.raises(ConfigurationError, match="no option"):
+        k.library.Lock(client, "counter", sleep=1)
+    await done(made.close())
+
+
+@scenario
+async def test_b1_waiting_works_and_all_locks_of_a_client_share_two_connections(k: Kit) -> None:
+    client = k.client()
+    await done(client.ping())
+    before = connections(k.server)
+    lease = await done(k.library.Lock(client, "counter").acquire())
+
+    async def wait(number: int) -> int:
+        async with held(k.library.Lock(client, "counter")) as mine:
+            return int(mine.fence)
+
+    waiting = [k.start(wait, number) for number in range(5)]
+    await k.until(lambda: k.server.raw("ZCARD", "holdfast:{counter}:q") == 5, "five waiters")
+    assert connections(k.server) == before + 2
+    await done(lease.release())
+    assert len({await one.result() for one in waiting}) == 5
+
+
+def connections(server: Server) -> int:
+    return len(server.raw("CLIENT", "LIST").splitlines())
+
+
+def test_b1_a_client_of_valkey_py(valkey: Server) -> None:
+    with valkey_py.Valkey.from_url(valkey.url) as client, holdfast.Lock(client, "counter") as lease:
+        assert valkey.raw("GET", "counter") == lease.holder
+    assert valkey.raw("EXISTS", "counter") == 0
+
+
+@pytest.mark.parametrize("client", [None, "redis://localhost", 7, object(), [1]], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("library", [holdfast, holdfast.aio], ids=["threads", "asyncio"])
+def test_b1_what_is_no_client(library: Any, client: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        library.Lock(client, "counter")
+
+
+def test_b1_a_client_of_the_other_colour() -> None:
+    with pytest.raises(ConfigurationError, match="asyncio"):
+        holdfast.Lock(redis.asyncio.Redis(), "counter")
+    with pytest.raises(ConfigurationError, match="threads"):
+        holdfast.aio.Lock(redis.Redis(), "counter")
+    with holdfast.connect("memory://") as locks, pytest.raises(ConfigurationError, match=r"holdfast\.Lock"):
+        holdfast.aio.Lock(locks, "counter")
+    with pytest.raises(ConfigurationError, match=r"holdfast\.aio\.Lock"):
+        holdfast.Lock(holdfast.aio.connect("memory://"), "counter")
+
+
+def test_b1_on_a_connection_it_is_the_same_as_its_lock() -> None:
+    with holdfast.connect("memory://") as locks, holdfast.Lock(locks, "counter", ttl=3) as lease:
+        assert lease.ttl == 3
+        assert locks.lock("counter").locked()
+
+
+def test_b1_the_connection_ends_after_its_client(fresh_server: Server) -> None:
+    client = redis.Redis(port=fresh_server.port)
+    lock = holdfast.Lock(client, "counter")
+    lease = lock.acquire()
+    assert lease is not None
+    gone = weakref.ref(client)
+    del client
+    gc.collect()
+    assert gone() is not None, "the lock keeps its client"
+    del lock
+    gc.collect()
+    assert gone() is not None, "so does the lease"
+    assert lease.release()
+    del lease
+    gc.collect()
+    assert gone() is None
+    until(lambda: connections(fresh_server) == 1, "our connections to be closed")
+
+
+def test_b1_the_end_of_the_loop_gives_back_and_hangs_up(fresh_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    client = redis.asyncio.Redis(port=fresh_server.port)
+    lock = holdfast.aio.Lock(client, "counter", timeout=5)
+
+    async def hold() -> None:
+        await lock.acquire()
+        await client.aclose()
+
+    for _ in range(2):  # a second loop dials anew
+        asyncio.run(hold())
+        until(lambda: not fresh_server.raw("EXISTS", "counter"), "the lock to be given back")
+        until(lambda: connections(fresh_server) == 1, "our connections to be closed")
+    assert caplog.records == []
+
+
+def test_b1_threads_that_meet_on_a_new_client_share_one_connection(valkey: Server) -> None:
+    with redis.Redis.from_url(valkey.url) as client:
+        start = threading.Barrier(8)
+        found: list[Any] = []
+
+        def make() -> None:
+            start.wait(5)
+            found.append(holdfast.Lock(client, "counter")._client)
+
+        threads = [threading.Thread(target=make) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(5)
+        assert len({id(one) for one in found}) == 1
+
+
+def test_b1_a_program_that_just_ends_gives_back(valkey: Server) -> None:
+    program = f"""
+import holdfast, redis
+client = redis.Redis(port={valkey.port})
+lease = holdfast.Lock(client, "counter").acquire()
+print(lease.holder == client.get("counter").decode())
+"""
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("True\n", "", 0)
+    assert valkey.raw("EXISTS", "counter") == 0

@@ -1,0 +1,419 @@
+"""A1, A2, A3, C1, D3: two plain functions, three ways to do what they do."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+import holdfast.aio.simple
+import holdfast.simple
+from holdfast import ConfigurationError, StoreProtocolError, StoreRefused, StoreUnavailable
+from tests.contract.driver import done
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.support.waiting import until
+from tests.systems.conftest import on_all_servers
+from tests.systems.kit import HOWS, Kit, scenario
+
+each_how = pytest.mark.parametrize("how", HOWS)
+
+
+@on_all_servers
+@each_how
+@scenario
+async def test_a1_the_four_calls(k: Kit, how: str) -> None:
+    client = k.client()
+    assert await done(k.simple.acquire(client, "lock", 10086, "moto", how=how)) is True
+    assert await done(k.simple.acquire(client, "lock", 123, "nokia", how=how)) is False
+    assert await done(k.simple.release(client, "lock", "nokia", how=how)) is False
+    assert k.server.raw("GET", "lock") == "moto"
+    assert 10085 < k.server.raw("TTL", "lock") <= 10086
+    assert await done(k.simple.release(client, "lock", "moto", how=how)) is True
+    assert k.server.raw("EXISTS", "lock") == 0
+    assert await done(k.simple.release(client, "lock", "moto", how=how)) is False
+
+
+@each_how
+@scenario
+async def test_a1_the_lock_frees_itself_after_its_longest_hold(k: Kit, how: str) -> None:
+    client = k.client()
+    assert await done(k.simple.acquire(client, "lock", 0.05, "moto", how=how))
+
+    async def free() -> Any:
+        return await done(k.simple.acquire(client, "lock", 60, "nokia", how=how))
+
+    await k.until(free, "the lock to free itself")
+    assert await done(k.simple.release(client, "lock", "moto", how=how)) is False
+    assert k.server.raw("GET", "lock") == "nokia"
+
+
+@each_how
+@scenario
+async def test_a1_releasing_early_gives_the_rest_of_the_time_to_the_next(k: Kit, how: str) -> None:
+    first, second = k.client(), k.client()
+    assert await done(k.simple.acquire(first, "lock", 1000, "moto", how=how))
+    assert await done(k.simple.release(first, "lock", "moto", how=how))
+    assert await done(k.simple.acquire(second, "lock", 1000, "nokia", how=how))
+
+
+@each_how
+@scenario
+async def test_a1_asked_again_by_the_same_uid_it_is_granted_again_and_never_shortened(k: Kit, how: str) -> None:
+    client = k.client()
+    assert await done(k.simple.acquire(client, "lock", 10, "moto", how=how))
+    assert await done(k.simple.acquire(client, "lock", 100, "moto", how=how)) is True
+    assert k.server.raw("TTL", "lock") > 90
+    assert await done(k.simple.acquire(client, "lock", 10, "moto", how=how)) is True
+    assert k.server.raw("TTL", "lock") > 90
+
+
+@each_how
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("protocol", [2, 3])
+@scenario
+async def test_a1_any_client_will_do(k: Kit, how: str, decode: bool, protocol: int) -> None:
+    client = k.client(decode_responses=decode, protocol=protocol)
+    assert await done(k.simple.acquire(client, "lock", 10, "moto", how=how)) is True
+    assert await done(k.simple.acquire(client, "lock", 10, "moto", how=how)) is True
+    assert await done(k.simple.acquire(client, "lock", 10, "nokia", how=how)) is False
+    k.server.raw("SET", "other", b"\xff\xfe not text")
+    assert await done(k.simple.acquire(client, "other", 10, "moto", how=how)) is False
+    assert await done(k.simple.release(client, "other", "moto", how=how)) is False
+    assert await done(k.simple.release(client, "lock", "moto", how=how)) is True
+
+
+@each_how
+def test_a1_a_client_of_valkey_py_will_do(valkey: Server, how: Any) -> None:
+    from valkey import Valkey
+
+    with Valkey.from_url(valkey.url) as client:
+        assert holdfast.simple.acquire(client, "lock", 10, "moto", how=how)
+        assert not holdfast.simple.acquire(client, "lock", 10, "nokia", how=how)
+        assert holdfast.simple.release(client, "lock", "moto", how=how)
+
+
+@pytest.mark.parametrize("first", HOWS)
+@pytest.mark.parametrize("second", HOWS)
+@scenario
+async def test_a1_all_ways_and_all_locks_exclude_one_another(k: Kit, first: str, second: str) -> None:
+    client = k.client()
+    assert await done(k.simple.acquire(client, "lock", 10, "moto", how=first))
+    assert not await done(k.simple.acquire(client, "lock", 10, "nokia", how=second))
+    assert await done(k.library.Lock(client, "lock").acquire(timeout=0)) is None
+    assert not await done(client.lock("lock").acquire(blocking=False))
+    assert await done(k.simple.release(client, "lock", "moto", how=second))
+    lease = await done(k.library.Lock(client, "lock").acquire(timeout=0))
+    assert not await done(k.simple.acquire(client, "lock", 10, "nokia", how=first))
+    assert await done(lease.release())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": ""}, "must not be empty"),
+        ({"key": "holdfast:x"}, "holdfast's own"),
+        ({"uid": ""}, "holder id"),
+        ({"uid": b"moto"}, "holder id"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": True}, "timeout"),
+        ({"timeout": float("nan")}, "timeout"),
+        ({"how": "magic"}, "'script', 'transaction' or 'native'"),
+        ({"client": "redis://localhost"}, "client of redis-py"),
+        ({"client": None}, "client of redis-py"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+@scenario
+async def test_a1_what_cannot_work_is_said_at_once(k: Kit, change: dict[str, Any], message: str) -> None:
+    given = {"client": k.client(), "key": "lock", "timeout": 10, "uid": "moto", **change}
+    with pytest.raises(ConfigurationError, match=message):
+        await done(k.simple.acquire(**given))
+    assert k.server.raw("DBSIZE") == 0
+
+
+def test_a1_a_client_of_the_other_colour_or_a_pipeline_is_refused(valkey: Server) -> None:
+    with pytest.raises(ConfigurationError, match=r"holdfast\.aio\.simple"):
+        holdfast.simple.acquire(redis.asyncio.Redis.from_url(valkey.url), "lock", 10, "moto")
+    with redis.Redis.from_url(valkey.url) as client:
+        with pytest.raises(ConfigurationError, match="pipeline"):
+            holdfast.simple.acquire(client.pipeline(), "lock", 10, "moto")
+        with pytest.raises(ConfigurationError, match=r"of holdfast\.simple"):
+            asyncio.run(holdfast.aio.simple.acquire(client, "lock", 10, "moto"))
+
+
+@each_how
+@scenario
+async def test_a1_a_key_that_holds_other_data_is_left_alone(k: Kit, how: str) -> None:
+    client = k.client()
+    k.server.raw("HSET", "lock", "field", "value")
+    with pytest.raises(StoreProtocolError, match="holds other data"):
+        await done(k.simple.acquire(client, "lock", 10, "moto", how=how))
+    with pytest.raises(StoreProtocolError, match="holds other data"):
+        await done(k.simple.release(client, "lock", "moto", how=how))
+    assert k.server.raw("HGET", "lock", "field") == "value"
+
+
+@each_how
+@scenario
+async def test_a1_a_server_that_is_gone_is_unavailable(k: Kit, how: str) -> None:
+    with Server("valkey9") as server:
+        client = k.client(url=server.url)
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            await done(k.simple.acquire(client, "lock", 10, "moto", how=how))
+
+
+def test_a1_a_call_whose_reply_was_lost_may_be_repeated(unsteady: redis.Redis, proxy: FaultProxy) -> None:
+    holdfast.simple.acquire(unsteady, "other", 10, "moto")  # now the server has the script
+    proxy.drop_reply(b"EVALSHA")
+    with pytest.raises(StoreUnavailable) as caught:
+        holdfast.simple.acquire(unsteady, "lock", 10, "moto")
+    assert caught.value.outcome is holdfast.Outcome.UNKNOWN
+    assert holdfast.simple.acquire(unsteady, "lock", 10, "moto") is True
+
+
+def test_a2_a_transaction_whose_answer_was_lost_is_looked_up(unsteady: redis.Redis, proxy: FaultProxy) -> None:
+    lost = proxy.drop_reply(b"EXEC")
+    assert holdfast.simple.acquire(unsteady, "lock", 10, "moto", how="transaction") is True
+    lost.wait()
+    lost = proxy.drop_reply(b"EXEC")
+    assert holdfast.simple.release(unsteady, "lock", "moto", how="transaction") is True
+    lost.wait()
+
+
+# A2
+
+
+ALONE = ["on", "nopass", "~*", "&*", "+@all", "-@scripting"]
+
+
+@on_all_servers
+@scenario
+async def test_a2_works_for_an_account_that_may_not_run_scripts(k: Kit) -> None:
+    k.server.raw("ACL", "SETUSER", "plain", *ALONE)
+    client = k.client(username="plain", password="")
+    with pytest.raises(StoreRefused, match="permissions"):
+        await done(k.simple.acquire(client, "lock", 10, "moto"))
+    assert await done(k.simple.acquire(client, "lock", 10, "moto", how="transaction")) is True
+    assert await done(k.simple.acquire(client, "lock", 10, "nokia", how="transaction")) is False
+    assert await done(k.simple.release(client, "lock", "nokia", how="transaction")) is False
+    assert await done(k.simple.release(client, "lock", "moto", how="transaction")) is True
+    assert await done(k.simple.release(client, "lock", "moto", how="transaction")) is False
+
+
+class Meddler(redis.Redis):
+    """A client during whose transactions somebody else changes the key, after the first look at it."""
+
+    meddle: Any = None
+    left = 1
+
+    def pipeline(self, *args: Any, **options: Any) -> Any:
+        pipe = super().pipeline(*args, **options)
+        begin = pipe.multi
+
+        def multi() -> None:
+            if type(self).left:
+                type(self).left -= 1
+                type(self).meddle()
+            begin()
+
+        pipe.multi = multi  # type: ignore[method-assign]
+        return pipe
+
+
+def meddler(server: Server, meddle: Any, times: int = 1) -> Meddler:
+    kind = type("Meddler", (Meddler,), {"meddle": staticmethod(meddle), "left": times})
+    client: Meddler = kind(port=server.port, max_connections=1)
+    return client
+
+
+def unwatched(server: Server, client: Meddler) -> bool:
+    """Whether the client's only connection goes on to watch nothing: a change does not stop its next EXEC."""
+    connection = client.connection_pool.get_connection()
+    try:
+        for change, command in ((False, "MULTI"), (True, "PING"), (False, "EXEC")):
+            if change:
+                server.raw("SET", "lock", "changed")
+            connection.send_command(command)  # type: ignore[no-untyped-call]
+            reply = connection.read_response()
+    finally:
+        client.connection_pool.release(connection)
+    return reply is not None
+
+
+def test_a2_a_lost_race_is_a_clean_no(valkey: Server) -> None:
+    with meddler(valkey, lambda: valkey.raw("SET", "lock", "nokia", "PX", 60_000)) as client:
+        assert holdfast.simple.acquire(client, "lock", 10, "moto", how="transaction") is False
+        assert valkey.raw("GET", "lock") == "nokia"
+        assert unwatched(valkey, client)
+
+
+def test_a2_a_race_that_freed_the_lock_again_is_tried_again(valkey: Server) -> None:
+    def come_and_go() -> None:
+        valkey.raw("SET", "lock", "nokia")
+        valkey.raw("DEL", "lock")
+
+    with meddler(valkey, come_and_go) as client:
+        assert holdfast.simple.acquire(client, "lock", 10, "moto", how="transaction") is True
+        assert valkey.raw("GET", "lock") == "moto"
+
+
+@pytest.mark.parametrize("held", [None, "moto", "nokia"])
+@pytest.mark.parametrize("call", ["acquire", "release"])
+def test_a2_nothing_stays_watched_on_any_path(valkey: Server, held: str | None, call: str) -> None:
+    if held is not None:
+        valkey.raw("SET", "lock", held)
+    with meddler(valkey, lambda: None) as client:
+        if call == "acquire":
+            holdfast.simple.acquire(client, "lock", 10, "moto", how="transaction")
+        else:
+            holdfast.simple.release(client, "lock", "moto", how="transaction")
+        assert unwatched(valkey, client)
+
+
+def test_a2_an_error_leaves_nothing_watched(valkey: Server) -> None:
+    with meddler(valkey, lambda: None) as client:
+        valkey.raw("HSET", "lock", "field", "value")
+        with pytest.raises(StoreProtocolError):
+            holdfast.simple.acquire(client, "lock", 10, "moto", how="transaction")
+        valkey.raw("DEL", "lock")
+        assert unwatched(valkey, client)
+
+
+# A3
+
+
+@on_all_servers
+@scenario
+async def test_a3_scripts_that_the_server_forgot_are_sent_again(k: Kit) -> None:
+    client = k.client()
+    assert await done(k.simple.acquire(client, "lock", 10, "moto"))
+    k.server.raw("SCRIPT", "FLUSH")
+    assert await done(k.simple.acquire(client, "lock", 10, "nokia")) is False
+    k.server.raw("SCRIPT", "FLUSH")
+    assert await done(k.simple.release(client, "lock", "moto")) is True
+
+
+@scenario
+async def test_a3_one_round_trip_each(k: Kit) -> None:
+    client = k.client()
+    await done(k.simple.acquire(client, "lock", 10, "moto"))
+    await done(k.simple.release(client, "lock", "moto"))
+    k.server.raw("CONFIG", "RESETSTAT")
+    await done(k.simple.acquire(client, "lock", 10, "moto"))
+    await done(k.simple.release(client, "lock", "moto"))
+    calls = k.server.commands_processed()
+    assert calls["evalsha"] == 2
+    assert "eval" not in calls
+
+
+# C1
+
+
+@pytest.mark.parametrize(("given", "kept_ms"), [(10, 10_000), (0.25, 250), (1.2345, 1235)])
+@scenario
+async def test_c1_one_command_takes_it_with_its_time_in_milliseconds(k: Kit, given: float, kept_ms: int) -> None:
+    client = k.client()
+    await done(client.ping())
+    k.server.raw("CONFIG", "RESETSTAT")
+    assert await done(k.simple.acquire(client, "lock", given, "random", how="native"))
+    left = k.server.raw("PTTL", "lock")
+    assert kept_ms - 200 < left <= kept_ms
+    assert k.server.commands_processed()["set"] == 1
+    assert "evalsha" not in k.server.commands_processed()
+
+
+# D3
+
+
+@on_all_servers
+@scenario
+async def test_d3_delete_if_equals_where_the_server_has_it_and_a_script_where_not(k: Kit) -> None:
+    client = k.client()
+    await done(client.ping())
+    k.server.raw("CONFIG", "RESETSTAT")
+    for _ in range(3):
+        assert await done(k.simple.acquire(client, "lock", 10, "moto", how="native"))
+        assert await done(k.simple.release(client, "lock", "nokia", how="native")) is False
+        assert await done(k.simple.release(client, "lock", "moto", how="native")) is True
+    calls = k.server.commands_processed()
+    if k.server.kind == "valkey9":
+        assert calls["delifeq"] == 6
+        assert "evalsha" not in calls
+    else:
+        assert calls["evalsha"] == 6
+        assert errors_of(k.server) == 2  # DELIFEQ and DELEX: asked for once per client, not once per call
+
+
+def errors_of(server: Server) -> int:
+    """How many replies of the server were errors without a code of their own, as that a command is unknown."""
+    errors = server.raw("INFO", "errorstats")
+    found = [line for line in errors.splitlines() if line.startswith("errorstat_ERR:")]
+    return int(found[0].partition("count=")[2]) if found else 0
+
+
+class Redis84(redis.Redis):
+    """A client of a server that has DELEX and no DELIFEQ, as Redis 8.4; a Valkey server stands in for it."""
+
+    asked: list[str]
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        self.asked.append(args[0])
+        if args[0] == "DELIFEQ":
+            raise redis.exceptions.ResponseError("unknown command 'DELIFEQ', with args beginning with: 'lock' 'moto' ")
+        if args[0] == "DELEX":
+            _, key, condition, value = args
+            assert condition == "IFEQ"
+            return super().execute_command("DELIFEQ", key, value, **options)  # type: ignore[no-untyped-call]
+        return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+
+def test_d3_redis_8_4_has_it_by_another_name(valkey: Server) -> None:
+    with Redis84.from_url(valkey.url) as client:
+        client.asked = []
+        for _ in range(2):
+            assert holdfast.simple.acquire(client, "lock", 10, "moto", how="native")
+            assert holdfast.simple.release(client, "lock", "nokia", how="native") is False
+            assert holdfast.simple.release(client, "lock", "moto", how="native") is True
+        assert client.asked.count("DELIFEQ") == 1
+        assert client.asked.count("DELEX") == 4
+
+
+# Many at once
+
+
+@each_how
+@scenario
+async def test_a1_of_many_at_once_exactly_one_gets_it(k: Kit, how: str) -> None:
+    client = k.client()
+
+    async def contend(number: int) -> bool:
+        won: bool = await done(k.simple.acquire(client, "lock", 10, f"uid{number}", how=how))
+        return won
+
+    contenders = [k.start(contend, number) for number in range(12)]
+    assert sum([await one.result() for one in contenders]) == 1
+
+
+@each_how
+def test_a1_a_cancelled_call_leaves_nothing_behind(valkey: Server, how: Any) -> None:
+    """At whatever moment the cancellation comes."""
+
+    async def main() -> None:
+        async with redis.asyncio.Redis.from_url(valkey.url) as client:
+            await client.ping()
+            for steps in range(25):
+                task = asyncio.create_task(holdfast.aio.simple.acquire(client, "lock", 60, f"uid{steps}", how=how))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                task.cancel()
+                try:
+                    if await task:
+                        await holdfast.aio.simple.release(client, "lock", f"uid{steps}", how=how)
+                except asyncio.CancelledError:
+                    pass
+            await asyncio.to_thread(until, lambda: not valkey.raw("EXISTS", "lock"), "the lock to be free")
+
+    asyncio.run(main())
