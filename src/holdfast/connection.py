@@ -19,6 +19,7 @@ from holdfast.core.acquire import Grant
 from holdfast.core.errands import Errands
 from holdfast.core.insist import insist
 from holdfast.core.keep import Keeper
+from holdfast.core.once import Once
 from holdfast.core.release import BUDGET, give_back
 from holdfast.core.survey import Survey
 from holdfast.core.validity import valid_until
@@ -39,6 +40,9 @@ log = logging.getLogger("holdfast")
 
 MOST_CALLBACKS = 16
 """Callbacks of one connection that may run at the same time."""
+
+CLOSES_WITHIN = BUDGET + 1.0
+"""Seconds that `close()` takes at most: the budget for giving back, and a moment to hang up."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,6 +66,7 @@ class BaseLocks(Generic[LeaseT]):
         self._address = address
         self._closed = False
         self._warned: set[str] = set()
+        self._ending = Once(runtime, "close", self._end)
         _open.add(self)
 
     def ensure_open(self) -> None:
@@ -74,6 +79,7 @@ class BaseLocks(Generic[LeaseT]):
         self.store.forget(forked=forked)
         self.keeper = Keeper(self.store, self.runtime)
         self.callbacks = Errands(self.runtime, "callback", MOST_CALLBACKS)
+        self._ending = Once(self.runtime, "close", self._end)
         self._owner = Owner(self._owner.host, os.getpid(), self._owner.label)
 
     def _abandon(self) -> None:
@@ -81,10 +87,11 @@ class BaseLocks(Generic[LeaseT]):
         self.runtime.spawn(self._close, "close")
 
     async def _close(self) -> None:
-        if self._closed:
-            return
         self._closed = True
         self.keeper.close()
+        await self._ending.ask(CLOSES_WITHIN)
+
+    async def _end(self) -> None:
         try:
             await self.keeper.give_all_back()
         finally:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast")
 
-Callback = Callable[["BaseLease"], Awaitable[None] | None]
+Callback = Callable[["BaseLease"], Awaitable[Any] | Any]
 
 
 class BaseLease:
@@ -137,10 +137,16 @@ class BaseLease:
     async def _call(self, callback: Callback) -> None:
         try:
             result = callback(self)
-            if result is not None:
+            if hasattr(result, "__await__"):
                 await result
-        except Exception:
+        except BaseException as error:
+            if self._ends_us_too(error):
+                raise
             log.exception("A callback of the lease on %s failed.", shown(self.name))
+
+    def _ends_us_too(self, error: BaseException) -> bool:
+        """Whether what a callback raised is meant for the thread or task that called it."""
+        return not isinstance(error, Exception)
 
     def _leave_home(self) -> None:
         """The lock object that handed this lease out need not remember it any more."""
@@ -315,6 +321,9 @@ class Lease(BaseLease):
 
     __slots__ = ()
 
+    def _ends_us_too(self, error: BaseException) -> bool:
+        return False  # sys.exit() ends a thread, and this one has other callbacks to call
+
     @property
     def lost(self) -> Lost:
         """Set when the lease is lost; `lease.lost.wait(timeout)` blocks until then."""
@@ -334,6 +343,14 @@ class AsyncLease(BaseLease):
     """One grant, for asyncio: the same names, awaited."""
 
     __slots__ = ()
+
+    def _ends_us_too(self, error: BaseException) -> bool:
+        import asyncio  # here, so that threads need not load it
+
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()  # a callback may await what was cancelled; that is its own affair
+            return task is None or task.cancelling() > 0
+        return super()._ends_us_too(error)
 
     @property
     def lost(self) -> AsyncLost:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Hashable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from holdfast.core import acquire as core
 from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
 from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.insist import insist
-from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, NotHeld, StoreError
+from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld
 from holdfast.guards import check_function
 from holdfast.leases import AsyncLease, BaseLease, Lease
 from holdfast.options import limit, options
@@ -37,9 +38,18 @@ R = TypeVar("R")
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
 
 
+class Block(NamedTuple):
+    """A `with` block that is under way: who began it, in which frame (its id alone, so that nothing lives longer for
+    it), and what it holds."""
+
+    caller: Hashable
+    frame: int
+    lease: Any
+
+
 class BaseLock(Generic[LeaseT]):
     """What a lock is in both colours. `_taken` maps a thread or task to the leases it got here and has not given
-    back; `_blocks` to those whose `with` block it is in, innermost last."""
+    back; `_blocks` are the `with` blocks under way, innermost last."""
 
     _lease_class: type[LeaseT]
     _awaited: bool
@@ -53,7 +63,7 @@ class BaseLock(Generic[LeaseT]):
         self._name = lock_name(name)
         self._options = options(self._client._owner, chosen)
         self._taken: dict[Hashable, list[BaseLease]] = {}
-        self._blocks: dict[Hashable, list[LeaseT]] = {}
+        self._blocks: list[Block] = []
 
     @property
     def name(self) -> str:
@@ -106,16 +116,22 @@ class BaseLock(Generic[LeaseT]):
                 name=self._name,
                 timeout=self._options.timeout,
             )
-        self._blocks.setdefault(self._client.runtime.caller(), []).append(lease)
         return lease
 
-    def _leave_block(self) -> LeaseT:
-        """The lease of the innermost block that this thread or task is in."""
-        caller = self._client.runtime.caller()
-        leases = self._blocks[caller]
-        lease = leases.pop()
-        if not leases:
-            del self._blocks[caller]
+    def _begin_block(self, lease: LeaseT, frame: int) -> LeaseT:
+        self._blocks.append(Block(self._client.runtime.caller(), frame, lease))
+        return lease
+
+    def _leave_block(self, frame: int) -> LeaseT:
+        """The lease of the innermost block that this thread or task is in. A generator may be ended by another than
+        began it: then it is the block that this very frame began."""
+        caller, blocks = self._client.runtime.caller(), tuple(self._blocks)
+        fitting = [block for block in blocks if block.caller == caller]
+        fitting = fitting or [block for block in blocks if block.frame == frame] or list(blocks)
+        if not fitting:
+            raise self._not_held()
+        self._blocks.remove(fitting[-1])
+        lease: LeaseT = fitting[-1].lease
         return lease
 
     def _last(self) -> BaseLease:
@@ -123,7 +139,10 @@ class BaseLock(Generic[LeaseT]):
         leases = self._taken.get(self._client.runtime.caller())
         if leases:
             return leases[-1]
-        raise NotHeld(
+        raise self._not_held()
+
+    def _not_held(self) -> NotHeld:
+        return NotHeld(
             f"This thread or task holds no lease of the lock {shown(self._name)} that it got from this object, so "
             "there is nothing to give back. To release from elsewhere, call release() on the lease itself."
         )
@@ -139,7 +158,7 @@ class BaseLock(Generic[LeaseT]):
                 if await lease._release():
                     return None
                 holding.reason = "when it was to be given back, the store no longer had it"
-            except StoreError as failure:
+            except LockError as failure:
                 # The body ran under a valid lease to its end, so this is no reason to call it failed.
                 log.warning(
                     "The lock %s could not be given back yet; that goes on, and in %g s it frees itself: %s",
@@ -216,12 +235,12 @@ class Lock(BaseLock[Lease]):
         return run(self._break(holder))
 
     def __enter__(self) -> Lease:
-        return run(self._enter())
+        return self._begin_block(run(self._enter()), id(sys._getframe(1)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = run(self._exit(self._leave_block(), error))
+        lost = run(self._exit(self._leave_block(id(sys._getframe(1))), error))
         if lost is not None and error is None:
             raise lost
 
@@ -254,8 +273,12 @@ class _Scope:
             self._soon()
 
     def _soon(self) -> None:
-        # Never from inside the body itself: a task that cancels itself would meet it in its clean-up.
-        self._loop.call_soon(self._fire)
+        # Never from inside the body itself: a task that cancels itself would meet it in its clean-up. And perhaps from
+        # another thread, which looked at the lease for the body.
+        try:
+            self._loop.call_soon_threadsafe(self._fire)
+        except RuntimeError:
+            pass  # the loop is closed, and with it the body
 
     def _fire(self) -> None:
         if self._open and not self._fired and self._task is not None:
@@ -314,7 +337,7 @@ class AsyncLock(BaseLock[AsyncLease]):
         return await self._break(holder)
 
     async def __aenter__(self) -> AsyncLease:
-        lease = await self._enter()
+        lease = self._begin_block(await self._enter(), id(sys._getframe(1)))
         if self._options.cancel_on_loss:
             self._scopes[lease] = _Scope(lease)
         return lease
@@ -322,7 +345,7 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._leave_block()
+        lease = self._leave_block(id(sys._getframe(1)))
         scope = self._scopes.pop(lease, None)
         our_cancel = scope is not None and scope.close(error)
         lost = await self._exit(lease, error)

@@ -133,8 +133,9 @@ class Runtime(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        """Run `work` in the background, as a daemon thread or a task; its errors are logged."""
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
+        """Run `work` in the background, as a daemon thread or a task; its errors are logged. May be called from any
+        thread. False, with a line in the log, when it cannot be started now."""
 
     async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
         """Run `work` to its end even if the caller is cancelled, but wait for it no longer than `patience`."""

@@ -65,12 +65,12 @@ async def test_the_name_comes_from_a_function(d: Driver) -> None:
 
 @scenario
 async def test_a_method_of_an_object(d: Driver) -> None:
-    async def deposit(self: Any, kind: str = "euro") -> list[str]:
+    async def pay_in(self: Any, kind: str = "euro") -> list[str]:
         return await _locked(d, "account:4:'euro'")
 
     class Account:
         number = 4
-        deposit = d.locks.guard("account:{self.number}:{kind!r}")(d.function(deposit))
+        deposit = d.locks.guard("account:{self.number}:{kind!r}")(d.function(pay_in))
 
     assert await done(Account().deposit()) == ["account:4:'euro'"]
 

@@ -44,7 +44,9 @@ class TestHowOften:
         assert client.release(lease) is False
         assert listener.words() == ["risk"] * 4 + ["lost"]
 
-    def test_each_of_many_who_ask_at_the_moment_of_loss_causes_one_call(self, client: Client, listener: Listener) -> None:
+    def test_each_of_many_who_ask_at_the_moment_of_loss_causes_one_call(
+        self, client: Client, listener: Listener
+    ) -> None:
         for _ in range(20):
             lease = client.acquire("report", ttl=0.03, renew=False, **listener.options)
             askers = [client.start(lambda lease=lease: _ask_until_lost(lease)) for _ in range(8)]

@@ -185,7 +185,8 @@ class TestFunctions:
 
         @lock
         async def work(ending: str) -> str:
-            (lease,) = lock._blocks[asyncio.current_task()]
+            (block,) = lock._blocks
+            lease = block.lease
             lose(lease)
             if ending == "fails":
                 raise KeyError("the function's own")

@@ -116,9 +116,10 @@ class VirtualRuntime:
     async def sleep(self, seconds: float) -> None:
         await Pause(self._now + max(0.0, seconds))
 
-    def spawn(self, work: Callable[[], Work], name: str) -> None:
+    def spawn(self, work: Callable[[], Work], name: str) -> bool:
         self.spawned.append(name)
         self._start(work())
+        return True
 
     async def finish(self, work: Callable[[], Work], name: str, patience: float) -> None:
         ended = self.waker()

@@ -15,7 +15,8 @@ Errand = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Errands:
-    """Invariant: while something waits in `_waiting`, at least one worker is under way."""
+    """Invariant: while something waits in `_waiting`, at least one worker is under way; unless none could be started,
+    and then the next errand tries again."""
 
     def __init__(self, runtime: Runtime, name: str, workers: int) -> None:
         self._runtime = runtime
@@ -31,7 +32,12 @@ class Errands:
             if self._workers >= self._most:
                 return
             self._workers += 1
-        self._runtime.spawn(self._work, self._name)
+        self._start()
+
+    def _start(self) -> None:
+        if not self._runtime.spawn(self._work, self._name):
+            with self._mutex:
+                self._workers -= 1  # what waits is done by whoever is started next
 
     async def _work(self) -> None:
         while True:
@@ -44,3 +50,7 @@ class Errands:
                 await errand()
             except Exception:
                 log.exception("Background work of holdfast failed: %s", self._name)
+            except BaseException:
+                with self._mutex:
+                    self._workers -= 1  # this worker's own end: the event loop shuts down, or the process does
+                raise

@@ -74,7 +74,8 @@ class Keeper:
             start, self._active = not self._active, True
             early = self._due_at(holding) < self._wakes_at
         if start:
-            self._runtime.spawn(self._run, "keeper")
+            if not self._runtime.spawn(self._run, "keeper"):
+                self._active = False  # the next lease tries again; until then the clock alone tells of a loss
         elif early:
             self._waker.wake()
 
@@ -108,7 +109,7 @@ class Keeper:
         give_up_at = self._runtime.now() + BUDGET
         for holding in self.held():
             left = give_up_at - self._runtime.now()
-            if holding.give_back() and left > 0:
+            if (holding.give_back() or not holding.settled) and left > 0:
                 try:
                     await release(
                         self._store,
@@ -239,7 +240,9 @@ class Keeper:
                 self._slow = False
                 self._wake()
 
-        self._runtime.spawn(go_on, "renewal")
+        if not self._runtime.spawn(go_on, "renewal"):
+            self._slow = False
+            self._failing(rest, error)
 
     def _failing(self, failed: Sequence[Holding], error: StoreError | None) -> None:
         if error is not None:

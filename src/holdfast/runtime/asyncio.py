@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 from holdfast.errors import ConfigurationError
@@ -72,8 +72,8 @@ class AsyncioRuntime:
         self.now = now
         self.random = random
         self.new_holder = new_holder
-        # One loop is one thread: nothing comes between two lines without an await.
-        self.mutex: Callable[[], AbstractContextManager[Any]] = nullcontext
+        # A lease may be looked at by worker threads of the loop, and whoever looks may find that it is lost.
+        self.mutex: Callable[[], AbstractContextManager[Any]] = threading.Lock
         self.waker = TaskWaker
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,8 +98,26 @@ class AsyncioRuntime:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return self._spawn_from_elsewhere(work, name)
+        if self._loop is not None and loop is not self._loop:
+            return self._spawn_from_elsewhere(work, name)
         _ = self._start(work, name)
+        return True
+
+    def _spawn_from_elsewhere(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
+        """From another thread, or while the loop does not run."""
+        try:
+            if self._loop is None:
+                raise RuntimeError("no event loop has used this connection yet")
+            self._loop.call_soon_threadsafe(self._start, work, name)
+        except RuntimeError as error:
+            log.debug("Background work of holdfast could not be started: %s: %s", name, error)
+            return False
+        return True
 
     def spawn_in_loop(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         """The same from any thread, or from nowhere; nothing when the loop has gone, and all that lived in it."""

@@ -67,7 +67,7 @@ class ThreadRuntime:
     async def sleep(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))  # noqa: ASYNC251 - on threads a port blocks
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
         def body() -> None:
             try:
                 run(work())
@@ -76,11 +76,13 @@ class ThreadRuntime:
 
         try:
             threading.Thread(target=body, name=f"holdfast-{name}", daemon=True).start()
+            return True
         except RuntimeError as error:
             if sys.is_finalizing() or "shutdown" in str(error):
                 log.debug("The interpreter is shutting down: %s is not done.", name)
             else:
                 log.error("Background work of holdfast could not be started: %s: %s", name, error)
+            return False
 
     async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
         await work()  # bounds itself; a thread cannot be cancelled from outside

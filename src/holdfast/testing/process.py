@@ -294,8 +294,9 @@ class Process:
     async def sleep(self, seconds: float) -> None:
         await _Trap(Wait("sleep", None, self._now + max(0.0, seconds)))
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
         self._start(name, work())
+        return True
 
     async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
         task = self._start(name, work())
