@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from holdfast.runtime.clock import now
@@ -38,7 +37,7 @@ class Listener:
         self.calls: list[Call] = []
 
     @property
-    def options(self) -> dict[str, Callable[[Any], None]]:
+    def options(self) -> dict[str, Any]:
         return {"on_risk": lambda lease: self.hear("risk", lease), "on_lost": lambda lease: self.hear("lost", lease)}
 
     def hear(self, what: str, lease: Any) -> None:

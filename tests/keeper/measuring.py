@@ -1,4 +1,4 @@
-"""Figures that the tests found, shown at the end of the run by `conftest.py`: the worst of each, and how many there were."""
+"""Figures that the tests found, shown at the end of the run by `conftest.py`: the worst of each, and their number."""
 
 from collections import defaultdict
 

@@ -22,7 +22,7 @@ DIRECTIONS: tuple[Direction, ...] = ("to_server", "to_client")
 
 @pytest.fixture(autouse=True)
 def nothing_goes_unheard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """asyncio logs what nobody retrieved or awaited, and the keeper what it did not expect: there must be none of it."""
+    """asyncio logs what nobody retrieved or awaited, and the keeper what it did not expect: there must be none."""
     yield
     bad = [record for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
     assert [record.getMessage() for record in bad] == []
@@ -199,7 +199,7 @@ class TestTheft:
         assert listener.words() == ["lost"]
 
     def test_is_found_soon_where_the_server_tells(self, us: Client, valkey: Server, listener: Listener) -> None:
-        """The ttl is long, the next renewal far away; but a lease that is older than a second is watched by the server."""
+        """The ttl is long, the next renewal far away; but the server watches a lease that is older than a second."""
         names = {"deleted": "a", "overwritten": "b", "moved": "c"}
         leases = {what: us.acquire(name, ttl=30, **listener.options) for what, name in names.items()}
         bystander = us.acquire("bystander", ttl=30, **listener.options)

@@ -100,7 +100,7 @@ class TestABlockedEventLoop:
             note("body cancelled after a blocked loop", (cancelled_at - runs_again_at) * 1000)
             assert went_on == []
             assert cancelled_at - runs_again_at < SLACK
-            await _until(lambda: listener.words())
+            await _until(listener.words)
         assert listener.words() == ["lost"]
         note("loss told after a blocked loop", (listener.calls[0].at - runs_again_at) * 1000)
         assert listener.calls[0].at - runs_again_at < SLACK
@@ -118,5 +118,5 @@ class TestABlockedEventLoop:
 
 async def _until(check: Any) -> None:
     async with asyncio.timeout(5):
-        while not check():
+        while not check():  # noqa: ASYNC110
             await asyncio.sleep(0.002)

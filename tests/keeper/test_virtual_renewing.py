@@ -76,7 +76,7 @@ class TestHowOften:
         assert short.state is State.HELD
 
     def test_a_long_one_that_waits_for_an_answer_does_not_cost_a_short_one(self, world: World) -> None:
-        """A dead connection is replaced when a request is overdue; a long lease's may be so only after the short ttl."""
+        """A dead connection is replaced when a request is overdue; a long lease's may be so after the short ttl."""
         world.acquire("long", ttl=90)
         world.time.run_for(29.5)
         short = world.acquire("short", ttl=6)
@@ -238,8 +238,8 @@ def watch_for_strangers(world: World, leases: list[Any]) -> None:
         for lease in leases:
             if lease.state in ALIVE and world.store.holder(lease.name) != lease.holder:
                 raise AssertionError(
-                    f"at {world.time.now() - START:.3f} the lease says {lease.state.value}, {lease.remaining:.3f} s left, "
-                    f"and the store has given the lock up; asked: {world.store.requests[-6:]}"
+                    f"at {world.time.now() - START:.3f} the lease says {lease.state.value}, {lease.remaining:.3f} s left; "
+                    f"the store has given the lock up; asked: {world.store.requests[-6:]}"
                 )
 
     world.time.look = look

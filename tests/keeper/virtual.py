@@ -228,7 +228,7 @@ class FaultyStore:
     def __init__(self, runtime: VirtualRuntime) -> None:
         self.runtime = runtime
         self.space = Space(lambda *_: False, lambda: round(runtime.now() * 1e6))
-        self.trouble: Trouble = "none"
+        self.trouble: Any = "none"  # one of `Trouble`; a checker would think that it stays what it was set to
         self.there = 0.0
         self.back = 0.0
         self.stuck_since = math.inf
