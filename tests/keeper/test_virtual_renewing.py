@@ -238,8 +238,8 @@ def watch_for_strangers(world: World, leases: list[Any]) -> None:
         for lease in leases:
             if lease.state in ALIVE and world.store.holder(lease.name) != lease.holder:
                 raise AssertionError(
-                    f"at {world.time.now() - START:.3f} the lease says {lease.state.value}, {lease.remaining:.3f} s left; "
-                    f"the store has given the lock up; asked: {world.store.requests[-6:]}"
+                    f"at {world.time.now() - START:.3f} the lease says {lease.state.value}, {lease.remaining:.3f} s "
+                    f"left; the store has given the lock up; asked: {world.store.requests[-6:]}"
                 )
 
     world.time.look = look
