@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 from holdfast.core.acquire import Grant
 from holdfast.core.errands import Errands
 from holdfast.core.insist import insist
+from holdfast.core.holding import Holding
 from holdfast.core.keep import Keeper
 from holdfast.core.once import Once
 from holdfast.core.release import BUDGET, give_back
@@ -66,7 +67,8 @@ class BaseLocks(Generic[LeaseT]):
         self._address = address
         self._closed = False
         self._warned: set[str] = set()
-        self._ending = Once(runtime, "close", self._end)
+        self._ending = Once(runtime, "close")
+        self._stranded: list[Holding] = []
         _open.add(self)
 
     def ensure_open(self) -> None:
@@ -79,7 +81,7 @@ class BaseLocks(Generic[LeaseT]):
         self.store.forget(forked=forked)
         self.keeper = Keeper(self.store, self.runtime)
         self.callbacks = Errands(self.runtime, "callback", MOST_CALLBACKS)
-        self._ending = Once(self.runtime, "close", self._end)
+        self._ending = Once(self.runtime, "close")
         self._owner = Owner(self._owner.host, os.getpid(), self._owner.label)
 
     def _abandon(self) -> None:
@@ -89,11 +91,11 @@ class BaseLocks(Generic[LeaseT]):
     async def _close(self) -> None:
         self._closed = True
         self.keeper.close()
-        await self._ending.ask(CLOSES_WITHIN)
+        await self._ending.ask(self._end, CLOSES_WITHIN)
 
     async def _end(self) -> None:
         try:
-            await self.keeper.give_all_back()
+            await self.keeper.give_back([*self._stranded, *self.keeper.held()])
         finally:
             await self.store.close()
 
@@ -272,10 +274,8 @@ class AsyncLocks(BaseLocks["AsyncLease"]):
 
     def ensure_open(self) -> None:
         super().ensure_open()
-        if self.runtime.bind():  # type: ignore[attr-defined]
-            # The loop that this belonged to is closed, and all that lived in it is gone with it.
-            self._start_clean(forked=False)
-            self._loop_end = None
+        for holding in self._bind():
+            self.keeper.sweep(holding)
         if self._ends_with_loop and self._loop_end is None:
             self._loop_end = self.runtime.waker()
             self.runtime.spawn(self._await_loop_end, "connection")
@@ -302,6 +302,27 @@ class AsyncLocks(BaseLocks["AsyncLease"]):
         finally:
             if self._loop_end is not None:
                 self._loop_end.wake()
+
+    def _bind(self) -> list[Holding]:
+        """Belong to the running loop. What was held in another, which is closed and all that lived in it gone."""
+        if not self.runtime.bind():  # type: ignore[attr-defined]
+            return []
+        left = self.keeper.held()
+        for holding in left:
+            holding.give_back()
+        self._start_clean(forked=False)
+        return left
+
+    def _start_clean(self, *, forked: bool) -> None:
+        if forked:
+            self.runtime.start_clean()  # type: ignore[attr-defined]
+        super()._start_clean(forked=forked)
+        self._loop_end = None
+
+    @property
+    def stranded(self) -> bool:
+        """Whether something is held, and the event loop closed in which it could have been given back."""
+        return bool(self.keeper.held()) and self.runtime.stranded  # type: ignore[attr-defined, no-any-return]
 
     def lock(self, name: str, **chosen: Any) -> AsyncLock:
         """The lock of that name; options as for `Locks.lock`, and `cancel_on_loss` (True): cancel the body of
@@ -350,6 +371,8 @@ class AsyncLocks(BaseLocks["AsyncLease"]):
 
     async def close(self) -> None:
         """Give back what is held, within two seconds, and close the connections."""
+        if not self._closed:
+            self._stranded = self._bind()
         await self._close()
 
     async def __aenter__(self) -> Self:
@@ -368,8 +391,19 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     for client in list(_open):
-        if isinstance(client, Locks):  # an event loop that is still open is its owner's to finish
+        if isinstance(client, Locks):
             client.close()
+        elif isinstance(client, AsyncLocks) and client.stranded:  # a loop that is open is its owner's to finish
+            _close_in_a_loop_of_its_own(client)
+
+
+def _close_in_a_loop_of_its_own(client: AsyncLocks) -> None:
+    import asyncio
+
+    try:
+        asyncio.run(client.close())
+    except Exception as error:
+        log.debug("What a closed event loop left behind frees itself later: %s", error)
 
 
 os.register_at_fork(after_in_child=_after_fork)

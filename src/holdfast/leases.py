@@ -205,8 +205,7 @@ class BaseLease:
             if still_ours:
                 holding.renewed(asked_at, wanted)
             else:
-                client.keeper.unwatch(holding)
-                holding.refused()
+                client.keeper.refused(holding)
 
         await insist(client.runtime, once, core.BUDGET)
         client.keeper.reschedule(holding)

@@ -19,12 +19,22 @@ All `until` values are moments on `Runtime.now`.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from holdfast.facts import Facts
 from holdfast.values import Answer, Ask, Granted, LockInfo, Next, Page, Place, Push, Renewal
+
+
+class Stage(enum.Enum):
+    """How far a thread or task has come."""
+
+    RUNS = "runs"
+    ENDS = "ends"
+    """It was told to end, and has not yet."""
+    ENDED = "ended"
 
 
 class Waker(Protocol):
@@ -125,6 +135,9 @@ class Runtime(Protocol):
 
     def caller(self) -> Hashable:
         """The running thread or task, never reused for another."""
+
+    def stage(self, caller: Hashable) -> Stage:
+        """How far that thread or task has come, as far as can be known."""
 
     def mutex(self) -> AbstractContextManager[Any]:
         """Guards a few lines without an await between threads; may be free of cost where there are none."""

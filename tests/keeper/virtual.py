@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from holdfast.connection import AsyncLocks
 from holdfast.errors import Outcome, StoreUnavailable
 from holdfast.facts import Facts
-from holdfast.ports import Mailbox
+from holdfast.ports import Mailbox, Stage
 from holdfast.stores.memory import Space
 from holdfast.values import Answer, Ask, Granted, LockInfo, Owner, Page, Place, Renewal
 
@@ -103,6 +103,9 @@ class VirtualRuntime:
 
     def caller(self) -> Hashable:
         return "the test"
+
+    def stage(self, caller: Hashable) -> Stage:
+        return Stage.RUNS
 
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()

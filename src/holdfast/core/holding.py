@@ -51,10 +51,12 @@ class Holding:
     """Invariant: while the state is alive and the clock is before `valid_until`, the store has our grant.
 
     `settled` is true once the store holds nothing of ours as far as we know, so a release need not ask again.
+    `caller` is the thread or task that got it.
     """
 
     __slots__ = (
         "_mutex",
+        "caller",
         "ends_at",
         "fence",
         "holder",
@@ -71,6 +73,7 @@ class Holding:
 
     def __init__(self, runtime: Runtime, ask: Ask, grant: Grant, *, renewing: bool, max_hold: float | None) -> None:
         self._mutex = runtime.mutex()
+        self.caller = runtime.caller()
         self.name = ask.name
         self.holder = ask.holder
         self.ttl = ask.ttl

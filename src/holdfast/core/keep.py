@@ -3,35 +3,28 @@
 Rules kept here:
 
 - A lease is renewed every third of its ttl, together with all that are due soon: one request, many leases.
-- A renewal that fails is tried again until the deadline; the holder is told that the lease is at risk.
-- Nothing here can revive a lease: the store checks the holder id, and `Holding` never leaves LOST or RELEASED,
-  so a renewal that crosses a release on its way changes nothing.
-- Watching does not wait for renewing: a request that is not answered at once goes on in the background, and the
-  actor looks after the deadlines meanwhile.
+- Watching does not wait for renewing (see `renewing`): the actor looks after the deadlines meanwhile.
 - However many leases are lost at once, a bounded number of workers tells of them and cleans up.
+- The actor does not die while anything is held. If its task is cancelled, what belongs to a task that still runs is
+  not given back under it: an ending one is waited for, and for one that goes on another actor is started.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from holdfast.core import backoff
 from holdfast.core.errands import Errands
-from holdfast.core.holding import ALIVE, Holding, State
+from holdfast.core.holding import Holding, State
 from holdfast.core.release import BUDGET, release
-from holdfast.errors import LockError, Outcome, StoreError, StoreUnavailable
-from holdfast.ports import Runtime, Store, Waker
-from holdfast.values import Renewal
+from holdfast.core.renewing import Renewer
+from holdfast.errors import LockError, StoreUnavailable
+from holdfast.ports import Runtime, Stage, Store, Waker
 
 log = logging.getLogger("holdfast")
 
-BATCH = 500
-AT_ONCE = 0.03
-"""Seconds that the actor itself waits for an answer; and so the most by which it tells of a loss late."""
-MOST_PATIENCE = 2.0
-"""Seconds after which a renewal in the background is repeated; a connection may be dead without knowing."""
 TOGETHER = 1 / 24
 """Share of its ttl by which a renewal may come early, to travel with others."""
 ARM_AFTER = 1.0
@@ -41,11 +34,15 @@ LINGER = 1.0
 """Seconds that an idle keeper stays, so that a busy lock does not start one each time."""
 LONGEST_NAP = 1.0
 """A machine that was suspended runs its timers late; the keeper looks at the clock at least this often."""
+LISTEN_EVERY = 0.25
+"""Seconds after which the keeper takes in what the store told unasked, where nobody else does."""
+ENDS_WITHIN = 0.005
+"""Seconds between two looks at tasks that are ending."""
 
 
 class Keeper:
-    """Invariants: at most one `_run` is under way (`_active`), and at most one slow renewal (`_slow`); every alive
-    holding of the client is in `_held`; whoever adds one that is due before `_wakes_at` wakes the actor."""
+    """Invariants: at most one `_run` is under way (`_active`); every alive holding of the client is in `_held`; whoever
+    adds one that is due before `_wakes_at` wakes the actor."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
         self._store = store
@@ -54,11 +51,11 @@ class Keeper:
         self._held: dict[str, Holding] = {}
         self._alarms: set[str | None] = set()
         self._active = False
-        self._slow = False
         self._closed = False
         self._in_use = False
         self._wakes_at = 0.0
         self._waker: Waker | None = None
+        self._renewer = Renewer(store, runtime, ended=self._wake, refused=self.refused)
         self._sweeping = Errands(runtime, "sweep", workers=1)
         store.on_change(self._changed)
 
@@ -74,13 +71,25 @@ class Keeper:
             start, self._active = not self._active, True
             early = self._due_at(holding) < self._wakes_at
         if start:
-            if not self._runtime.spawn(self._run, "keeper"):
-                self._active = False  # the next lease tries again; until then the clock alone tells of a loss
+            self._start()
         elif early:
             self._waker.wake()
 
+    def _start(self) -> None:
+        started = False
+        try:
+            started = self._runtime.spawn(self._run, "keeper")
+        finally:
+            if not started:
+                self._active = False  # the next lease tries again; until then the clock alone tells of a loss
+
     def unwatch(self, holding: Holding) -> None:
         self._held.pop(holding.holder, None)
+
+    def refused(self, holding: Holding) -> None:
+        """The store says that the grant is not ours."""
+        self.unwatch(holding)
+        holding.refused()
 
     def reschedule(self, holding: Holding) -> None:
         """The times of `holding` changed; it may be due earlier than the actor thinks."""
@@ -104,10 +113,10 @@ class Keeper:
         self._closed = True
         self._wake()
 
-    async def give_all_back(self) -> None:
-        """Release whatever is held, within one budget for all."""
+    async def give_back(self, holdings: Iterable[Holding]) -> None:
+        """Release them, within one budget for all."""
         give_up_at = self._runtime.now() + BUDGET
-        for holding in self.held():
+        for holding in holdings:
             left = give_up_at - self._runtime.now()
             if (holding.give_back() or not holding.settled) and left > 0:
                 try:
@@ -131,9 +140,23 @@ class Keeper:
         except GeneratorExit:
             raise
         except BaseException:
-            # The event loop is shutting down around us: the last moment in which a request can be sent.
-            await self.give_all_back()
+            await self._see_out()
             raise
+
+    async def _see_out(self) -> None:
+        """We are cancelled, and perhaps everybody is: the last moment in which a request can be sent."""
+        try:
+            while any(self._runtime.stage(holding.caller) is Stage.ENDS for holding in self.held()):
+                self._sort_out(self._runtime.now())
+                await self._runtime.sleep(ENDS_WITHIN)
+            await self.give_back(
+                holding for holding in self.held() if self._runtime.stage(holding.caller) is Stage.ENDED
+            )
+        finally:
+            with self._mutex:
+                self._active = bool(self._held) and not self._closed
+            if self._active:
+                self._start()
 
     async def _keep(self) -> None:
         idle_since: float | None = None
@@ -153,9 +176,19 @@ class Keeper:
                 wakes_at = now + LINGER
             else:
                 idle_since = None
-            self._wakes_at = wakes_at = min(wakes_at, now + LONGEST_NAP)
-            if self._waker is not None:
-                await self._waker.wait(wakes_at)
+            self._wakes_at = wakes_at
+            await self._nap(wakes_at)
+
+    async def _nap(self, wakes_at: float) -> None:
+        """Until then, or until somebody calls."""
+        longest = LISTEN_EVERY if self._store.notices else LONGEST_NAP
+        while self._waker is not None and not self._closed:
+            now = self._runtime.now()
+            if now >= wakes_at or await self._waker.wait(min(wakes_at, now + longest)):
+                return
+            self._store.listen()
+            if self._alarms:
+                return
 
     def _retire(self, idle_for: float) -> bool:
         with self._mutex:
@@ -168,10 +201,9 @@ class Keeper:
     async def _round(self) -> float:
         """Tell of what is lost, renew what is due; when to look next."""
         self._store.listen()
-        now = self._runtime.now()
-        due = self._sort_out(now)
-        if due and not self._slow:
-            await self._renew_at_once(due)
+        due = self._sort_out(self._runtime.now())
+        if due and not self._renewer.slow:
+            await self._renewer.renew_at_once(due, self.held())
         return min(map(self._due_at, self.held()), default=math.inf)
 
     def _sort_out(self, now: float) -> list[Holding]:
@@ -182,7 +214,8 @@ class Keeper:
         for holding in self.held():
             state = holding.check(now)
             if state is State.LOST:
-                self._drop(holding)
+                self.unwatch(holding)
+                self.sweep(holding)
             elif state is State.RELEASED:
                 self.unwatch(holding)  # giving it back is its holder's business, and may be tried again
             elif holding.renewing:
@@ -194,8 +227,8 @@ class Keeper:
                     ripe = ripe or holding.next_renewal <= now
         return due if ripe else []
 
-    def _drop(self, holding: Holding) -> None:
-        self.unwatch(holding)
+    def sweep(self, holding: Holding) -> None:
+        """Remove what the store may still have of a lease that is over, in the background."""
         if holding.settled:
             return
         holding.settled = True
@@ -216,73 +249,7 @@ class Keeper:
 
         self._sweeping.add(sweep)
 
-    async def _renew_at_once(self, due: Sequence[Holding]) -> None:
-        """Renew within a round trip or so; what takes longer goes on in the background."""
-        now = self._runtime.now()
-        held = self.held() or due
-        nearest = min(holding.valid_until for holding in held)
-        rest, error = await self._renew_all(due, min(now + AT_ONCE, max(now + AT_ONCE / 10, nearest)))
-        if error is None:
-            return
-        if not (isinstance(error, StoreUnavailable) and error.outcome is Outcome.UNKNOWN):
-            self._failing(rest, error)
-            return
-        self._slow = True
-        # What waits here holds up the renewal of all others, so it is the shortest ttl that counts. Giving up early
-        # costs nothing: the request may be repeated.
-        patience = min(MOST_PATIENCE, max(0.05, min(holding.ttl for holding in held) / 6))
-
-        async def go_on() -> None:
-            try:
-                failed, error = await self._renew_all(rest, now + patience)
-                self._failing(failed, error)
-            finally:
-                self._slow = False
-                self._wake()
-
-        if not self._runtime.spawn(go_on, "renewal"):
-            self._slow = False
-            self._failing(rest, error)
-
-    def _failing(self, failed: Sequence[Holding], error: StoreError | None) -> None:
-        if error is not None:
-            log.warning("Renewing %d leases failed and will be tried again: %s", len(failed), error)
-        now = self._runtime.now()
-        for holding in failed:
-            holding.failing(now + min(1.0, max(0.02, holding.ttl / 20)))
-
-    async def _renew_all(self, due: Sequence[Holding], until: float) -> tuple[Sequence[Holding], StoreError | None]:
-        """Renew in batches; those for which no answer came, and why."""
-        for start in range(0, len(due), BATCH):
-            try:
-                await self._renew(due[start : start + BATCH], until)
-            except StoreError as error:
-                return due[start:], error
-        return (), None
-
-    async def _renew(self, due: Sequence[Holding], until: float) -> None:
-        """One request for many leases."""
-        asked_at = self._runtime.now()
-        batch: list[tuple[Holding, Renewal]] = []
-        for holding in due:
-            if holding.state not in ALIVE:
-                continue  # given back while others were renewed
-            ttl = holding.renewal_ttl(asked_at)
-            if ttl is None:
-                holding.next_renewal = math.inf
-            else:
-                batch.append((holding, Renewal(holding.name, holding.holder, ttl)))
-        if not batch:
-            return
-        answers = await self._store.renew([line for _, line in batch], until)
-        for (holding, line), still_ours in zip(batch, answers, strict=True):
-            if still_ours:
-                holding.renewed(asked_at, line.ttl)
-            else:
-                self.unwatch(holding)
-                holding.refused()
-
     def _due_at(self, holding: Holding) -> float:
-        if not holding.renewing or self._slow:
+        if not holding.renewing or self._renewer.slow:
             return holding.valid_until
         return min(holding.valid_until, holding.next_renewal)

@@ -12,16 +12,15 @@ class Once:
     """Invariant: at most one of those who ask does the work; the others wait until it has ended. Work that was
     interrupted before its end is begun again by the next who asks."""
 
-    def __init__(self, runtime: Runtime, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, runtime: Runtime, name: str) -> None:
         self._runtime = runtime
         self._name = name
-        self._work = work
         self._mutex = runtime.mutex()
         self._begun = False
         self._ended = False
         self._waiting: list[Waker] = []
 
-    async def ask(self, patience: float) -> None:
+    async def ask(self, work: Callable[[], Coroutine[Any, Any, None]], patience: float) -> None:
         """Return when the work has ended, or when `patience` seconds passed first."""
         waker = None
         with self._mutex:
@@ -32,13 +31,13 @@ class Once:
                 self._waiting.append(waker)
             self._begun = True
         if waker is None:
-            await self._runtime.finish(self._to_its_end, self._name, patience)
+            await self._runtime.finish(lambda: self._to_its_end(work), self._name, patience)
         else:
             await waker.wait(self._runtime.now() + patience)
 
-    async def _to_its_end(self) -> None:
+    async def _to_its_end(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await self._work()
+            await work()
             self._ended = True
         except BaseException:
             self._begun = False

@@ -10,10 +10,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from holdfast.errors import ConfigurationError
+from holdfast.ports import Stage
 from holdfast.runtime.chance import new_holder, random
 from holdfast.runtime.clock import now
 
 log = logging.getLogger("holdfast")
+
+
+_inherited: list[set[asyncio.Task[None]]] = []
 
 
 def _settle(future: asyncio.Future[bool], value: bool) -> None:
@@ -92,8 +96,24 @@ class AsyncioRuntime:
         self._tasks.clear()
         return before is not None
 
+    @property
+    def stranded(self) -> bool:
+        """Whether the loop that this belongs to is closed."""
+        return self._loop is not None and self._loop.is_closed()
+
+    def start_clean(self) -> None:
+        """In a forked child: the loop and its tasks are the parent's, and do not run here."""
+        _inherited.append(self._tasks)  # the end of a task that waits would be reported
+        self._tasks = set()
+        self._loop = None
+
     def caller(self) -> Hashable:
         return asyncio.current_task()
+
+    def stage(self, caller: Hashable) -> Stage:
+        if not isinstance(caller, asyncio.Task) or caller.done():
+            return Stage.ENDED
+        return Stage.ENDS if caller.cancelling() else Stage.RUNS
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
@@ -130,6 +150,7 @@ class AsyncioRuntime:
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work(), name=f"holdfast-{name}")
         self._tasks.add(task)  # the loop itself holds tasks only weakly
+        task._log_destroy_pending = False  # type: ignore[attr-defined] # a loop closed without a word is no fault of ours
         task.add_done_callback(self._ended)
         return task
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from holdfast.ports import Stage
 from holdfast.runtime.chance import new_holder, random
 from holdfast.runtime.clock import now
 from holdfast.runtime.runner import run
@@ -63,6 +64,9 @@ class ThreadRuntime:
         except AttributeError:
             _this_thread.token = token = object()
             return token
+
+    def stage(self, caller: Hashable) -> Stage:
+        return Stage.RUNS  # nobody tells a thread to end
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))  # noqa: ASYNC251 - on threads a port blocks

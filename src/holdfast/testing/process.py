@@ -18,6 +18,7 @@ from holdfast.connection import AsyncLocks
 from holdfast.core.holding import ALIVE, State
 from holdfast.errors import Outcome, StoreUnavailable
 from holdfast.leases import AsyncLease
+from holdfast.ports import Stage
 from holdfast.stores.redis.messages import push_in, subscribe_request
 from holdfast.stores.redis.resp import pack
 from holdfast.stores.redis.store import RedisStore
@@ -281,6 +282,9 @@ class Process:
 
     def caller(self) -> Hashable:
         return self._current
+
+    def stage(self, caller: Hashable) -> Stage:
+        return Stage.RUNS if caller in self.tasks else Stage.ENDED
 
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()
