@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
 from holdfast.core.acquire import Grant
 from holdfast.core.errands import Errands
-from holdfast.core.insist import insist
 from holdfast.core.holding import Holding
+from holdfast.core.insist import insist
 from holdfast.core.keep import Keeper
 from holdfast.core.once import Once
 from holdfast.core.release import BUDGET, give_back
@@ -314,15 +314,15 @@ class AsyncLocks(BaseLocks["AsyncLease"]):
         return left
 
     def _start_clean(self, *, forked: bool) -> None:
-        if forked:
-            self.runtime.start_clean()  # type: ignore[attr-defined]
+        if forked and hasattr(self.runtime, "start_clean"):  # a simulated one has no loop
+            self.runtime.start_clean()
         super()._start_clean(forked=forked)
         self._loop_end = None
 
     @property
     def stranded(self) -> bool:
         """Whether something is held, and the event loop closed in which it could have been given back."""
-        return bool(self.keeper.held()) and self.runtime.stranded  # type: ignore[attr-defined, no-any-return]
+        return bool(self.keeper.held()) and getattr(self.runtime, "stranded", False)
 
     def lock(self, name: str, **chosen: Any) -> AsyncLock:
         """The lock of that name; options as for `Locks.lock`, and `cancel_on_loss` (True): cancel the body of
