@@ -22,7 +22,7 @@ from holdfast.ports import Stage
 from holdfast.stores.redis.messages import push_in, subscribe_request
 from holdfast.stores.redis.resp import pack
 from holdfast.stores.redis.store import RedisStore
-from holdfast.values import Answer, Ask, Owner, Place, Push, Queued
+from holdfast.values import Answer, Ask, Next, Owner, Place, Push, Queued
 
 Program = Callable[["Process"], Coroutine[Any, Any, None]]
 
@@ -90,7 +90,7 @@ class VirtualMailbox:
     def __init__(self, process: Process, holder: str) -> None:
         self._process = process
         self._holder = holder
-        self._pushes: deque[Push] = deque()
+        self._pushes: deque[Push | Next] = deque()
         self._waker = VirtualWaker(process, "mail")
         self._address = ""
 
@@ -102,23 +102,26 @@ class VirtualMailbox:
         self._process.boxes[self._holder] = self
         self._address = await self._process.subscribed(until)
 
-    def push(self, push: Push) -> None:
+    def push(self, push: Push | Next) -> None:
         self._pushes.append(push)
         self._waker.wake()
 
     def wake(self) -> None:
         self._waker.wake()
 
-    async def wait(self, until: float) -> Push | None:
+    async def wait(self, until: float) -> Push | Next | None:
         if self._process.listening and self._address == self._process.address:
             if not self._pushes:
                 await self._waker.wait(until)
             if self._pushes:
                 return self._pushes.popleft()
-            if self._process.listening and self._address == self._process.address:
+            if self._still_listening():
                 return None
         self._address = await self._process.subscribed(until)
         return None  # a push may have come while nobody listened
+
+    def _still_listening(self) -> bool:
+        return self._process.listening and self._address == self._process.address
 
     def close(self) -> None:
         self._process.boxes.pop(self._holder, None)
