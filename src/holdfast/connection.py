@@ -320,7 +320,7 @@ class AsyncLocks(BaseLocks["AsyncLease"]):
         self._loop_end = None
 
     @property
-    def stranded(self) -> bool:
+    def _is_stranded(self) -> bool:
         """Whether something is held, and the event loop closed in which it could have been given back."""
         return bool(self.keeper.held()) and getattr(self.runtime, "stranded", False)
 
@@ -393,7 +393,7 @@ def _at_exit() -> None:
     for client in list(_open):
         if isinstance(client, Locks):
             client.close()
-        elif isinstance(client, AsyncLocks) and client.stranded:  # a loop that is open is its owner's to finish
+        elif isinstance(client, AsyncLocks) and client._is_stranded:  # a loop that is open is its owner's to finish
             _close_in_a_loop_of_its_own(client)
 
 
