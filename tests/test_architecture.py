@@ -26,7 +26,9 @@ LONGEST_FUNCTION = 60
 MEDIAN_FUNCTION = 10
 LONGEST_MODULE = 400
 
-PUBLIC = {"", "aio", "connect", "connection", "guarantees", "guards", "leases", "locks", "options", "sharing", "simple"}
+PUBLIC = {"", "aio", "connect", "connection", "guarantees", "guards", "leases", "locks", "options", "sharing", "simple"} | {
+    *("fenced", "once", "optimistic", "recipes", "reentrant"),
+}
 """The modules that users meet, the package itself among them."""
 
 BELOW: dict[str, set[str]] = {

@@ -94,6 +94,8 @@ SIGNATURES = {
     "connect": "(target=None, *, label='', store_timeout=10.0, **choices)",
     "Locks.lock": "(self, name, **chosen)",
     "Locks.guard": "(self, name, **chosen)",
+    "Locks.rlock": "(self, name, **chosen)",
+    "Locks.once": "(self, name, *, every=None, at_least=0.0, at_most=None, busy='skip', **chosen)",
     "Locks.adopt": "(self, text, **chosen)",
     "Locks.guarantees": "(self)",
     "Locks.list": "(self, pattern='*', *, free=False)",

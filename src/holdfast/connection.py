@@ -30,6 +30,7 @@ from holdfast.leases import Exported
 from holdfast.locks import AsyncLock, BaseLock, LeaseT, Lock
 from holdfast.options import options
 from holdfast.ports import Runtime, Store, Waker
+from holdfast.recipes import AsyncRecipes, Recipes
 from holdfast.runtime.runner import run
 from holdfast.values import Ask, Granted, LockInfo, Owner, shown
 
@@ -143,7 +144,7 @@ class BaseLocks(Generic[LeaseT]):
         return f"<{type(self).__name__} on {self._address}{', closed' if self._closed else ''}>"
 
 
-class Locks(BaseLocks["Lease"]):
+class Locks(BaseLocks["Lease"], Recipes):
     """Locks on one store, for threads; made by `holdfast.connect()`.
 
     >>> import holdfast
@@ -251,7 +252,7 @@ class Locks(BaseLocks["Lease"]):
         self.close()
 
 
-class AsyncLocks(BaseLocks["AsyncLease"]):
+class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
     """Locks on one store, for asyncio; made by `holdfast.aio.connect()`. Belongs to one event loop.
 
     >>> import asyncio, holdfast.aio

@@ -38,6 +38,7 @@ class BaseLease:
         "_generation",
         "_holding",
         "_home",
+        "_keep_until",
         "_lost_hook",
         "_on_lost",
         "_on_risk",
@@ -57,6 +58,7 @@ class BaseLease:
         self._wakers: list[Waker] = []
         self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
         self._lost_hook: Callable[[], None] | None = None
+        self._keep_until = 0.0  # when given back sooner, the name stays taken until then
         holding.on_change = self._changed
 
     @property
@@ -171,7 +173,14 @@ class BaseLease:
             again = holding.state is State.RELEASED  # an earlier call failed, and its clean-up goes on
             ours = holding.give_back() or again
             released = await core.release(
-                client.store, client.runtime, holding.name, holding.holder, holding.ttl, ours=ours, maybe_done=again
+                client.store,
+                client.runtime,
+                holding.name,
+                holding.holder,
+                holding.ttl,
+                ours=ours,
+                maybe_done=again,
+                keep_until=self._keep_until if ours else 0.0,
             )
             released = released and ours  # a lease that was lost before stays lost, though its key was still there
             holding.settled = True

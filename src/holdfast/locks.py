@@ -11,8 +11,9 @@ import logging
 import sys
 from collections.abc import Callable, Hashable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from holdfast.blocks import Block, leave_block
 from holdfast.core import acquire as core
 from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
@@ -38,15 +39,6 @@ R = TypeVar("R")
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
 
 
-class Block(NamedTuple):
-    """A `with` block that is under way: who began it, in which frame (its id alone, so that nothing lives longer for
-    it), and what it holds."""
-
-    caller: Hashable
-    frame: int
-    lease: Any
-
-
 class BaseLock(Generic[LeaseT]):
     """What a lock is in both colours. `_taken` maps a thread or task to the leases it got here and has not given
     back; `_blocks` are the `with` blocks under way, innermost last."""
@@ -70,12 +62,16 @@ class BaseLock(Generic[LeaseT]):
         """The lock's name, which is also its key in the store."""
         return self._name
 
-    async def _acquire(self, blocking: bool, timeout: Seconds | None) -> LeaseT | None:
-        wait = self._options.timeout if timeout is None else limit(timeout)
+    def _wait_of(self, blocking: bool, timeout: Seconds | None) -> float | None:
+        """How long to wait, None for as long as it takes; what was asked for is checked."""
         if not isinstance(blocking, bool):
             raise ConfigurationError(f"blocking must be True or False, not {shown(blocking)}.")
         if not blocking and timeout is not None:
             raise ConfigurationError("A timeout makes no sense with blocking=False: give one or the other.")
+        return self._options.timeout if timeout is None else limit(timeout)
+
+    async def _acquire(self, blocking: bool, timeout: Seconds | None) -> LeaseT | None:
+        wait = self._wait_of(blocking, timeout)
         client, chosen = self._client, self._options
         client.ensure_open()
         runtime = client.runtime
@@ -123,15 +119,10 @@ class BaseLock(Generic[LeaseT]):
         return lease
 
     def _leave_block(self, frame: int) -> LeaseT:
-        """The lease of the innermost block that this thread or task is in. A generator may be ended by another than
-        began it: then it is the block that this very frame began."""
-        caller, blocks = self._client.runtime.caller(), tuple(self._blocks)
-        fitting = [block for block in blocks if block.caller == caller]
-        fitting = fitting or [block for block in blocks if block.frame == frame] or list(blocks)
-        if not fitting:
+        block = leave_block(self._blocks, self._client.runtime.caller(), frame)
+        if block is None:
             raise self._not_held()
-        self._blocks.remove(fitting[-1])
-        lease: LeaseT = fitting[-1].lease
+        lease: LeaseT = block.lease
         return lease
 
     def _last(self) -> BaseLease:
@@ -240,7 +231,10 @@ class Lock(BaseLock[Lease]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = run(self._exit(self._leave_block(id(sys._getframe(1))), error))
+        self._leave(self._leave_block(id(sys._getframe(1))), error)
+
+    def _leave(self, lease: Lease, error: BaseException | None) -> None:
+        lost = run(self._exit(lease, error))
         if lost is not None and error is None:
             raise lost
 
@@ -336,17 +330,23 @@ class AsyncLock(BaseLock[AsyncLease]):
         """Take the lock away from whoever holds it, or only from `holder`, and hand it on; as for `Lock.break_`."""
         return await self._break(holder)
 
-    async def __aenter__(self) -> AsyncLease:
-        lease = self._begin_block(await self._enter(), id(sys._getframe(1)))
-        if self._options.cancel_on_loss:
+    def _open_scope(self, lease: AsyncLease) -> AsyncLease:
+        if self._options.cancel_on_loss and lease not in self._scopes:
             self._scopes[lease] = _Scope(lease)
         return lease
+
+    async def __aenter__(self) -> AsyncLease:
+        return self._begin_block(self._open_scope(await self._enter()), id(sys._getframe(1)))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._leave_block(id(sys._getframe(1)))
-        scope = self._scopes.pop(lease, None)
+        await self._leave(self._leave_block(id(sys._getframe(1))), error)
+
+    async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
+        # A re-entrant lock's blocks share a lease; the outermost ends the scope.
+        inner = any(block.lease is lease for block in self._blocks)
+        scope = None if inner else self._scopes.pop(lease, None)
         our_cancel = scope is not None and scope.close(error)
         lost = await self._exit(lease, error)
         if lost is not None and (error is None or our_cancel):

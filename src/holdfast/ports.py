@@ -8,7 +8,8 @@ Rules that every store keeps:
 - Every operation is idempotent by holder id: repeated after a lost reply, it changes nothing more and gives
   the same answer with the same fence.
 - A grant, its repeat or a renewal keeps the lock for the full ttl from when the store executed it, and never
-  shortens what an earlier one gave: requests may arrive late and out of order.
+  shortens what an earlier one gave: requests may arrive late and out of order. Only a holder's own last word
+  (`Renewal.final`) sets the end anew, and that comes no sooner than the holder wanted, however late it arrives.
 - A fence is greater than every fence granted before for that name.
 - First come, first served by ticket; a waiter that cannot be reached is passed over at once.
 - Whoever becomes the first in the queue is told so (`Next`), as far as it can be reached.

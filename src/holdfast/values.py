@@ -254,11 +254,16 @@ class Next(NamedTuple):
 
 
 class Renewal(NamedTuple):
-    """One line of a batch: keep `name` for `holder` for another `ttl`."""
+    """One line of a batch: keep `name` for `holder` for another `ttl`.
+
+    `final` is the holder's last word: it is done, the grant is to end when exactly `ttl` has passed, be that sooner
+    or later than before, and nobody will renew it again.
+    """
 
     name: str
     holder: str
     ttl: float
+    final: bool = False
 
 
 class WaiterInfo(NamedTuple):

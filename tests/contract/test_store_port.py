@@ -96,6 +96,11 @@ class RenewsUnasked(Broken):
         return answers
 
 
+class NeverShortens(Broken):
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
+        return await super().renew([line._replace(final=False) for line in renewals], until)
+
+
 class AdoptsTwice(Broken):
     async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
         info = await self.others(ask.name)
@@ -160,6 +165,7 @@ BROKEN = [
     (contract.told_first, TellsNobody),
     (contract.released, AnyoneReleases),
     (contract.renewed, RenewsUnasked),
+    (contract.last_word, NeverShortens),
     (contract.adopted, AdoptsTwice),
     (contract.expired, NeverExpires),
     (contract.inherited, TakesFromTheQueue),

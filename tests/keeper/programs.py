@@ -30,8 +30,10 @@ END_SECONDS = 10.0
 class Program:
     """A program under way; killed, if it still is, when the block ends."""
 
+    module = "tests.keeper.programs"
+
     def __init__(self, role: str, *args: object, options: tuple[str, ...] = ()) -> None:
-        command = [sys.executable, *options, "-m", "tests.keeper.programs", role, *map(str, args)]
+        command = [sys.executable, *options, "-m", self.module, role, *map(str, args)]
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -74,6 +76,11 @@ class Program:
         thawed_at = now()
         self._process.send_signal(signal.SIGCONT)
         return thawed_at
+
+    def kill(self) -> None:
+        """Kill −9; its connections are closed when this returns."""
+        self._process.kill()
+        self._process.wait(END_SECONDS)
 
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)

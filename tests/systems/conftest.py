@@ -1,18 +1,23 @@
-"""The kit that every scenario is given: both colours, on every server unless a test asks for one."""
+"""What the scenarios are given: a kit of servers and clients in both colours, or a driver of a store in one colour."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.contract.driver import COLOURS, Driver
+from tests.contract.stores import STORES, Surroundings
 from tests.support.proxy import FaultProxy
 from tests.support.servers import KINDS, Server
 from tests.systems.kit import KITS, Kit
 
 ON_ALL = [pytest.param((kind, colour), id=f"{kind}-{colour}") for kind in KINDS for colour in KITS]
 ON_VALKEY = [pytest.param(("valkey9", colour), id=colour) for colour in KITS]
+ONE_OF_EACH = ("memory", "sqlite", "valkey9")
+"""One store of each kind: that all servers behave alike is shown by the contract suite."""
 
 on_all_servers = pytest.mark.parametrize("k", ON_ALL, indirect=True)
 
@@ -22,6 +27,14 @@ def k(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) ->
     kind, colour = request.param
     kit: Kit = KITS[colour](shared_server(kind))
     return kit
+
+
+@pytest.fixture(params=[pytest.param((one, colour), id=f"{one}-{colour}") for one in ONE_OF_EACH for colour in COLOURS])
+def d(request: pytest.FixtureRequest, tmp_path: Path, shared_server: Callable[[str], Server]) -> Driver:
+    """One store in one colour."""
+    store, colour = request.param
+    place = STORES[store](Surroundings(tmp_path, shared_server))
+    return COLOURS[colour](store, place.url, place.server)
 
 
 @pytest.fixture

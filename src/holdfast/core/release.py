@@ -2,7 +2,9 @@
 
 Rules kept here: releasing is idempotent, so it is repeated within its budget; a caller waits for it for
 `BUDGET` seconds at most; what the store did not answer by then, and the clean-up after a cancelled or timed-out
-acquisition, goes on in the background until the store has answered or the ttl has removed the trace anyway.
+acquisition, goes on in the background until the store has answered or the ttl has removed the trace anyway. Who
+wants the name to stay taken for a while (`keep_until`) leaves the grant in the store with that much time and no
+renewals, instead of removing it.
 """
 
 from __future__ import annotations
@@ -12,12 +14,22 @@ import logging
 from holdfast.core import backoff
 from holdfast.errors import LockError, Outcome, StoreRefused, StoreUnavailable
 from holdfast.ports import Runtime, Store
+from holdfast.values import Renewal
 
 log = logging.getLogger("holdfast")
 
 BUDGET = 2.0
 CLEAN_UP_PATIENCE = 0.08
 """Seconds for which a caller whose time is up, or who was cancelled, still waits for the clean-up."""
+
+
+async def _end(store: Store, runtime: Runtime, name: str, holder: str, keep_until: float, until: float) -> bool:
+    """Remove the grant, or let it end at `keep_until`; a repeat asks for what is left by then, never for less."""
+    keep = keep_until - runtime.now()
+    if keep <= 0:
+        return await store.release(name, holder, until)
+    (ours,) = await store.renew([Renewal(name, holder, keep, final=True)], until)
+    return ours
 
 
 async def release(
@@ -30,6 +42,7 @@ async def release(
     ours: bool,
     maybe_done: bool = False,
     budget: float = BUDGET,
+    keep_until: float = 0.0,
 ) -> bool:
     """Whether the lock was still the holder's.
 
@@ -41,7 +54,8 @@ async def release(
     try:
         while True:
             try:
-                released = await store.release(name, holder, give_up_at - budget / 2 if failures == 0 else give_up_at)
+                until = give_up_at - budget / 2 if failures == 0 else give_up_at
+                released = await _end(store, runtime, name, holder, keep_until, until)
                 return released or (maybe_done and ours)
             except StoreUnavailable as error:
                 failures += 1
@@ -54,11 +68,13 @@ async def release(
         raise
     except BaseException as error:  # the caller meant it to be free, so see to it
         if isinstance(error, StoreUnavailable) or not isinstance(error, LockError):
-            await give_back(store, runtime, name, holder, ttl, inline=False)
+            await give_back(store, runtime, name, holder, ttl, inline=False, keep_until=keep_until)
         raise
 
 
-async def give_back(store: Store, runtime: Runtime, name: str, holder: str, ttl: float, inline: bool) -> None:
+async def give_back(
+    store: Store, runtime: Runtime, name: str, holder: str, ttl: float, inline: bool, *, keep_until: float = 0.0
+) -> None:
     """Remove a grant or place that may be there, at once if the store answers, else in the background."""
 
     async def persist() -> None:
@@ -66,7 +82,7 @@ async def give_back(store: Store, runtime: Runtime, name: str, holder: str, ttl:
         failures = 0
         while runtime.now() < gone_at:
             try:
-                await store.release(name, holder, runtime.now() + BUDGET)
+                await _end(store, runtime, name, holder, keep_until, runtime.now() + BUDGET)
                 return
             except StoreUnavailable:
                 failures += 1
@@ -77,7 +93,7 @@ async def give_back(store: Store, runtime: Runtime, name: str, holder: str, ttl:
 
     async def first_try() -> None:
         try:
-            await store.release(name, holder, runtime.now() + CLEAN_UP_PATIENCE)
+            await _end(store, runtime, name, holder, keep_until, runtime.now() + CLEAN_UP_PATIENCE)
         except StoreUnavailable:
             runtime.spawn(persist, "clean-up")
         except LockError as error:

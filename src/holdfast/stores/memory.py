@@ -165,7 +165,10 @@ class Space:
         held = self._held(line.name, now)
         if held is None or held.holder != line.holder:
             return False
-        held.prolong(now + line.ttl)
+        if line.final:
+            held.expires_at = now + line.ttl
+        else:
+            held.prolong(now + line.ttl)
         return True
 
     def release(self, name: str, holder: str, now: float) -> bool:

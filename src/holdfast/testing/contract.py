@@ -216,6 +216,26 @@ async def renewed(bench: Bench) -> None:
     _equal(free.locked, False, "a renewal never takes a free lock")
 
 
+async def last_word(bench: Bench) -> None:
+    """A holder's last word sets when its grant ends, sooner or later than before, and is nobody else's to say."""
+    store, ask, stranger = bench.store(), bench.ask("a", ttl=LONG), bench.ask("b")
+    await bench.take(store, ask)
+    words = [Renewal(bench.name, ask.holder, LONG / 4, final=True), Renewal(bench.name, stranger.holder, 1, final=True)]
+    _equal(await store.renew(words, bench.until()), [True, False], "each line of a batch is answered for itself")
+    left = (await bench.inspect(store)).ttl_left or 0
+    _more(LONG / 4 + 0.001, left, "a last word may end a grant sooner")
+    _more(left, LONG / 8, "a stranger's changes nothing")
+    _equal(await store.renew([words[0]._replace(ttl=LONG)], bench.until()), [True], "a last word may be repeated")
+    _more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a last word may end a grant later")
+    _equal(await store.renew([words[0]._replace(ttl=BRIEF)], bench.until()), [True], "and sooner again")
+
+    async def freed() -> Granted | None:
+        answer = await store.acquire(stranger, None, bench.until())
+        return answer if isinstance(answer, Granted) else None
+
+    await bench.poll(freed, "after its last word a grant ends by itself")
+
+
 async def adopted(bench: Bench) -> None:
     """A grant moves from one holder to another once, with a new fence; a repeat gives the same answer."""
     store, other = bench.store(), bench.store()
@@ -382,6 +402,7 @@ CHECKS: tuple[Callable[[Bench], Coroutine[Any, Any, None]], ...] = (
     told_first,
     released,
     renewed,
+    last_word,
     adopted,
     expired,
     inherited,

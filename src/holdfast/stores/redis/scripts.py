@@ -96,6 +96,8 @@ def release_request(name: str, holder: str) -> bytes:
 def renew_request(renewals: Sequence[Renewal]) -> bytes:
     packed_keys = b"".join([keys_of(line.name).packed_pair for line in renewals])
     args = [arg for line in renewals for arg in (line.holder.encode(), b"%d" % ceil(line.ttl * 1000))]
+    if any(line.final for line in renewals):
+        args.append(b"".join([b"01"[line.final : line.final + 1] for line in renewals]))
     return RENEW.head(2 * len(renewals), packed_keys, len(args)) + bulks(*args)
 
 

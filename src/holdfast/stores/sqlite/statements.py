@@ -31,6 +31,7 @@ _statements = _named(_text("statements.sql"))
 TAKE = _statements["take"]
 GIVE = _statements["give"]
 RENEW = _statements["renew"]
+END_AT = _statements["end_at"]
 READ = _statements["read"]
 GRANT = _statements["grant"]
 FREE = _statements["free"]

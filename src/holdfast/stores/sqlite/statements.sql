@@ -26,6 +26,10 @@ WHERE name = ? AND holder = ? AND expires_at > ?
 -- In: expires_at, name, holder, now. Changes 1 row when the grant was the holder's and had not expired.
 UPDATE lock SET expires_at = max(expires_at, ?) WHERE name = ? AND holder = ? AND expires_at > ?;
 
+-- end_at: set when a grant ends, sooner or later than before: its holder's last word.
+-- In: expires_at, name, holder, now. Changes 1 row when the grant was the holder's and had not expired.
+UPDATE lock SET expires_at = ? WHERE name = ? AND holder = ? AND expires_at > ?;
+
 -- read: one lock. In: name. Out: fence, holder, expires_at, owner, since.
 SELECT fence, holder, expires_at, owner, since FROM lock WHERE name = ?;
 

@@ -109,7 +109,8 @@ class SqliteStore:
 
         def prolonged(connection: sqlite3.Connection, line: Renewal) -> bool:
             now = self._now()
-            return connection.execute(sql.RENEW, (now + line.ttl, line.name, line.holder, now)).rowcount > 0
+            statement = sql.END_AT if line.final else sql.RENEW
+            return connection.execute(statement, (now + line.ttl, line.name, line.holder, now)).rowcount > 0
 
         return await self._database.run(work, until)
 

@@ -1,0 +1,144 @@
+"""What a connection makes besides plain locks: one method each, in both colours. What they do is in their own modules,
+which are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Never, overload
+
+from holdfast.options import options
+from holdfast.values import Owner, Seconds
+
+if TYPE_CHECKING:
+    from holdfast.once import AsyncOnce, Once, Skipped
+    from holdfast.reentrant import AsyncRLock, RLock
+
+
+class Recipes:
+    """For threads; `connection.Locks` has these methods."""
+
+    _owner: Owner
+
+    def rlock(self, name: str, **chosen: Any) -> RLock:
+        """A lock that the thread which has it may take again, at no cost; options as for `lock`.
+
+        >>> import holdfast
+        >>> lock = holdfast.connect("memory://").rlock("doc:rlock")
+        >>> with lock as outer, lock as inner:
+        ...     inner.fence == outer.fence
+        True
+        """
+        from holdfast.reentrant import RLock
+
+        return RLock(self, name, options(self._owner, chosen))  # type: ignore[arg-type]
+
+    @overload
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: Literal["skip"] = "skip",
+        **chosen: Any,
+    ) -> Once[Skipped]: ...
+
+    @overload
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: Literal["wait", "raise"],
+        **chosen: Any,
+    ) -> Once[Never]: ...
+
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: str = "skip",
+        **chosen: Any,
+    ) -> Once[Any]:
+        """A job that many start and one runs: `with locks.once("report") as run: if run: ...`, or a decorator.
+
+        `at_least`: seconds from its start for which nobody else starts it. `every`: the same, after a run that
+        succeeded, for nine tenths of that period. `at_most`: seconds after which a run has lost its lease. `busy`:
+        what the others do: "skip" (and be told who runs it), "wait" or "raise" (`AcquireTimeout`). The rest as for
+        `lock`.
+
+        >>> import holdfast
+        >>> locks = holdfast.connect("memory://")
+        >>> with locks.once("doc:once", at_least=60) as run:
+        ...     bool(run)
+        True
+        >>> with locks.once("doc:once", at_least=60) as run:
+        ...     bool(run)
+        False
+        """
+        from holdfast.locks import Lock
+        from holdfast.once import Once, lock_options, terms
+
+        how = terms(every, at_least, at_most, busy)
+        lock = Lock(self, name, options(self._owner, lock_options(how, chosen)))  # type: ignore[arg-type]
+        return Once(lock, how)
+
+
+class AsyncRecipes:
+    """For asyncio; `connection.AsyncLocks` has these methods."""
+
+    _owner: Owner
+
+    def rlock(self, name: str, **chosen: Any) -> AsyncRLock:
+        """A lock that the task which has it may take again, at no cost; options as for `lock`."""
+        from holdfast.reentrant import AsyncRLock
+
+        return AsyncRLock(self, name, options(self._owner, chosen))  # type: ignore[arg-type]
+
+    @overload
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: Literal["skip"] = "skip",
+        **chosen: Any,
+    ) -> AsyncOnce[Skipped]: ...
+
+    @overload
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: Literal["wait", "raise"],
+        **chosen: Any,
+    ) -> AsyncOnce[Never]: ...
+
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: str = "skip",
+        **chosen: Any,
+    ) -> AsyncOnce[Any]:
+        """A job that many start and one runs, as `Locks.once` tells; with `async with`, or on a coroutine function."""
+        from holdfast.locks import AsyncLock
+        from holdfast.once import AsyncOnce, lock_options, terms
+
+        how = terms(every, at_least, at_most, busy)
+        lock = AsyncLock(self, name, options(self._owner, lock_options(how, chosen)))  # type: ignore[arg-type]
+        return AsyncOnce(lock, how)

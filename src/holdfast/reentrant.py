@@ -1,0 +1,122 @@
+"""`RLock`: a lock that its thread or task may take again; the rules once, the two colours below them.
+
+Rules kept here (`core/reentry.py` decides):
+
+- Taking it again asks nobody and gives the same lease, with the same fence; only the outermost release gives it back.
+- The count lives here and ends with the lease. Once the lease is lost, taking it again raises `LeaseLost`, and so does
+  the end of each block up to the outermost, unless an error is on its way through already: one error comes out.
+- Who may go deeper is the thread or task that has the lease. A forked child and a child task have nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.holding import State
+from holdfast.core.reentry import Levels, Step
+from holdfast.errors import LeaseLost
+from holdfast.leases import AsyncLease, Lease
+from holdfast.locks import MOST_CALLERS, AsyncLock, BaseLock, LeaseT, Lock
+from holdfast.options import Options
+from holdfast.runtime.runner import run
+from holdfast.values import Seconds
+
+if TYPE_CHECKING:
+    from holdfast.connection import BaseLocks
+
+
+class Reentrant(BaseLock[LeaseT]):
+    """What a re-entrant lock is in both colours."""
+
+    def __init__(self, client: BaseLocks[Any], name: object, chosen: Options) -> None:
+        super().__init__(client, name, chosen)
+        self._levels: Levels[LeaseT] = Levels()
+
+    @property
+    def depth(self) -> int:
+        """How many times the running thread or task has taken the lock and not given it back; asks nobody."""
+        return self._levels.depth_of(self._client.runtime.caller())
+
+    async def _acquire(self, blocking: bool, timeout: Seconds | None) -> LeaseT | None:
+        self._wait_of(blocking, timeout)
+        caller = self._client.runtime.caller()
+        lease = self._levels.lease_of(caller)
+        # What a parent process or an ended event loop held is not ours, and its levels are not to be unwound here.
+        state = None if lease is None or lease.inherited else lease.state
+        step = self._levels.take(caller, state)
+        if lease is not None and step is Step.DEEPER:
+            return lease
+        if lease is not None and step is Step.REFUSE:
+            raise lease._lost_error()
+        lease = await super()._acquire(blocking, timeout)
+        if lease is not None:
+            self._begin(caller, lease)
+        return lease
+
+    def _begin(self, caller: Hashable, lease: LeaseT) -> None:
+        if len(self._levels) >= MOST_CALLERS:  # callers that let their leases expire and never came back
+            self._levels.forget([one for one, held in self._levels.items() if not held.remaining])
+        self._levels.begin(caller, lease)
+
+    async def _give_back(self) -> bool:
+        """Give one level back; whether the lease was still ours."""
+        caller = self._client.runtime.caller()
+        lease = self._levels.lease_of(caller)
+        if lease is None or lease.state is State.RELEASED:
+            self._levels.forget([caller])
+            return await self._last()._release()  # which says that there is nothing to give back
+        depth = self._levels.depth_of(caller)
+        if self._levels.leave(caller) is Step.OUT:
+            return lease.state is not State.LOST
+        try:
+            return await lease._release()
+        except BaseException:
+            if depth == 1 and lease._home is not None:  # it may be tried again, as with any lock
+                self._levels.begin(caller, lease)
+            raise
+
+    async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
+        caller = self._client.runtime.caller()
+        if self._levels.lease_of(caller) is lease and self._levels.leave(caller) is Step.OUT:
+            return lease._lost_error() if lease.state is State.LOST else None
+        return await super()._exit(lease, error)
+
+    def __repr__(self) -> str:
+        depth = self.depth
+        return f"{super().__repr__()[:-1]}{f', {depth} deep here' if depth else ''}>"
+
+
+class RLock(Reentrant[Lease], Lock):
+    """A re-entrant lock, for threads. One object may be shared by many; each thread counts for itself.
+
+    >>> import holdfast
+    >>> lock = holdfast.connect("memory://").rlock("doc:re-entrant", ttl=10)
+    >>> with lock, lock:
+    ...     lock
+    <RLock 'doc:re-entrant', ttl 10 s, 2 deep here>
+    >>> lock.locked()
+    False
+    """
+
+    def release(self) -> bool:
+        """Give one level back, and with the outermost the lease; False when it had gone already."""
+        return run(self._give_back())
+
+
+class AsyncRLock(Reentrant[AsyncLease], AsyncLock):
+    """A re-entrant lock, for asyncio: the same names, awaited; each task counts for itself.
+
+    >>> import asyncio, holdfast.aio
+    >>> async def main():
+    ...     async with holdfast.aio.connect("memory://") as locks:
+    ...         lock = locks.rlock("doc:async-re-entrant")
+    ...         async with lock, lock:
+    ...             return lock.depth
+    >>> asyncio.run(main())
+    2
+    """
+
+    async def release(self) -> bool:
+        """Give one level back, and with the outermost the lease; False when it had gone already."""
+        return await self._give_back()

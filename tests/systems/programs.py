@@ -1,0 +1,37 @@
+"""Small programs that run in processes of their own, to be stopped past their ttl and killed.
+
+    python -m tests.systems.programs ROLE ARGUMENT…
+
+Each prints a line when it has come to a point that a test waits for, and goes on when it is sent one.
+"""
+
+import sys
+from collections.abc import Callable
+
+from tests.contract.driver import COLOURS, Driver, held
+from tests.keeper import programs
+from tests.keeper.programs import say, told
+
+
+class Program(programs.Program):
+    """One of the programs below, under way."""
+
+    module = "tests.systems.programs"
+
+
+def run_a_job(colour: str, url: str, name: str, ttl: str) -> None:
+    """Run a job that nobody else may start within the hour, until we are killed."""
+    driver = COLOURS[colour]("", url)
+
+    async def work(d: Driver) -> None:
+        async with held(d.locks.once(name, at_least=3600, ttl=float(ttl))):
+            say("running")
+            told()
+
+    driver.run(work(driver))
+
+
+ROLES: dict[str, Callable[..., None]] = {role.__name__: role for role in (run_a_job,)}
+
+if __name__ == "__main__":
+    ROLES[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,290 @@
+"""D4, the re-entrant lock: taken again at no cost, counted locally, and never longer than the lease lives."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from holdfast import LeaseLost, NotHeld, State
+from holdfast.core.reentry import Levels, Step
+from tests.contract.driver import Driver, done, held, scenario
+from tests.contract.stores import only
+from tests.keeper.losing import lose
+
+DEEP = 1000
+
+
+@asynccontextmanager
+async def nested(lock: Any, depth: int) -> AsyncIterator[list[Any]]:
+    """So many blocks, one in the other."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(held(lock)) for _ in range(depth)]
+
+
+@scenario
+async def test_d4_taking_it_again_gives_the_same_lease(d: Driver) -> None:
+    lock = d.locks.rlock("thing")
+    async with held(lock) as outer:
+        async with held(lock) as inner:
+            assert inner.fence == outer.fence
+            assert (await done(lock.acquire())).fence == outer.fence
+            assert lock.depth == 3
+            assert await done(lock.release()) is True
+        assert await done(d.lock("thing").locked()), "an inner level gives nothing back"
+        assert outer.state is State.HELD
+    assert lock.depth == 0
+    assert await done(d.lock("thing").locked()) is False
+
+
+@scenario
+async def test_d4_a_thousand_deep(d: Driver) -> None:
+    lock = d.locks.rlock("thing")
+    fences = {(await done(lock.acquire())).fence for _ in range(DEEP)}
+    assert len(fences) == 1
+    assert lock.depth == DEEP
+    for _ in range(DEEP - 1):
+        assert await done(lock.release()) is True
+    assert await done(d.lock("thing").locked()), "the last release is the one that counts"
+    assert await done(lock.release()) is True
+    assert await done(d.lock("thing").locked()) is False
+    async with nested(lock, DEEP) as leases:
+        assert len({lease.fence for lease in leases}) == 1
+    assert await done(d.lock("thing").locked()) is False
+
+
+@only(colour="threads", stores=("memory",))
+@scenario
+async def test_d4_recursion(d: Driver) -> None:
+    lock = d.locks.rlock("thing")
+
+    @lock  # type: ignore[untyped-decorator]
+    def down(levels: int) -> int:
+        return int(down(levels - 1)) if levels else int(lock.depth)
+
+    assert down(200) == 201
+    assert lock.depth == 0
+
+
+@only(stores=("valkey9",))
+@scenario
+async def test_d4_taking_it_again_costs_no_round_trip(d: Driver) -> None:
+    lock = d.locks.rlock("thing", ttl=300)
+    async with held(lock):
+        assert d.server is not None
+        d.server.raw("CONFIG", "RESETSTAT")
+        async with nested(lock, 100):
+            pass
+        asked = d.server.commands_processed()
+    assert [command for command in asked if "eval" in command] == []
+
+
+@scenario
+async def test_d4_another_waits_for_the_outermost(d: Driver) -> None:
+    lock = d.locks.rlock("thing")
+    async with nested(lock, 3):
+        assert await done(d.lock("thing").acquire(timeout=0)) is None
+
+        async def another() -> tuple[bool, bool]:
+            """The same object, in another thread or task."""
+            refused = await done(lock.acquire(timeout=0)) is None
+            async with held(lock):
+                return refused, lock.depth == 1
+
+        other = d.start(another)
+        await d.queue_length(d.lock("thing"), 1)
+        assert not other.ended
+    assert await other.result() == (True, True)
+
+
+@scenario
+async def test_d4_only_who_took_it_gives_it_back(d: Driver) -> None:
+    lock = d.locks.rlock("thing")
+    with pytest.raises(NotHeld):
+        await done(lock.release())
+
+    async def stranger() -> None:
+        await done(lock.release())
+
+    async with nested(lock, 2):
+        with pytest.raises(RuntimeError, match="holds no lease"):
+            await d.start(stranger).result()
+        assert lock.depth == 2
+    with pytest.raises(NotHeld):
+        await done(lock.release())
+
+
+@scenario
+async def test_d4_loss_unwinds_all_levels_with_one_error(d: Driver) -> None:
+    """From the innermost on threads; asyncio cancels the body, and the outermost turns that into the error."""
+    lock, after = d.locks.rlock("thing"), []
+    with pytest.raises(LeaseLost, match="the test took it away") as caught:  # noqa: PT012
+        async with held(lock):
+            async with held(lock) as lease:
+                async with held(lock):
+                    lose(lease)
+                    if d.colour == "asyncio":
+                        await asyncio.sleep(10)
+                after.append("the middle level")
+            after.append("the outermost level")
+    assert after == []
+    assert caught.value.fence == lease.fence
+    assert not isinstance(caught.value.__cause__, LeaseLost)
+    assert caught.value.__context__ is None or not isinstance(caught.value.__context__, LeaseLost)
+    assert lock.depth == 0
+    assert await d.locks.store.release("thing", lease.holder, d.locks.runtime.now() + 5)
+    async with held(lock) as again:
+        assert again.fence > lease.fence
+
+
+@scenario
+async def test_d4_a_level_that_swallows_the_loss_does_not_hide_it(d: Driver) -> None:
+    lock = d.locks.rlock("thing", cancel_on_loss=False)
+    with pytest.raises(LeaseLost):  # noqa: PT012
+        async with held(lock):
+            with pytest.raises(LeaseLost):
+                async with held(lock) as lease:
+                    lose(lease)
+    assert lock.depth == 0
+
+
+@scenario
+async def test_d4_a_lost_lease_is_not_taken_again(d: Driver) -> None:
+    """The naive count says: held."""
+    lock = d.locks.rlock("thing")
+    lease = await done(lock.acquire())
+    await done(lock.acquire())
+    lose(lease)
+    for _ in range(2):
+        with pytest.raises(LeaseLost, match="the test took it away"):
+            await done(lock.acquire(timeout=0))
+    assert lock.depth == 2
+    assert [await done(lock.release()), await done(lock.release())] == [False, False]
+    with pytest.raises(NotHeld):
+        await done(lock.release())
+
+
+@scenario
+async def test_d4_the_count_ends_with_the_ttl(d: Driver) -> None:
+    lock = d.locks.rlock("thing", ttl=0.05, renew=False)
+    lease = await done(lock.acquire())
+    await done(lock.acquire())
+    await d.until(lambda: d.lock("thing").acquire(timeout=0), "another to have it")
+    assert lease.state is State.LOST
+    with pytest.raises(LeaseLost, match="ttl ran out"):
+        await done(lock.acquire())
+    assert [await done(lock.release()), await done(lock.release())] == [False, False]
+    assert await done(d.lock("thing").locked()), "what is another's by now was not given back"
+
+
+@scenario
+async def test_d4_a_lease_given_back_by_hand_ends_all_levels(d: Driver) -> None:
+    lock = d.locks.rlock("thing")
+    async with held(lock), held(lock) as lease:
+        assert await done(lease.release()) is True
+        assert await done(d.lock("thing").locked()) is False
+        async with held(lock) as new:
+            assert new.fence > lease.fence
+        assert lock.depth == 0
+    assert await done(d.lock("thing").locked()) is False
+
+
+@scenario
+async def test_d4_an_error_in_an_inner_block_passes_and_gives_back(d: Driver) -> None:
+    lock = d.locks.rlock("thing")
+    with pytest.raises(KeyError, match="own"):
+        async with nested(lock, 3):
+            raise KeyError("the body's own")
+    assert await done(d.lock("thing").locked()) is False
+
+
+@scenario
+async def test_d4_taking_it_again_checks_what_is_asked_for(d: Driver) -> None:
+    lock = d.locks.rlock("thing")
+    async with held(lock):
+        for bad in ({"timeout": -1}, {"blocking": False, "timeout": 1}, {"blocking": "yes"}, {"timeout": "1"}):
+            with pytest.raises(ValueError, match=r"timeout|blocking"):
+                await done(lock.acquire(**bad))
+        assert lock.depth == 1
+
+
+@only(colour="asyncio", stores=("memory",))
+@scenario
+async def test_d4_a_child_task_has_nothing(d: Driver) -> None:
+    lock = d.locks.rlock("thing")
+
+    async def child() -> Any:
+        return await lock.acquire(timeout=0)
+
+    async with lock:
+        assert await asyncio.create_task(child()) is None
+        assert lock.depth == 1
+
+
+@only(colour="asyncio", stores=("memory",))
+@scenario
+async def test_d4_loss_after_an_inner_block_still_cancels_the_outer(d: Driver) -> None:
+    lock = d.locks.rlock("thing")
+    with pytest.raises(LeaseLost):  # noqa: PT012
+        async with lock as lease:
+            async with lock:
+                pass
+            lose(lease)
+            await asyncio.sleep(10)
+    assert lock._scopes == {}
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+@only(colour="threads", stores=("sqlite", "valkey9"))
+@scenario
+async def test_d4_a_fork_holds_nothing(d: Driver) -> None:
+    lock = d.locks.rlock("thing")
+    with lock, lock:
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(0 if lock.acquire(timeout=0) is None else 1)
+            finally:
+                os._exit(2)
+        _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - on threads a scenario blocks
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert lock.depth == 2
+    assert d.lock("thing").locked() is False
+
+
+@only(colour="threads", stores=("memory",))
+@scenario
+async def test_d4_threads_that_never_came_back_are_forgotten(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = d.locks.rlock("thing", ttl=0.01, renew=False)
+
+    async def leave_it() -> None:
+        await done(lock.acquire())
+
+    for _ in range(3):
+        await d.start(leave_it).result()
+    assert len(lock._levels) == 3
+    monkeypatch.setattr("holdfast.reentrant.MOST_CALLERS", 2)
+    await d.start(leave_it).result()
+    assert len(lock._levels) == 1
+
+
+# The rules by themselves
+
+
+def test_d4_the_table_of_the_core() -> None:
+    levels: Levels[str] = Levels()
+    assert levels.take("me", None) is Step.NEW
+    levels.begin("me", "lease 1")
+    for state in (State.HELD, State.AT_RISK):
+        assert levels.take("me", state) is Step.DEEPER
+    assert levels.take("me", State.LOST) is Step.REFUSE
+    assert levels.depth_of("me") == 3, "a refusal adds no level"
+    assert levels.take("you", None) is Step.NEW
+    assert [levels.leave("me") for _ in range(3)] == [Step.OUT, Step.OUT, Step.OUTERMOST]
+    levels.begin("me", "lease 2")
+    assert levels.take("me", State.RELEASED) is Step.NEW
+    assert (levels.lease_of("me"), levels.depth_of("me"), len(levels)) == (None, 0, 0)
