@@ -26,7 +26,8 @@ LONGEST_FUNCTION = 60
 MEDIAN_FUNCTION = 10
 LONGEST_MODULE = 400
 
-PUBLIC = {"", "aio", "connect", "connection", "guarantees", "guards", "leases", "locks", "options", "sharing", "simple"} | {
+PUBLIC = {
+    *("", "aio", "connect", "connection", "guarantees", "guards", "leases", "locks", "options", "sharing", "simple"),
     *("fenced", "once", "optimistic", "recipes", "reentrant"),
 }
 """The modules that users meet, the package itself among them."""
@@ -44,8 +45,10 @@ BELOW: dict[str, set[str]] = {
 """For each layer what it may import besides itself; what is not named here is public, `testing` or `cli`."""
 
 IMPURE = {"asyncio", "os", "random", "secrets", "select", "socket", "threading", "time"}
-DOORS = {(top, target) for top in ("connect", "simple") for target in ("runtime", "stores")} | {("", "_version")}
-"""Public modules reach the runtimes and stores only to make them; `runner` is how a public method blocks."""
+DOORS = {("fenced", "stores"), ("", "_version")} | {
+    (top, target) for top in ("connect", "simple") for target in ("runtime", "stores")
+}
+"""Public modules reach the runtimes and stores only to make them, and `fenced` for the names of keys; `runner` is how a public method blocks."""
 RUNNER = "runtime.runner"
 
 

@@ -26,10 +26,12 @@ from holdfast.errors import (
     LockError,
     NotHeld,
     Outcome,
+    StaleFence,
     StoreError,
     StoreProtocolError,
     StoreRefused,
     StoreUnavailable,
+    UpdateConflict,
 )
 from holdfast.leases import Lease
 from holdfast.locks import Lock
@@ -47,11 +49,13 @@ __all__ = [
     "NotHeld",
     "Outcome",
     "Owner",
+    "StaleFence",
     "State",
     "StoreError",
     "StoreProtocolError",
     "StoreRefused",
     "StoreUnavailable",
+    "UpdateConflict",
     "WaiterInfo",
     "__version__",
     "connect",

@@ -4,6 +4,8 @@
     ├── AcquireTimeout (TimeoutError)         the lock stayed taken for the whole timeout
     ├── LeaseLost                             the lease ended before its holder gave it back
     ├── NotHeld (RuntimeError)                asked to give back what this caller never held
+    ├── StaleFence                            a write was refused: a later holder has been there
+    ├── UpdateConflict                        a value changed under every attempt to change it
     ├── ConfigurationError (ValueError)       a value or a set-up that cannot work, found before any request
     └── StoreError
         ├── StoreUnavailable (ConnectionError)  no usable answer; `outcome` says what is known
@@ -72,6 +74,36 @@ class NotHeld(LockError, RuntimeError):
     Traceback (most recent call last):
     holdfast.errors.NotHeld: acquire first
     """
+
+
+class StaleFence(LockError):
+    """A write was refused, because a later holder of the lock has been there; nothing was changed.
+
+    >>> error = StaleFence("refused", name="file:9527", fence=7, newest=8)
+    >>> error.fence, error.newest
+    (7, 8)
+    """
+
+    def __init__(
+        self, message: str, *, name: str | None = None, fence: int | None = None, newest: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.fence = fence
+        self.newest = newest
+
+
+class UpdateConflict(LockError):
+    """The value changed under every attempt to change it; nothing was written.
+
+    >>> UpdateConflict("too busy", key="stock:7", attempts=100).attempts
+    100
+    """
+
+    def __init__(self, message: str, *, key: str | None = None, attempts: int | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.attempts = attempts
 
 
 class ConfigurationError(LockError, ValueError):

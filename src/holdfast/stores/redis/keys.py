@@ -58,6 +58,21 @@ def _number_in(wanted: int) -> bytes:
     return b"%d" % number
 
 
+def companion(key: bytes, kind: bytes) -> bytes:
+    """A key of our own in the slot of `key`.
+
+    >>> companion(b"file:9527", b"f"), companion(b"a{b}", b"f")
+    (b'holdfast:{file:9527}:f', b'holdfast:{b}:f:a{b}')
+    """
+    tag = hash_tag(key)
+    plain = tag is None and b"}" not in key
+    if plain:
+        tag = key
+    elif tag is None:
+        tag = _number_in(slot(key))
+    return AUX_PREFIX.encode() + b"{%b}:%b%b" % (tag, kind, b"" if plain else b":" + key)
+
+
 @lru_cache(maxsize=8192)
 def keys_of(name: str) -> Keys:
     """All keys of the lock `name`.
@@ -66,14 +81,7 @@ def keys_of(name: str) -> Keys:
     (b'holdfast:{file:9527}:q', b'holdfast:{b}:q:a{b}')
     """
     lock = name.encode()
-    tag = hash_tag(lock)
-    plain = tag is None and b"}" not in lock
-    if plain:
-        tag = lock
-    elif tag is None:
-        tag = _number_in(slot(lock))
-    suffix = b"" if plain else b":" + lock
-    meta, queue, waiters = (AUX_PREFIX.encode() + b"{%b}:%b%b" % (tag, kind, suffix) for kind in (b"m", b"q", b"w"))
+    meta, queue, waiters = (companion(lock, kind) for kind in (b"m", b"q", b"w"))
     return Keys(lock, meta, queue, waiters, bulks(lock, meta, queue, waiters), bulks(lock, meta))
 
 
