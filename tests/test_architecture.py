@@ -48,7 +48,8 @@ IMPURE = {"asyncio", "os", "random", "secrets", "select", "socket", "threading",
 DOORS = {("fenced", "stores"), ("", "_version")} | {
     (top, target) for top in ("connect", "simple") for target in ("runtime", "stores")
 }
-"""Public modules reach the runtimes and stores only to make them, and `fenced` for the names of keys; `runner` is how a public method blocks."""
+"""Public modules reach the runtimes and stores only to make them, `fenced` for the names of keys; `runner` is how a
+public method blocks."""
 RUNNER = "runtime.runner"
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Never, overload
 
-from holdfast.options import options
-from holdfast.values import Owner, Seconds
+from holdfast.values import Seconds
 
 if TYPE_CHECKING:
     from holdfast.once import AsyncOnce, Once, Skipped
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
 class Recipes:
     """For threads; `connection.Locks` has these methods."""
-
-    _owner: Owner
 
     def rlock(self, name: str, **chosen: Any) -> RLock:
         """A lock that the thread which has it may take again, at no cost; options as for `lock`.
@@ -30,7 +27,7 @@ class Recipes:
         """
         from holdfast.reentrant import RLock
 
-        return RLock(self, name, options(self._owner, chosen))  # type: ignore[arg-type]
+        return RLock(self, name, **chosen)
 
     @overload
     def once(
@@ -86,20 +83,17 @@ class Recipes:
         from holdfast.once import Once, lock_options, terms
 
         how = terms(every, at_least, at_most, busy)
-        lock = Lock(self, name, options(self._owner, lock_options(how, chosen)))  # type: ignore[arg-type]
-        return Once(lock, how)
+        return Once(Lock(self, name, **lock_options(how, chosen)), how)
 
 
 class AsyncRecipes:
     """For asyncio; `connection.AsyncLocks` has these methods."""
 
-    _owner: Owner
-
     def rlock(self, name: str, **chosen: Any) -> AsyncRLock:
         """A lock that the task which has it may take again, at no cost; options as for `lock`."""
         from holdfast.reentrant import AsyncRLock
 
-        return AsyncRLock(self, name, options(self._owner, chosen))  # type: ignore[arg-type]
+        return AsyncRLock(self, name, **chosen)
 
     @overload
     def once(
@@ -140,5 +134,4 @@ class AsyncRecipes:
         from holdfast.once import AsyncOnce, lock_options, terms
 
         how = terms(every, at_least, at_most, busy)
-        lock = AsyncLock(self, name, options(self._owner, lock_options(how, chosen)))  # type: ignore[arg-type]
-        return AsyncOnce(lock, how)
+        return AsyncOnce(AsyncLock(self, name, **lock_options(how, chosen)), how)

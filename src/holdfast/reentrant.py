@@ -11,26 +11,22 @@ Rules kept here (`core/reentry.py` decides):
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.core.holding import State
 from holdfast.core.reentry import Levels, Step
 from holdfast.errors import LeaseLost
 from holdfast.leases import AsyncLease, Lease
 from holdfast.locks import MOST_CALLERS, AsyncLock, BaseLock, LeaseT, Lock
-from holdfast.options import Options
 from holdfast.runtime.runner import run
 from holdfast.values import Seconds
-
-if TYPE_CHECKING:
-    from holdfast.connection import BaseLocks
 
 
 class Reentrant(BaseLock[LeaseT]):
     """What a re-entrant lock is in both colours."""
 
-    def __init__(self, client: BaseLocks[Any], name: object, chosen: Options) -> None:
-        super().__init__(client, name, chosen)
+    def __init__(self, client: Any, name: str, **chosen: Any) -> None:
+        super().__init__(client, name, **chosen)
         self._levels: Levels[LeaseT] = Levels()
 
     @property

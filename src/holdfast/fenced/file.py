@@ -128,8 +128,8 @@ class FencedFile:
                     raise
             if time.monotonic() >= give_up_at:
                 raise StoreUnavailable(
-                    f"The fence of the file {shown(self._shown)} is being looked at by a process that does not go on (it "
-                    "may be stopped), so nothing was read or written. Try again, or end that process."
+                    f"The fence of the file {shown(self._shown)} is locked by a process that does not go on (it may be "
+                    "stopped), so nothing was read or written. Try again, or end that process."
                 )
             time.sleep(PAUSE)
 

@@ -40,9 +40,9 @@ class Guard:
     >>> guard = Guard()
     >>> guard.create(db)
     >>> guard.check(db, "file:9527", 7)
-    >>> guard.check(db, "file:9527", 6)
+    >>> guard.check(db, "file:9527", 6)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    holdfast.errors.StaleFence: The write to 'file:9527' was refused: it came with fence 6, and fence 7 has been there...
+    holdfast.errors.StaleFence: The write to 'file:9527' was refused: it came with fence 6, ...
     """
 
     def __init__(self, table: str = "holdfast_fence") -> None:
@@ -88,9 +88,9 @@ def update_row(
     >>> _ = db.execute("insert into files (name) values ('9527')")
     >>> update_row(db, "files", {"name": "9527"}, {"body": "new"}, 7)
     True
-    >>> update_row(db, "files", {"name": "9527"}, {"body": "late"}, 6)
+    >>> update_row(db, "files", {"name": "9527"}, {"body": "late"}, 6)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    holdfast.errors.StaleFence: The write to 'files' was refused: it came with fence 6, and fence 7 has been there...
+    holdfast.errors.StaleFence: The write to 'files' was refused: it came with fence 6, ...
     """
     if not where or not values:
         raise ConfigurationError("update_row() needs at least one column to find the row by, and one to change.")
@@ -111,7 +111,7 @@ def update_row(
 
 
 def _quoted(name: str) -> str:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not NAME.fullmatch(str(name)):
         raise ConfigurationError(f"The name of a table or column is letters, digits and _, not {shown(name)}.")
     return ".".join(f'"{part}"' for part in name.split("."))
 
