@@ -28,7 +28,7 @@ LONGEST_MODULE = 400
 
 PUBLIC = {
     *("", "aio", "connect", "connection", "guarantees", "guards", "leases", "locks", "options", "sharing", "simple"),
-    *("fenced", "once", "optimistic", "recipes", "reentrant"),
+    *("blocks", "fenced", "once", "optimistic", "recipes", "reentrant"),
 }
 """The modules that users meet, the package itself among them."""
 

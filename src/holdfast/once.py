@@ -15,10 +15,12 @@ Rules kept here:
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, Generic, Literal, NamedTuple, Never, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar
 
+from holdfast.blocks import Block, leave_block
 from holdfast.errors import AcquireTimeout, ConfigurationError, StoreError
 from holdfast.guards import check_function
 from holdfast.leases import AsyncLease, BaseLease, Lease
@@ -94,31 +96,27 @@ def lock_options(chosen: Terms, how: dict[str, Any]) -> dict[str, Any]:
 
 
 class BaseOnce(Generic[LeaseT]):
-    """What a job is in both colours. `_runs` has what each thread or task was given by the blocks it is in, innermost
-    last."""
+    """What a job is in both colours. `_blocks` are the `with` blocks under way, those that skip among them."""
 
     def __init__(self, lock: BaseLock[LeaseT], chosen: Terms) -> None:
         self._client = lock._client
         self._lock = lock
         self._terms = chosen
-        self._runs: dict[Hashable, list[tuple[LeaseT, float] | None]] = {}
+        self._blocks: list[Block] = []
 
     @property
     def name(self) -> str:
         """The job's name, which is also the name of its lock."""
         return self._lock.name
 
-    async def _begin(self) -> LeaseT | Skipped:
-        lock = self._lock
-        lease = await (lock._enter() if self._terms.busy == "wait" else self._try())
-        if lease is None:
-            return self._skip(await self._look())
-        self._remember((lease, self._client.runtime.now()))
-        return lease
-
-    async def _try(self) -> LeaseT | None:
-        lease = await self._lock._acquire(False, None)
-        return None if lease is None else self._lock._entered(lease)
+    async def _begin(self, frame: int) -> LeaseT | Skipped:
+        waits, runtime = self._terms.busy == "wait", self._client.runtime
+        lease = await (self._lock._enter() if waits else self._lock._acquire(False, None))
+        if lease is not None:
+            lease._keep_until = runtime.now() + self._terms.at_least
+        outcome = self._skip(await self._look()) if lease is None else lease
+        self._blocks.append(Block(runtime.caller(), frame, outcome))
+        return outcome
 
     async def _look(self) -> LockInfo:
         try:
@@ -130,25 +128,17 @@ class BaseOnce(Generic[LeaseT]):
         skipped = Skipped(self.name, info.owner, info.held_for, info.ttl_left)
         if self._terms.busy == "raise":
             raise AcquireTimeout(f"{skipped}. Nothing was left behind.", name=self.name, timeout=0.0)
-        self._remember(None)
         return skipped
 
-    def _remember(self, run: tuple[LeaseT, float] | None) -> None:
-        self._runs.setdefault(self._client.runtime.caller(), []).append(run)
-
-    def _end(self, error: BaseException | None) -> bool:
-        """Whether there was a run; what it leaves in the store is set by how it ended."""
-        caller = self._client.runtime.caller()
-        runs = self._runs[caller]
-        last = runs.pop()
-        if not runs:
-            del self._runs[caller]
-        if last is None:
-            return False
-        lease, started = last
-        succeeded = error is None or (isinstance(error, SystemExit) and not error.code)
-        lease._keep_until = started + (self._terms.kept if succeeded else self._terms.at_least)
-        return True
+    def _end(self, frame: int, error: BaseException | None) -> LeaseT | None:
+        """The lease of the run, if there was one; what it leaves in the store is set by how it ended."""
+        block = leave_block(self._blocks, self._client.runtime.caller(), frame)
+        if block is None or isinstance(block.lease, Skipped):
+            return None
+        lease: LeaseT = block.lease
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            lease._keep_until += self._terms.kept - self._terms.at_least
+        return lease
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {shown(self.name)}, busy: {self._terms.busy}>"
@@ -172,13 +162,14 @@ class Once(BaseOnce[Lease], Generic[S]):
 
     def __enter__(self) -> Lease | S:
         """The lease of the run, or what tells who runs it, which is false."""
-        return run(self._begin())  # type: ignore[return-value]
+        return run(self._begin(id(sys._getframe(1))))  # type: ignore[return-value]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._end(error):
-            self._lock.__exit__(kind, error, trace)
+        lease = self._end(id(sys._getframe(1)), error)
+        if lease is not None:
+            self._lock._leave(lease, error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R | S]:
         """As a decorator: a call runs `function`, or gives what tells who runs it."""
@@ -208,13 +199,17 @@ class AsyncOnce(BaseOnce[AsyncLease], Generic[S]):
 
     async def __aenter__(self) -> AsyncLease | S:
         """The lease of the run, or what tells who runs it, which is false."""
-        return await self._begin()  # type: ignore[return-value]
+        outcome = await self._begin(id(sys._getframe(1)))
+        if isinstance(outcome, AsyncLease):
+            self._lock._open_scope(outcome)
+        return outcome  # type: ignore[return-value]
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._end(error):
-            await self._lock.__aexit__(kind, error, trace)
+        lease = self._end(id(sys._getframe(1)), error)
+        if lease is not None:
+            await self._lock._leave(lease, error)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R | S]]:
         """As a decorator on a coroutine function: a call runs it, or gives what tells who runs it."""
@@ -226,8 +221,3 @@ class AsyncOnce(BaseOnce[AsyncLease], Generic[S]):
                 return await function(*args, **kwargs) if isinstance(lease, BaseLease) else lease
 
         return once
-
-
-AlwaysRuns = Once[Never]
-"""What `busy="wait"` and `busy="raise"` give: never skipped in silence."""
-AsyncAlwaysRuns = AsyncOnce[Never]

@@ -73,7 +73,8 @@ class Reentrant(BaseLock[LeaseT]):
             raise
 
     async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
-        caller = self._client.runtime.caller()
+        # A generator may be ended by another than began it, so it is the lease that knows whose levels these are.
+        caller = self._client.runtime.caller() if lease._home is None else lease._home[1]
         if self._levels.lease_of(caller) is lease and self._levels.leave(caller) is Step.OUT:
             return lease._lost_error() if lease.state is State.LOST else None
         return await super()._exit(lease, error)

@@ -257,4 +257,4 @@ async def test_c5_one_object_in_many_threads(d: Driver) -> None:
     for worker in workers:
         await worker.result()
     assert sorted(ran) == [False] * 7 + [True]
-    assert job._runs == {}
+    assert job._blocks == []

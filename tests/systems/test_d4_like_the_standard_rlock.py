@@ -152,7 +152,7 @@ def test_d4_the_end_of_a_thread_leaves_nothing_behind(lock: RLock) -> None:
     in_threads(work, 15)
     assert len(lock._levels) == 0
     assert lock._taken == {}
-    assert lock._blocks == {}
+    assert lock._blocks == []
 
 
 def test_d4_timeouts_that_make_no_sense(lock: RLock) -> None:
