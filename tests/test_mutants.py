@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.core import acquire, holding, release, validity
+from holdfast.core import acquire, adopt, holding, release, validity
 from holdfast.core.deadline import Deadline
 from holdfast.testing.explorer import Explorer, Report
 from holdfast.testing.models import giver, taker, user
@@ -35,9 +35,9 @@ def world(
     return Model("mutant", clients, faults, seconds, setup=setup, rules=rules)
 
 
-def adopting(**faults: int) -> Model:
+def adopting(seconds: float = 1.1, **faults: int) -> Model:
     clients = [Client("A", giver), Client("B", taker, after="A"), Client("C", taker, after="A")]
-    return Model("mutant", clients, faults, 1.1, rules=ALL_RULES - {"CL"})
+    return Model("mutant", clients, faults, seconds, rules=ALL_RULES - {"CL"})
 
 
 class Mutant(NamedTuple):
@@ -98,6 +98,16 @@ MUTANTS = {
         world(once, once, seconds=3.1, rules=frozenset({"AL"}), pause=1, mortal="B"),
         "AL",
     ),
+    "a grant that ran out on its way is handed out": mutant(
+        lambda: python(ATTEMPT, "run", "if self._runtime.now() < grant.valid_until:", "if True:"),
+        world(once, seconds=3.1, pause=1),
+        "AL",
+    ),
+    "an adopted lease that ran out on its way is handed out": mutant(
+        lambda: python(adopt, "_adopt_once", "if runtime.now() >= grant.valid_until:", "if False:"),
+        adopting(seconds=3.1, pause=1),
+        "AL",
+    ),
     "turn check dropped": mutant(
         lambda: python(ATTEMPT, "_wait_turn", "push is None or push.turn != self._turn", "push is None"),
         world(twice, once, seconds=3.1, pause=1, mortal="B"),
@@ -152,7 +162,7 @@ MUTANTS = {
         "RL",
     ),
     "the keeper renews whatever the store says": mutant(
-        lambda: lua("renew", "redis.call('GET', KEYS[at]) == ARGV[at]", "redis.call('EXISTS', KEYS[at]) == 1"),
+        lambda: lua("renew", "redis.pcall('GET', KEYS[at]) == ARGV[at]", "redis.call('EXISTS', KEYS[at]) == 1"),
         world(renewing, once, seconds=3.1, crash=1, mortal="A"),
         "OW",
     ),

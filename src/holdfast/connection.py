@@ -15,15 +15,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
-from holdfast.core.acquire import Grant
+from holdfast.core.adopt import adopt
 from holdfast.core.errands import Errands
 from holdfast.core.holding import Holding
 from holdfast.core.insist import insist
 from holdfast.core.keep import Keeper
 from holdfast.core.once import Once
-from holdfast.core.release import BUDGET, give_back
+from holdfast.core.release import BUDGET
 from holdfast.core.survey import Survey
-from holdfast.core.validity import valid_until
 from holdfast.errors import LeaseLost, closed_error
 from holdfast.guards import NameOf, check_function, name_function
 from holdfast.leases import Exported
@@ -32,7 +31,7 @@ from holdfast.options import options
 from holdfast.ports import Runtime, Store, Waker
 from holdfast.recipes import AsyncRecipes, Recipes
 from holdfast.runtime.runner import run
-from holdfast.values import Ask, Granted, LockInfo, Owner, shown
+from holdfast.values import Ask, LockInfo, Owner, shown
 
 if TYPE_CHECKING:
     from holdfast.guarantees import Guarantees
@@ -105,25 +104,14 @@ class BaseLocks(Generic[LeaseT]):
         exported = Exported.decode(text)
         lock = self._lock_class(self, exported.name, **{"ttl": exported.ttl, **chosen})
         ask = Ask(lock.name, self.runtime.new_holder(), lock._options.ttl, lock._options.owner)
-        asked_at = self.runtime.now()
-        granted = await self._adopt_or_give_back(ask, exported.holder)
-        if granted is None:
+        grant = await adopt(self.store, self.runtime, ask, exported.holder)
+        if grant is None:
             raise LeaseLost(
                 f"The exported lease on {shown(exported.name)} is no longer there: it expired, was given back, or "
                 "someone adopted it before. Acquire the lock anew.",
                 name=exported.name,
             )
-        return lock._lease(ask, Grant(granted.fence, asked_at, valid_until(asked_at, ask.ttl)))
-
-    async def _adopt_or_give_back(self, ask: Ask, old_holder: str) -> Granted | None:
-        """Counted from the first request, though a later one may have been answered: never too long."""
-        try:
-            return await insist(self.runtime, lambda until: self.store.adopt(ask, old_holder, until), BUDGET)
-        except GeneratorExit:
-            raise
-        except BaseException:  # it may be ours without our knowing
-            await give_back(self.store, self.runtime, ask.name, ask.holder, ask.ttl, inline=True)
-            raise
+        return lock._lease(ask, grant)
 
     async def _guarantees(self) -> Guarantees:
         self.ensure_open()

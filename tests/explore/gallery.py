@@ -53,7 +53,7 @@ def section(name: str, shown: Exhibit, report: Report) -> str:
     parts += [
         f"The shortest way to break {report.violation.rule if report.violation else ''}:",
         _block("mermaid", report.story.mermaid()),
-        "??? note \"The same as text\"\n\n" + _indented(_block("text", str(report.story))),
+        '??? note "The same as text"\n\n' + _indented(_block("text", str(report.story))),
     ]
     return "\n\n".join(parts)
 

@@ -11,6 +11,8 @@ Rules kept here:
 
 - A grant counts from when the request was sent that led to it. For a pushed grant that is the last request
   answered "still queued", and the push must name that request's turn: an older push is stale.
+- A reply may be on its way for longer than the ttl, or meet a process that was stopped. Nobody is handed a grant that
+  has run out: the same request again tells whether it is still ours, and makes it last.
 - Unknown is a third answer. A request that got no reply is sent again, which changes nothing if it had been
   executed; and "not acquired" is said only after trying to remove what it may have left.
 - Who waits asks again at least every third of its ttl: that keeps its place alive and its `asked_at` young.
@@ -70,6 +72,7 @@ class _Attempt:
         "_blocking",
         "_box",
         "_deadline",
+        "_late_since",
         "_runtime",
         "_store",
         "_ticket",
@@ -88,6 +91,7 @@ class _Attempt:
         self._turn = 0
         self._asked_at = 0.0
         self._traces = False
+        self._late_since: float | None = None
 
     async def run(self) -> Grant | None:
         if self._blocking and self._store.listening:
@@ -95,12 +99,16 @@ class _Attempt:
         while True:
             answer = await self._request()
             if isinstance(answer, Granted):
-                return self._grant(answer.fence)
-            if isinstance(answer, Queued):
-                self._ticket = answer.ticket
-                grant = await self._wait_turn(answer)
-                if grant is not None:
+                grant = self._grant(answer.fence)
+                if self._runtime.now() < grant.valid_until:
                     return grant
+                if self._ask_once_more():
+                    continue
+            elif isinstance(answer, Queued):
+                self._ticket = answer.ticket
+                pushed = await self._wait_turn(answer)
+                if pushed is not None:
+                    return pushed
             if not self._blocking or self._deadline.passed(self._runtime.now()):
                 await self.abandon(inline=True)
                 return None
@@ -110,6 +118,21 @@ class _Attempt:
 
     def _grant(self, fence: int) -> Grant:
         return Grant(fence, self._asked_at, valid_until(self._asked_at, self._ask.ttl))
+
+    def _ask_once_more(self) -> bool:
+        """Whether to ask at once, time or no time, since a grant ran out on its way; or report it when all do."""
+        self._traces = True
+        now = self._runtime.now()
+        if self._late_since is None:
+            self._late_since = now
+            return True
+        if not self._deadline.passed(now) and self._deadline.out_of_patience(now, self._late_since):
+            raise StoreUnavailable(
+                f"Each answer of the store took longer than the lock's ttl of {self._ask.ttl:g} s, so every grant had run "
+                "out when it came. Nothing is left behind. Give the lock a longer ttl, or see why the store is slow.",
+                outcome=Outcome.UNKNOWN,
+            )
+        return False
 
     async def _request(self) -> Answer:
         """The store's answer; a request that gets none is repeated while the deadline allows."""

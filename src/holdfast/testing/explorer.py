@@ -141,4 +141,3 @@ class Explorer:
             path.append((self._states[cause[0]], cause[1], self._states[number]))
             number = cause[0]
         return path[::-1]
-

@@ -91,7 +91,15 @@ def full() -> list[Model]:
         _model("renewal and losses", "a request and a reply lost", renewing, 3.1, lose_request=1, lose_reply=1),
         _model("clocks at the limit", "rates apart by the drift, stops", edge, 3.1, pause=1),
         _restart(4.0),
-        _model("lost messages", "a request, a reply, a push", _clients("AB"), 4.0, lose_request=1, lose_reply=1, lose_push=1),
+        _model(
+            "lost messages",
+            "a request, a reply, a push",
+            _clients("AB"),
+            4.0,
+            lose_request=1,
+            lose_reply=1,
+            lose_push=1,
+        ),
         _model("silent losses", "nobody is told of the loss", _clients("AB"), 8.0, vanish=1, lose_push=1),
         _model("cut subscriptions", "and a push lost", _clients("AB"), 3.1, cut_inbox=1, lose_push=1),
         _model("late requests", "executed after they were given up", _clients("AB"), 3.1, late=1, slow=1),
@@ -146,4 +154,3 @@ def _adopt(**faults: int) -> Model:
     clients = [Client("A", giver), Client("B", taker, after="A"), Client("C", taker, after="A")]
     # Who exports is done and leaves the lock to its taker, so `CL` does not speak of it.
     return Model("adopt", clients, faults, 3.1, about="two takers of one lease", rules=ALL_RULES - {"CL"})
-

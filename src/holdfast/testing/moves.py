@@ -135,7 +135,10 @@ class Moves:
             elif reply == BROKEN:
                 yield Move("broken", at), world.advanced(at, lane, "broken", (number,), now, replies=rest)
             else:
-                yield Move("reply", at, (reply, server)), world.advanced(at, lane, "reply", (number, reply), now, replies=rest)
+                yield (
+                    Move("reply", at, (reply, server)),
+                    world.advanced(at, lane, "reply", (number, reply), now, replies=rest),
+                )
         if lane.pushes:
             push, rest_pushes = lane.pushes[0], lane.pushes[1:]
             if push == DEAF:
@@ -182,7 +185,10 @@ class Moves:
                 cut = lane._replace(out=(), replies=lane.replies + broken)
                 yield Move("lose_request", at), self._put(_spend(state, LOSE_REQUEST), at, cut)
             if faults[VANISH]:
-                yield Move("vanish", at, "request"), self._put(_spend(state, VANISH), at, lane._replace(out=lane.out[1:]))
+                yield (
+                    Move("vanish", at, "request"),
+                    self._put(_spend(state, VANISH), at, lane._replace(out=lane.out[1:])),
+                )
             if faults[LATE]:
                 loose = tuple(sorted(state.loose + tuple((at, server, request) for _, server, request in lane.out)))
                 cut = lane._replace(out=(), replies=lane.replies + broken)
@@ -209,7 +215,9 @@ class Moves:
         epoch, grants = world.grants.values[state.grants]
         after = _spend(state, RESTART)._replace(
             now=state.now + RESTART_US,
-            servers=(world.forgotten(), *state.servers[1:]), loose=(), grants=world.grants.of((epoch + 1, grants))
+            servers=(world.forgotten(), *state.servers[1:]),
+            loose=(),
+            grants=world.grants.of((epoch + 1, grants)),
         )
         for at, lane, _ in world.each(state):
             if lane.status != CRASHED:

@@ -151,7 +151,9 @@ class Rules:
             return None
         entry = dict(before[self._waiters].value).get(holder.encode())
         if entry is None or not self._reachable(entry, then):
-            return Violation("FQ", f"the lock is handed to {holder}, who can't be reached or has not asked for a whole ttl")
+            return Violation(
+                "FQ", f"the lock is handed to {holder}, who can't be reached or has not asked for a whole ttl"
+            )
         return None
 
     def _reachable(self, entry: bytes, then: State) -> bool:
@@ -180,7 +182,9 @@ class Rules:
             if node.problem is not None and node.problem[0] in self._chosen and (calm or node.problem[0] != "BD"):
                 return Violation(node.problem[0], f"{self._world.clients[at].name}: {node.problem[1]}")
             if node.lost and calm and "KP" in self._chosen:
-                return Violation("KP", f"{self._world.clients[at].name} lost a lease that its keeper should have renewed")
+                return Violation(
+                    "KP", f"{self._world.clients[at].name} lost a lease that its keeper should have renewed"
+                )
         broken = self._believed(state, lanes)
         if broken is not None:
             return broken
@@ -257,7 +261,9 @@ class Rules:
             return None
         looks = min((due for _, node in waiting for _, due in node.timers), default=None)
         unharmed = all(
-            left == had for at, (left, had) in enumerate(zip(state.faults, self._faults, strict=True)) if at not in HARMLESS
+            left == had
+            for at, (left, had) in enumerate(zip(state.faults, self._faults, strict=True))
+            if at not in HARMLESS
         )
         limit = SOON_US if unharmed else LOOK_US
         if looks is not None and looks <= state.now + limit:
@@ -278,7 +284,9 @@ class Rules:
             return self._left_anywhere(state, lanes)
         if "CL" not in self._chosen:
             return None
-        if any(left != had for at, (left, had) in enumerate(zip(state.faults, self._faults, strict=True)) if at != CANCEL):
+        if any(
+            left != had for at, (left, had) in enumerate(zip(state.faults, self._faults, strict=True)) if at != CANCEL
+        ):
             return None
         entry = self._data(state.servers[0]).get(self._queue)
         queue = [] if entry is None else [member.decode() for _, member in entry.value]
@@ -292,13 +300,20 @@ class Rules:
                 return Violation("CL", f"{name} is done, and still has a place in the queue")
         return None
 
-
     def _left_anywhere(self, state: State, lanes: list[tuple[int, Lane, Node]]) -> Violation | None:
         for number, server in enumerate(state.servers):
             lock = self._data(server).get(self._lock)
             for at, lane, node in lanes:
-                if lock is not None and lane.status == RUNNING and node.done and node.idle and lock.value.decode() in node.holders:
-                    return Violation("CF", f"{self._world.clients[at].name} is done, and server S{number} keeps its lock")
+                if (
+                    lock is not None
+                    and lane.status == RUNNING
+                    and node.done
+                    and node.idle
+                    and lock.value.decode() in node.holders
+                ):
+                    return Violation(
+                        "CF", f"{self._world.clients[at].name} is done, and server S{number} keeps its lock"
+                    )
         return None
 
     # Fences of a lock on several servers, where no single server knows the order of the grants.
@@ -313,7 +328,9 @@ class Rules:
                 epoch, grants = self._world.grants.values[then.grants]
                 then = then._replace(grants=self._world.grants.of((epoch, (*grants, Granting(holder, fence, epoch)))))
                 if grants and fence <= max(one.fence for one in grants):
-                    return then, Violation("FT", f"{holder} has fence {fence}, and {grants[-1].holder} had {grants[-1].fence} before")
+                    return then, Violation(
+                        "FT", f"{holder} has fence {fence}, and {grants[-1].holder} had {grants[-1].fence} before"
+                    )
         return then, None
 
 

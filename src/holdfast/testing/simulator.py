@@ -61,7 +61,9 @@ class Setting:
     @classmethod
     def of_seed(cls, seed: int) -> Setting:
         chance = random.Random(seed)
-        faults = tuple((name, rate * chance.choice((0.3, 1.0, 3.0))) for name, rate in RATES.items() if chance.random() < 0.4)
+        faults = tuple(
+            (name, rate * chance.choice((0.3, 1.0, 3.0))) for name, rate in RATES.items() if chance.random() < 0.4
+        )
         return cls(
             seed=seed,
             clients=chance.choice((5, 5, 6, 7, 8, 10, 20)),

@@ -51,7 +51,7 @@ KEPT_ALIVE = 4096
 """Processes that are kept where they stand, so that their next input need not be preceded by all before it."""
 
 
-ALL_RULES = frozenset({"ME", "SG", "FT", "OW", "NL", "LW", "FQ", "CL", "ST", "RL", "KP", "BD", "ER"})
+ALL_RULES = frozenset({"ME", "SG", "FT", "OW", "NL", "LW", "FQ", "CL", "ST", "RL", "KP", "BD", "AL", "ER"})
 """The rules that the shipped lock is held to; `rules.py` says what each means."""
 
 
