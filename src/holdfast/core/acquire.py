@@ -109,12 +109,13 @@ class _Attempt:
                 pushed = await self._wait_turn(answer)
                 if pushed is not None:
                     return pushed
-            if not self._blocking or self._deadline.passed(self._runtime.now()):
+            listening = self._is_over() or not isinstance(answer, Taken) or await self._open_mailbox()
+            if not listening or self._is_over():
                 await self.abandon(inline=True)
                 return None
-            if isinstance(answer, Taken) and not await self._open_mailbox():
-                await self.abandon(inline=True)
-                return None
+
+    def _is_over(self) -> bool:
+        return not self._blocking or self._deadline.passed(self._runtime.now())
 
     def _grant(self, fence: int) -> Grant:
         return Grant(fence, self._asked_at, valid_until(self._asked_at, self._ask.ttl))

@@ -1,4 +1,8 @@
-"""What the clients of a simulation do with their lives: everything that a lock can be used for, as chance will have it."""
+"""What the clients of a simulation do with their lives: everything that a lock can be used for, as chance will have it.
+
+Like a `with` block, a life gives back what it holds however the work under it ended, except where a program would have
+lost the lease object altogether.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,13 @@ def life(shared: Shared, chance: Random, local: Callable[[float], float]) -> Pro
         locks = me.locks(store_timeout=max(2.0, 2 * shared.ttl))
         while me.now() < local(shared.seconds):
             await me.sleep(chance.expovariate(1.0))
+            me.cancellable = True
             try:
                 await _once(me, locks, shared, chance)
             except (StoreError, LeaseLost, asyncio.CancelledError) as error:
                 me.note(type(error).__name__)
+            finally:
+                me.cancellable = False
         if shared.liveness:
             await _last_time(me, locks, shared)
 
@@ -46,29 +53,37 @@ async def _once(me: Process, locks: AsyncLocks, shared: Shared, chance: Random) 
     if shared.exported and chance.random() < 0.5:
         lease: AsyncLease | None = await locks.adopt(shared.exported.pop(), renew=renew)
     else:
-        lock = locks.lock(chance.choice(shared.locks), ttl=shared.ttl, renew=renew)
+        max_hold = chance.choice((None, None, 0.7 * shared.ttl, 3 * shared.ttl))
+        lock = locks.lock(chance.choice(shared.locks), ttl=shared.ttl, renew=renew, max_hold=max_hold)
         timeout = chance.choice((0.0, 0.3 * shared.ttl, 2 * shared.ttl, None))
-        me.cancellable = True
-        try:
-            lease = await lock.acquire(timeout=timeout)
-        finally:
-            me.cancellable = False
+        asked_at, me.was_stopped = me.now(), False
+        lease = await lock.acquire(timeout=timeout)
+        if timeout is not None:
+            me.waited(asked_at, timeout)
     me.holds(lease)
     if lease is not None:
-        await _use(me, lease, shared, chance, forgetful=not renew)
+        await _use(me, lease, shared, chance)
 
 
-async def _use(me: Process, lease: AsyncLease, shared: Shared, chance: Random, *, forgetful: bool) -> None:
-    await me.sleep(chance.choice((0.0, 0.01, 0.2, 1.2)) * shared.ttl * chance.random())
+async def _use(me: Process, lease: AsyncLease, shared: Shared, chance: Random) -> None:
+    try:
+        await _work(me, lease, shared, chance)
+    except GeneratorExit:
+        raise  # the run is over, and no await is possible any more
+    except BaseException:
+        await lease.release()
+        raise
+    if lease._holding.renewing or chance.random() < 0.9:  # else forgotten, and the ttl decides
+        await lease.release()
+
+
+async def _work(me: Process, lease: AsyncLease, shared: Shared, chance: Random) -> None:
+    await me.sleep(chance.choice((0.0, 0.01, 0.2, 1.2, 3.0)) * shared.ttl * chance.random())
     what = chance.random()
     if what < 0.1:
         shared.exported.append(lease.export())
-        return
-    if what < 0.2:
-        await lease.renew()
-    elif what < 0.25 and forgetful:
-        return  # forgotten, as in a program that has lost the lease object: the ttl decides
-    await lease.release()
+    elif what < 0.2:
+        await lease.renew(chance.choice((None, None, 2 * shared.ttl)))
 
 
 async def _last_time(me: Process, locks: AsyncLocks, shared: Shared) -> None:

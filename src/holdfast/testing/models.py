@@ -25,8 +25,8 @@ def user(*, renew: bool = False, timeout: float | None = None, rounds: int = 1) 
             asked_at = me.now()
             lease = await lock.acquire(timeout=timeout)
             me.holds(lease)
-            if timeout is not None and me.now() > asked_at + timeout + 0.1:
-                me.problem("BD", f"a wait of {timeout:g} s took {me.now() - asked_at:g} s")
+            if timeout is not None:
+                me.waited(asked_at, timeout)
             if lease is not None:
                 await me.work()
                 await give_back(me, lease)

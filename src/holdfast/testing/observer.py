@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from holdfast.core.holding import ALIVE
 from holdfast.stores.redis.keys import Keys, keys_of
 from holdfast.testing.commands import Entry
 from holdfast.testing.process import Process
 from holdfast.testing.virtual import VirtualRedis
 from holdfast.testing.world import ALL_RULES
+
+TOLD_WITHIN = 0.05
+"""Seconds after which a loss has been told (TL), counted from when the process runs."""
 
 
 class Broken(Exception):
@@ -74,15 +78,20 @@ class Observer:
         self._granted[holder] = fence, self.epoch
         self.grants += 1
 
-    def look(self, process: Process, local_now: float) -> None:
+    def look(self, process: Process, local_now: float, runs_since: float) -> None:
         """A client acted: what does it take for its own now?"""
         for rule, text in process.problems:
             if rule in ALL_RULES:
                 raise Broken(rule, text)
-        held: dict[str, Held] = {}
+        self._held[process.name] = held = {}
         for lease in process.leases:
             holding = lease._holding
-            if holding.state.value not in ("held", "at risk") or holding.valid_until <= local_now:
+            if holding.state not in ALIVE:
+                continue
+            if holding.valid_until <= local_now:
+                late = local_now - max(holding.valid_until, runs_since)
+                if late > TOLD_WITHIN:
+                    raise Broken("TL", f"{holding.holder} has lost {holding.name} and is not told for {late:g} s")
                 continue
             granted = self._granted.get(holding.holder)
             if granted is None:
@@ -90,12 +99,10 @@ class Observer:
             if granted[0] != holding.fence:
                 raise Broken("FT", f"{holding.holder} was granted {granted[0]} and takes {holding.fence} for it")
             held[holding.holder] = Held(holding.name, holding.fence, holding.valid_until, granted[1])
-        if len(process.leases) > 8:
-            process.leases[:] = process.leases[-4:]
-        if held:
-            self._held[process.name] = held
-        else:
-            self._held.pop(process.name, None)
+        process.leases[:] = [lease for lease in process.leases if lease._holding.state in ALIVE]
+        self._refused(process)
+
+    def _refused(self, process: Process) -> None:
         for holder in process.refused - process.releasing:
             for keys in self._keys.values():
                 entry = self._server.data.get(keys.lock)

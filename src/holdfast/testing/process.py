@@ -27,6 +27,8 @@ from holdfast.values import Answer, Ask, Next, Owner, Place, Push, Queued
 Program = Callable[["Process"], Coroutine[Any, Any, None]]
 
 GRACE = 0.08
+MOST_OVER = 2 * GRACE + 0.04
+"""A last answer may take the grace of the link, and the clean-up after it its own patience."""
 
 
 class Wait(NamedTuple):
@@ -165,6 +167,7 @@ class Process:
         self.listening = listening
         self.signalled = False
         self.cancellable = False
+        self.was_stopped = False
         self.tasks: dict[int, Task] = {}
         self.chance: Callable[[], float] = lambda: 0.5
         self.told: list[Belief] = []
@@ -197,6 +200,12 @@ class Process:
             self.note(f"holds the lock with fence {lease.fence}")
             if lease._holding.valid_until <= self._now:
                 self.problem("AL", f"{lease.holder} was handed a lease that had already run out")
+
+    def waited(self, asked_at: float, timeout: float) -> None:
+        """Tell the checker how long a wait with a limit took; a process that was stopped meanwhile is excused."""
+        took = self._now - asked_at
+        if took > timeout + MOST_OVER and not self.was_stopped:
+            self.problem("BD", f"a wait of {timeout:g} s took {took:g} s")
 
     def enters(self, until: float | None = None, fence: int = 0) -> None:
         """A lock that is written by hand takes itself for held, up to `until` on the local clock."""

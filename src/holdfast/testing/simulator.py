@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -22,59 +22,11 @@ from holdfast.core.validity import DRIFT
 from holdfast.stores.redis.resp import Reader
 from holdfast.testing.lives import Shared, life
 from holdfast.testing.observer import Broken, Observer
-from holdfast.testing.process import Process, Wait
+from holdfast.testing.process import Process
 from holdfast.testing.quiet import quiet
+from holdfast.testing.seats import Seat
+from holdfast.testing.setting import PER_CLIENT, Setting, smaller
 from holdfast.testing.virtual import START_US, VirtualRedis
-
-RATES = {
-    # Per message: lost with the connection, its answer lost, both without a word, executed after it was given up.
-    "lose_request": 0.03,
-    "lose_reply": 0.03,
-    "vanish": 0.01,
-    "late": 0.02,
-    "lose_push": 0.1,
-    # Per second and client.
-    "crash": 0.02,
-    "pause": 0.05,
-    "cut_inbox": 0.05,
-    "cancel": 0.2,
-    # Per second.
-    "restart": 0.02,
-}
-PER_CLIENT = ("crash", "pause", "cut_inbox", "cancel")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a run is made of; `faults` maps the name of a fault to its rate."""
-
-    seed: int
-    clients: int
-    locks: int
-    seconds: float
-    ttl: float
-    latency: float
-    faults: tuple[tuple[str, float], ...]
-    drift: bool
-    liveness: bool
-
-    @classmethod
-    def of_seed(cls, seed: int) -> Setting:
-        chance = random.Random(seed)
-        faults = tuple(
-            (name, rate * chance.choice((0.3, 1.0, 3.0))) for name, rate in RATES.items() if chance.random() < 0.4
-        )
-        return cls(
-            seed=seed,
-            clients=chance.choice((5, 5, 6, 7, 8, 10, 20)),
-            locks=chance.choice((1, 1, 2, 3)),
-            seconds=chance.choice((3.0, 6.0, 12.0)),
-            ttl=chance.choice((0.5, 2.0, 5.0)),
-            latency=chance.choice((0.0002, 0.002, 0.02, 0.1)),
-            faults=faults,
-            drift=chance.random() < 0.5,
-            liveness=seed % 2 == 1,
-        )
 
 
 @dataclass(frozen=True)
@@ -88,28 +40,6 @@ class Outcome:
     seconds: float
     broken: str = ""
     trace: tuple[str, ...] = ()
-
-
-class Seat:
-    """One client's place in the world: its process, its clock and its connections."""
-
-    def __init__(self, number: int, rate: float, offset: float) -> None:
-        self.number = number
-        self.rate = rate
-        self.offset = offset
-        self.process: Process | None = None
-        self.lives = 0
-        self.stopped_until = 0.0
-        self.sent = 0
-        self.arrives_after = 0.0
-        self.answers_after = 0.0
-        self.pushes_after = 0.0
-
-    def local(self, now: float) -> float:
-        return self.offset + now * self.rate
-
-    def true(self, local: float) -> float:
-        return (local - self.offset) / self.rate
 
 
 class Event(NamedTuple):
@@ -253,7 +183,7 @@ class Simulation:
             if wait is not None and wait.until is not None and wait is not task.timed:
                 task.timed = wait
                 self._later(max(0.0, seat.true(wait.until) - self._now) + 1e-9, "timer", seat, (number, wait))
-        self._observer.look(process, seat.local(self._now))
+        self._observer.look(process, seat.local(self._now), seat.local(seat.stopped_until))
         self._check()
 
     def _check(self) -> None:
@@ -356,6 +286,8 @@ class Simulation:
     def _pause(self, seat: Seat, event: Event) -> None:
         if self._again(seat, "pause"):
             seat.stopped_until = self._now + self._chance.uniform(0, 2 * self.setting.ttl)
+            if seat.process is not None:
+                seat.process.was_stopped = True
             self._note(f"{self._now:.6f}", seat.number, "is stopped")
 
     def _cut_inbox(self, seat: Seat, event: Event) -> None:
@@ -399,27 +331,10 @@ def shrunk(setting: Setting, *, most_runs: int = 60) -> Outcome:
     """The smallest setting found that still fails, run with its trace."""
     best = setting
     for _ in range(most_runs):
-        for smaller in _smaller(best):
-            if Simulation(smaller).run().broken:
-                best = smaller
+        for simpler in smaller(best):
+            if Simulation(simpler).run().broken:
+                best = simpler
                 break
         else:
             break
     return Simulation(best, keep_trace=True).run()
-
-
-def _smaller(setting: Setting) -> Iterator[Setting]:
-    if setting.clients > 1:
-        yield replace(setting, clients=max(1, setting.clients // 2))
-        yield replace(setting, clients=setting.clients - 1)
-    for fault in setting.faults:
-        yield replace(setting, faults=tuple(one for one in setting.faults if one != fault))
-    if setting.locks > 1:
-        yield replace(setting, locks=1)
-    if setting.drift:
-        yield replace(setting, drift=False)
-    if setting.seconds > 0.5:
-        yield replace(setting, seconds=setting.seconds / 2)
-
-
-__all__ = ["Outcome", "Setting", "Simulation", "Wait", "shrunk", "simulate"]
