@@ -49,7 +49,8 @@ class SocketServer:
         connection, reader = self._inboxes.pop(who, (None, None))
         if connection is not None and reader is not None:
             connection.sendall(pack(b"UNSUBSCRIBE"))
-            _read(connection, reader)
+            while _read(connection, reader)[0] != b"unsubscribe":
+                pass  # pushes that came before
             connection.close()
 
     def advance(self, seconds: float) -> None:

@@ -83,7 +83,7 @@ class Observer:
         for rule, text in process.problems:
             if rule in ALL_RULES:
                 raise Broken(rule, text)
-        self._held[process.name] = held = {}
+        held: dict[str, Held] = {}
         for lease in process.leases:
             holding = lease._holding
             if holding.state not in ALIVE:
@@ -100,6 +100,10 @@ class Observer:
                 raise Broken("FT", f"{holding.holder} was granted {granted[0]} and takes {holding.fence} for it")
             held[holding.holder] = Held(holding.name, holding.fence, holding.valid_until, granted[1])
         process.leases[:] = [lease for lease in process.leases if lease._holding.state in ALIVE]
+        if held:
+            self._held[process.name] = held
+        else:
+            self._held.pop(process.name, None)
         self._refused(process)
 
     def _refused(self, process: Process) -> None:

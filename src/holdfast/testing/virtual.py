@@ -138,7 +138,7 @@ class VirtualRedis:
             digest = args[1].decode("ascii", "replace").lower()
             if digest not in self.scripts:
                 raise ReplyError("NOSCRIPT No matching script. Please use EVAL.")
-            return self._eval(lua.text_of(digest), args[2:])
+            return self._run_script(digest, args[2:])
         if name == b"SCRIPT":
             return self._script(args[1:])
         return commands.run(self, args)
@@ -146,6 +146,9 @@ class VirtualRedis:
     def _eval(self, text: bytes, rest: list[bytes]) -> Any:
         digest = lua.remember(text)
         self.scripts.add(digest)
+        return self._run_script(digest, rest)
+
+    def _run_script(self, digest: str, rest: list[bytes]) -> Any:
         count = int(rest[0])
         if count > len(rest) - 1:
             raise ReplyError("ERR Number of keys can't be greater than number of args")
