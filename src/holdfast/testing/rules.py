@@ -6,7 +6,7 @@
     OW  no request changes the lease of a holder that it does not name
     NL  "not acquired" is said only to somebody whom the store does not have as the holder, or who tried to leave
     LW  nobody sleeps on while the lock is free: 50 ms if no message was lost, else a look-again interval
-    FQ  nobody who waits and can be reached is overtaken, and a place, once given, is kept
+    FQ  nobody who waits and can be reached is overtaken by a later ticket, and a ticket, once given, is kept
     CL  who has given up, was cancelled or gave back leaves neither a grant nor a place behind, if no message was lost
     CF  the same, whatever was lost
     ST  the lock never stays taken for ever
@@ -21,6 +21,7 @@ A rule that a model leaves out is not checked there: the broken locks of the gal
 
 from __future__ import annotations
 
+import math
 from hashlib import sha1
 from typing import NamedTuple
 
@@ -145,7 +146,7 @@ class Rules:
         return then, None
 
     def _out_of_turn(self, holder: str, before: dict[bytes, Entry], then: State, request: int) -> Violation | None:
-        if first := self._overtaken(holder, before, then):
+        if first := self._overtaken(holder, before, then, self._shown_ticket(holder, request)):
             return Violation("FQ", f"{holder} gets the lock although {first} came earlier and can be reached")
         if holder.encode() in self._words(request) or self._waiters not in before:
             return None
@@ -162,12 +163,18 @@ class Rules:
         channels = {channel for channel, _ in self._world.snapshots.values[then.servers[0]].subscriptions}
         return parts[3] in channels and int(parts[2]) * 1000 > START_US + then.now
 
-    def _overtaken(self, holder: str, before: dict[bytes, Entry], then: State) -> str | None:
+    def _shown_ticket(self, holder: str, request: int) -> float:
+        """The ticket that the holder itself shows in this request, from an earlier place in the queue."""
+        words = self._words(request)
+        mine = len(words) > 12 and words[1] == self._acquire and words[7] == holder.encode()
+        return float(words[12]) if mine and words[12] else math.inf
+
+    def _overtaken(self, holder: str, before: dict[bytes, Entry], then: State, ticket: float) -> str | None:
         if self._queue not in before or self._waiters not in before:
             return None
         waiters = dict(before[self._waiters].value)
-        for _, member in before[self._queue].value:
-            if member.decode() == holder:
+        for place, member in before[self._queue].value:
+            if member.decode() == holder or ticket < place:
                 return None
             if self._reachable(waiters.get(member, b"0 0 0 - -"), then):
                 return str(member.decode())
