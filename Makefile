@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test faults check format bench docs clean
+SEEDS ?= 10000
+JOBS ?= 2
+
+.PHONY: help env demo test faults explore simulate gallery check format bench docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +24,16 @@ test: $(VENV)/.dev ## Run the tests
 
 faults: $(VENV)/.dev ## Run the long tests of real faults: failovers, migrations, nodes down
 	$(BIN)/python -m pytest -m faults
+
+explore: $(VENV)/.dev ## Search every interleaving of the models, and write the gallery of broken locks
+	$(BIN)/python -m holdfast.testing.explore --jobs $(JOBS)
+	$(BIN)/python -m tests.explore.gallery
+
+simulate: $(VENV)/.dev ## Simulate many clients under faults: make simulate SEEDS=10000
+	$(BIN)/python -m holdfast.testing.simulate --seeds $(SEEDS) --jobs $(JOBS)
+
+gallery: $(VENV)/.dev ## Write docs/gallery.md anew
+	$(BIN)/python -m tests.explore.gallery
 
 check: $(VENV)/.dev ## Check format, lint and types
 	$(BIN)/ruff format --check .

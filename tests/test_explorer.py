@@ -34,7 +34,15 @@ def test_the_checker_is_silent_on_good_locks(model: Model) -> None:
     assert report.complete
 
 
-@pytest.mark.parametrize("name", exhibits())
+def _row_and_name(name: str) -> str:
+    return "-".join(filter(None, (exhibits()[name].row, name)))
+
+
+def test_every_row_of_broken_systems_is_in_the_gallery() -> None:
+    assert {shown.row for shown in exhibits().values()} == {"", "A4", "A5", "B2", "B3", "C2", "C3", "D4", "E5"}
+
+
+@pytest.mark.parametrize("name", exhibits(), ids=_row_and_name)
 def test_broken_locks_are_caught_with_their_trace(name: str) -> None:
     shown = exhibits()[name]
     report = gallery.find(shown)
@@ -45,7 +53,7 @@ def test_broken_locks_are_caught_with_their_trace(name: str) -> None:
 
 
 def test_the_gallery_page_is_what_the_run_writes() -> None:
-    assert gallery.PAGE.read_text("utf-8") == gallery.page(), "run: python -m tests.explore.gallery"
+    assert gallery.PAGE.read_text("utf-8") == gallery.page(), "run: make gallery"
 
 
 async def _overwrites(me: Process) -> None:

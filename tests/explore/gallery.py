@@ -1,4 +1,4 @@
-"""Writes docs/gallery.md: `python -m tests.explore.gallery` from the root of the project."""
+"""Writes docs/gallery.md: `make gallery`, or `python -m tests.explore.gallery` from the root of the project."""
 
 import inspect
 import sys
@@ -16,13 +16,13 @@ MOST_SECONDS = 10.0
 INTRODUCTION = """\
 # The gallery of broken locks
 
-<!-- Written by `python -m tests.explore.gallery`; change the exhibits in tests/explore/broken instead. -->
+<!-- Written by `make gallery`; change the exhibits in tests/explore/broken instead. -->
 
 Each lock on this page has been used somewhere, and each looks right at first sight. The explorer that searches
-holdfast's own core for errors (see [how it is shown](proof.md)) has searched these as well, and found in every one the
-shortest way to break it. `me` is a client; `me.command` sends one command to the server; `me.enters()` tells the
-checker that the client now takes the lock for its own (`until` a moment on its clock), `me.leaves()` that it no longer
-does; `me.work()` lasts as long as the checker likes. The ttl is 3 s.
+holdfast's own core for errors (see [how it is shown](how-it-is-shown.md)) has searched these as well, and found in
+every one the shortest way to break it. `me` is a client; `me.command` sends one command to the server; `me.enters()`
+tells the checker that the client now takes the lock for its own (`until` a moment on its clock), `me.leaves()` that it
+no longer does; `me.work()` lasts as long as the checker likes. The ttl is 3 s.
 
 The rules that break:
 
@@ -47,8 +47,13 @@ def section(name: str, shown: Exhibit, report: Report) -> str:
     if report.story is None:
         raise RuntimeError(f"{name} was not caught: {report.verdict}")
     module = import_module(f"tests.explore.broken.{name}")
-    code = "\n\n".join(inspect.getsource(part).rstrip() for part in shown.code)
-    parts = [f"## {shown.title}", shown.wrong, f"**The rule that cures it.** {shown.cure}", _block("python", code)]
+    code = "\n\n\n".join(inspect.getsource(part).rstrip() for part in shown.code)
+    parts = [
+        f"## {shown.title}",
+        shown.wrong,
+        f"**The rule that cures it.** {shown.cure}",
+        _block("python no-run", code),
+    ]
     parts += [_block("lua", text.strip()) for text in getattr(module, "SCRIPTS", {}).values()]
     parts += [
         f"The shortest way to break {report.violation.rule if report.violation else ''}:",

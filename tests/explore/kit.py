@@ -15,7 +15,10 @@ __all__ = ["TTL", "TTL_MS", "Exhibit", "Process", "exhibit"]
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A broken lock: its code, the world in which it breaks, the rule it breaks, and how the story is told."""
+    """A broken lock: its code, the world in which it breaks, the rule it breaks, and how the story is told.
+
+    `row` is the number under which the break is known in the list of lock systems that the project answers to.
+    """
 
     title: str
     breaks: str
@@ -23,6 +26,7 @@ class Exhibit:
     cure: str
     model: Model
     code: Sequence[Callable[..., Any]]
+    row: str = ""
 
 
 def exhibit(
@@ -31,6 +35,7 @@ def exhibit(
     breaks: str,
     wrong: str,
     cure: str,
+    row: str = "",
     clients: dict[str, Program],
     code: Sequence[Callable[..., Any]],
     seconds: float = 7.0,
@@ -56,4 +61,4 @@ def exhibit(
         fence_key=fence_key,
         tidy_crashes=True,
     )
-    return Exhibit(title, breaks, wrong, cure, model, code)
+    return Exhibit(title, breaks, wrong, cure, model, code, row)

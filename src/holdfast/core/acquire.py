@@ -129,8 +129,9 @@ class _Attempt:
             return True
         if not self._deadline.passed(now) and self._deadline.out_of_patience(now, self._late_since):
             raise StoreUnavailable(
-                f"Each answer of the store took longer than the lock's ttl of {self._ask.ttl:g} s, so every grant had run "
-                "out when it came. Nothing is left behind. Give the lock a longer ttl, or see why the store is slow.",
+                f"Each answer of the store took longer than the lock's ttl of {self._ask.ttl:g} s, so every grant had "
+                "run out when it came. Nothing is left behind. Give the lock a longer ttl, or see why the store is "
+                "slow.",
                 outcome=Outcome.UNKNOWN,
             )
         return False

@@ -70,7 +70,7 @@ class _Writer:
 
     def _frames(self, work: Any) -> tuple[Any, ...]:
         """Where a coroutine stands, and where those stand that it awaits."""
-        found = []
+        found: list[tuple[Any, ...]] = []
         while work is not None:
             frame = getattr(work, "cr_frame", None) or getattr(work, "gi_frame", None)
             if frame is None:
@@ -93,7 +93,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _attributes(value: Any) -> Mapping[str, Any]:
-    found = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+    found = {name: getattr(value, name) for name in _slots(value.__class__) if hasattr(value, name)}
     found.update(getattr(value, "__dict__", {}))
     if isinstance(value, tuple):
         found["items"] = tuple(value)

@@ -1,4 +1,4 @@
-"""What the clients of a simulation do with their lives: everything that a lock can be used for, as chance will have it.
+"""What the clients of a simulation do with their lives: all that a lock can be used for, as chance will have it.
 
 Like a `with` block, a life gives back what it holds however the work under it ended, except where a program would have
 lost the lease object altogether.

@@ -30,7 +30,6 @@ from holdfast.testing.world import (
     World,
 )
 
-
 RESTART_US = 1_000
 """No server starts in less than a millisecond, so its clock has gone on when it grants again."""
 

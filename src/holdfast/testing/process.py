@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -22,29 +22,14 @@ from holdfast.ports import Stage
 from holdfast.stores.redis.messages import push_in, subscribe_request
 from holdfast.stores.redis.resp import pack
 from holdfast.stores.redis.store import RedisStore
-from holdfast.values import Answer, Ask, Next, Owner, Place, Push, Queued
+from holdfast.testing.waits import Trap, VirtualMailbox, VirtualWaker, Wait
+from holdfast.values import Answer, Ask, Owner, Place, Queued
 
 Program = Callable[["Process"], Coroutine[Any, Any, None]]
 
 GRACE = 0.08
 MOST_OVER = 2 * GRACE + 0.04
 """A last answer may take the grace of the link, and the clean-up after it its own patience."""
-
-
-class Wait(NamedTuple):
-    """What a task waits for; `until` is local time, None for as long as it takes."""
-
-    kind: str  # "reply", "sleep", "wake", "mail", "join" or "work"
-    key: Any
-    until: float | None
-
-
-class _Trap:
-    def __init__(self, wait: Wait) -> None:
-        self._wait = wait
-
-    def __await__(self) -> Generator[Wait, Any, Any]:
-        return (yield self._wait)
 
 
 class Belief(NamedTuple):
@@ -63,70 +48,6 @@ class Task:
         self.work = work
         self.wait: Wait | None = None
         self.timed: Wait | None = None  # the wait for which a timer is set already
-
-
-class VirtualWaker:
-    """`ports.Waker` of a process; `kind` tells a wait for mail from other waits."""
-
-    def __init__(self, process: Process, kind: str = "wake") -> None:
-        self._process = process
-        self._kind = kind
-        self._called = False
-
-    def wake(self) -> None:
-        if not self._process.settle(self._kind, self, True):
-            self._called = True
-
-    async def wait(self, until: float | None) -> bool:
-        if self._called:
-            self._called = False
-            return True
-        if until is not None and until <= self._process.now():
-            return False
-        return bool(await _Trap(Wait(self._kind, self, until)))
-
-
-class VirtualMailbox:
-    """`ports.Mailbox`, with the manners of the shipped ones."""
-
-    def __init__(self, process: Process, holder: str) -> None:
-        self._process = process
-        self._holder = holder
-        self._pushes: deque[Push | Next] = deque()
-        self._waker = VirtualWaker(process, "mail")
-        self._address = ""
-
-    @property
-    def address(self) -> str:
-        return self._process.address
-
-    async def open(self, until: float) -> None:
-        self._process.boxes[self._holder] = self
-        self._address = await self._process.subscribed(until)
-
-    def push(self, push: Push | Next) -> None:
-        self._pushes.append(push)
-        self._waker.wake()
-
-    def wake(self) -> None:
-        self._waker.wake()
-
-    async def wait(self, until: float) -> Push | Next | None:
-        if self._process.listening and self._address == self._process.address:
-            if not self._pushes:
-                await self._waker.wait(until)
-            if self._pushes:
-                return self._pushes.popleft()
-            if self._still_listening():
-                return None
-        self._address = await self._process.subscribed(until)
-        return None  # a push may have come while nobody listened
-
-    def _still_listening(self) -> bool:
-        return self._process.listening and self._address == self._process.address
-
-    def close(self) -> None:
-        self._process.boxes.pop(self._holder, None)
 
 
 class WatchedStore(RedisStore):
@@ -235,7 +156,7 @@ class Process:
 
     async def work(self) -> None:
         """The body under the lock: lasts as long as whoever drives this process likes."""
-        await _Trap(Wait("work", None, None))
+        await Trap(Wait("work", None, None))
 
     async def command(self, *words: str | int | bytes, server: int = 0, within: float = 5.0) -> Any:
         """One plain command to a server, for locks that are written by hand."""
@@ -251,7 +172,7 @@ class Process:
         self._requests += 1
         number = self._requests
         self.sent.append((number, server, request))
-        return await _Trap(Wait("reply", number, until))
+        return await Trap(Wait("reply", number, until))
 
     def listen(self) -> None: ...
 
@@ -308,7 +229,7 @@ class Process:
         return False
 
     async def sleep(self, seconds: float) -> None:
-        await _Trap(Wait("sleep", None, self._now + max(0.0, seconds)))
+        await Trap(Wait("sleep", None, self._now + max(0.0, seconds)))
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
         self._start(name, work())
@@ -316,7 +237,7 @@ class Process:
 
     async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
         task = self._start(name, work())
-        await _Trap(Wait("join", task, self._now + patience))
+        await Trap(Wait("join", task, self._now + patience))
 
     # Tasks.
 

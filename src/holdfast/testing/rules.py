@@ -30,6 +30,7 @@ from holdfast.stores.redis.resp import Reader
 from holdfast.stores.redis.scripts import ACQUIRE
 from holdfast.testing.commands import Entry
 from holdfast.testing.moves import Moves
+from holdfast.testing.virtual import START_US
 from holdfast.testing.world import (
     CANCEL,
     CRASH,
@@ -37,7 +38,6 @@ from holdfast.testing.world import (
     FAULTS,
     PAUSE,
     RUNNING,
-    START_US,
     Lane,
     Node,
     State,

@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
-from holdfast.testing.simulator import Outcome, Setting, shrunk, simulate
+from holdfast.testing.setting import Setting
+from holdfast.testing.simulator import Outcome, shrunk, simulate
 
 SHOWN = 60
 """Lines of a failing trace that are shown, from its end."""
@@ -24,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = range(chosen.first, chosen.first + chosen.seeds)
     started = time.monotonic()
     if chosen.jobs > 1:
-        with ProcessPoolExecutor(chosen.jobs) as pool:
+        with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
             outcomes = summary(pool.map(simulate, seeds, chunksize=20))
     else:
         outcomes = summary(map(simulate, seeds))

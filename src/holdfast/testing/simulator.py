@@ -1,9 +1,9 @@
 """The simulator: many clients for a long time, with faults chosen by a seed.
 
-Every client runs the shipped code in a `Process`; the server is a `VirtualRedis` with the shipped Lua; `Observer` watches.
-A seed decides everything: how many clients and locks there are, which faults happen and how often (each run has its own
-mix, so that some runs are calm in one respect and wild in another), how long messages take, how fast clocks run (within
-the drift that is allowed for). The same seed gives the same trace, and so the same hash, on every run.
+Every client runs the shipped code in a `Process`; the server is a `VirtualRedis` with the shipped Lua; `Observer`
+watches. A seed decides everything: how many clients and locks there are, which faults happen and how often (each run
+has its own mix, so that some runs are calm in one respect and wild in another), how long messages take, how fast clocks
+run (within the drift that is allowed for). The same seed gives the same trace, and so the same hash, on every run.
 
 Two modes: in *safety* the faults go on to the end; in *liveness* they stop, and everybody who still lives must get the
 lock once more. A seed that fails is shrunk: fewer clients, fewer faults, a shorter time, as long as it fails.
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ from holdfast.testing.quiet import quiet
 from holdfast.testing.seats import Seat
 from holdfast.testing.setting import PER_CLIENT, Setting, smaller
 from holdfast.testing.virtual import START_US, VirtualRedis
+
+SEEDS_PER_STEP = 4
 
 
 @dataclass(frozen=True)
@@ -327,14 +329,17 @@ def simulate(seed: int) -> Outcome:
     return Simulation(Setting.of_seed(seed)).run()
 
 
-def shrunk(setting: Setting, *, most_runs: int = 60) -> Outcome:
+def shrunk(setting: Setting) -> Outcome:
     """The smallest setting found that still fails, run with its trace."""
-    best = setting
-    for _ in range(most_runs):
-        for simpler in smaller(best):
-            if Simulation(simpler).run().broken:
-                best = simpler
-                break
-        else:
-            break
-    return Simulation(best, keep_trace=True).run()
+    best: Setting | None = setting
+    while best is not None:
+        setting = best
+        best = next((one for one in _candidates(setting) if Simulation(one).run().broken), None)
+    return Simulation(setting, keep_trace=True).run()
+
+
+def _candidates(setting: Setting) -> Iterator[Setting]:
+    """Simpler settings; each with a few seeds, since a simpler run meets with other chances."""
+    for simpler in smaller(setting):
+        for shift in range(SEEDS_PER_STEP):
+            yield replace(simpler, seed=setting.seed + shift)

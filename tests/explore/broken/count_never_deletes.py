@@ -31,6 +31,7 @@ async def worker(me: Process) -> None:
 
 EXHIBIT = exhibit(
     "The last unlock never deletes",
+    row="D4",
     breaks="CL",
     wrong="The test is the wrong way round: the last unlock counts down to 0 and leaves the key. A is done, and the "
     "others wait for its whole ttl.",

@@ -26,9 +26,10 @@ async def worker(me: Process) -> None:
 
 EXHIBIT = exhibit(
     "A local count that outlives the ttl",
+    row="D4",
     breaks="ME",
-    wrong="A's ttl runs out while its count is 1, and B takes the lock. A enters once more: the count says that it holds "
-    "the lock, so nobody asks the store.",
+    wrong="A's ttl runs out while its count is 1, and B takes the lock. A enters once more: the count says that it "
+    "holds the lock, so nobody asks the store.",
     cure="The count belongs to the lease and ends with it: entering again checks the lease's own deadline.",
     clients={"A": worker, "B": worker},
     code=[Reentrant, worker],

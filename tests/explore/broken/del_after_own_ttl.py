@@ -16,6 +16,7 @@ async def lock(me: Process) -> None:
 
 EXHIBIT = exhibit(
     "DEL after one's own ttl has run out",
+    row="C3",
     breaks="ME",
     wrong="A works longer than its ttl. B gets the lock, as it should. Then A is done and deletes the key, which is "
     "B's, and C comes in beside B.",

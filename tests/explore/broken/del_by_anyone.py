@@ -15,6 +15,7 @@ async def lock(me: Process) -> None:
 
 EXHIBIT = exhibit(
     "DEL by anyone",
+    row="B2",
     breaks="ME",
     wrong="B does not get the lock, but its clean-up deletes the key all the same: A's. The next attempt succeeds.",
     cure="Delete only what is yours: compare the holder id and delete in one step.",

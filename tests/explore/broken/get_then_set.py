@@ -15,6 +15,7 @@ async def lock(me: Process) -> None:
 
 EXHIBIT = exhibit(
     "GET, then SET",
+    row="C2",
     breaks="ME",
     wrong="Both clients see a free lock before either has written, and both write.",
     cure="Test and set in one step on the server: `NX`, or a script.",

@@ -21,7 +21,8 @@ EXHIBIT = exhibit(
     breaks="LW",
     wrong="B waits first in the queue and dies. A hands the lock to it; PUBLISH says that nobody received the message, "
     "and nobody looks. When B's grant has run out, C sleeps on in front of a free lock.",
-    cure="PUBLISH tells how many received it: if none did, take the next. And whoever waits looks at the holder's expiry.",
+    cure="PUBLISH tells how many received it: if none did, take the next. And whoever waits looks at the holder's "
+    "expiry.",
     clients={"A": lock, "B": lock, "C": lock},
     code=[lock, join, hand_on],
     seconds=3.5,

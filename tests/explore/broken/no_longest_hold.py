@@ -14,6 +14,7 @@ async def lock(me: Process) -> None:
 
 EXHIBIT = exhibit(
     "No longest hold",
+    row="B3",
     breaks="ST",
     wrong="The holder dies. Nothing ever removes its key, and everybody else waits for ever.",
     cure="A lock has a ttl, always; a living holder renews it.",

@@ -25,8 +25,8 @@ async def newcomer(me: Process) -> None:
 EXHIBIT = exhibit(
     "A pushed grant taken at face value, however old",
     breaks="ME",
-    wrong="A hands the lock to B, and the message lies in a buffer while B is stopped. The grant runs out on the server, "
-    "and C takes the lock. Then B reads its message and starts counting.",
+    wrong="A hands the lock to B, and the message lies in a buffer while B is stopped. The grant runs out "
+    "on the server, and C takes the lock. Then B reads its message and starts counting.",
     cure="A pushed grant has no age of its own: it counts from the last request that was answered “still queued”.",
     clients={"A": lock, "B": lock, "C": newcomer},
     code=[lock, join, hand_on],

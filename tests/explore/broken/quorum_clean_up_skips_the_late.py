@@ -32,8 +32,8 @@ async def worker(me: Process) -> None:
 EXHIBIT = exhibit(
     "A clean-up that skips the node that answered late",
     breaks="CF",
-    wrong="The answer of one server is too late to count, but its key is there. The clean-up visits only those that said "
-    "yes in time, so that vote stays taken for a whole ttl.",
+    wrong="The answer of one server is too late to count, but its key is there. The clean-up visits only those "
+    "that said yes in time, so that vote stays taken for a whole ttl.",
     cure="Clean up everywhere a request was sent to, whatever was answered: no answer means unknown, not no.",
     clients={"A": worker},
     code=[attempt],

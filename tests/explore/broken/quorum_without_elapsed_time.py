@@ -26,8 +26,8 @@ async def patient(me: Process) -> None:
 EXHIBIT = exhibit(
     "A quorum without the elapsed-time check",
     breaks="ME",
-    wrong="A's second vote comes a second after its first. A counts from the second; the first server has given its vote "
-    "away again before A thinks that its lease ends.",
+    wrong="A's second vote comes a second after its first. A counts from the second; the first server has given "
+    "its vote away again before A thinks that its lease ends.",
     cure="A lease on a majority counts from before the *first* request, and is worth nothing if little is left of it.",
     clients={"A": lock, "B": patient},
     code=[lock],

@@ -20,8 +20,8 @@ async def lock(me: Process) -> None:
 EXHIBIT = exhibit(
     "Renewal without an owner check",
     breaks="ME",
-    wrong="A comes late with its renewal. Its ttl has run out and B holds the lock. PEXPIRE prolongs B's key and says 1, "
-    "which A takes for its own lease.",
+    wrong="A comes late with its renewal. Its ttl has run out and B holds the lock. PEXPIRE prolongs B's key "
+    "and says 1, which A takes for its own lease.",
     cure="Renew only if the value is still your own id, in one step.",
     clients={"A": lock, "B": lock},
     code=[lock],

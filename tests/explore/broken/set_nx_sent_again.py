@@ -26,8 +26,8 @@ async def worker(me: Process) -> None:
 EXHIBIT = exhibit(
     "SET NX sent again after a lost reply",
     breaks="NL",
-    wrong="The first SET was executed, only its answer got lost. The retry finds the key taken, by ourselves, and says: "
-    "not acquired. Nobody holds the lock and nobody can get it.",
+    wrong="The first SET was executed, only its answer got lost. The retry finds the key taken, by ourselves, "
+    "and says: not acquired. Nobody holds the lock and nobody can get it.",
     cure="Make taking idempotent by holder id: a retry that finds its own id says yes.",
     clients={"A": worker, "B": worker},
     code=[take, worker],

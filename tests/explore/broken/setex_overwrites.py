@@ -13,8 +13,10 @@ async def lock(me: Process) -> None:
 
 EXHIBIT = exhibit(
     "SETEX overwrites",
+    row="A4",
     breaks="ME",
-    wrong="SETEX always succeeds, so the second client takes itself for the holder as well, and the first never learns.",
+    wrong="SETEX always succeeds, so the second client takes itself for the holder as well, and the first "
+    "never learns.",
     cure="Take with one command that refuses: `SET key id NX PX ttl`.",
     clients={"A": lock, "B": lock},
     code=[lock],

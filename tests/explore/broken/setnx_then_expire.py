@@ -15,6 +15,7 @@ async def lock(me: Process) -> None:
 
 EXHIBIT = exhibit(
     "SETNX, then EXPIRE",
+    row="A5",
     breaks="ST",
     wrong="The client dies between the two commands. The key has no ttl yet, so the lock stays taken for ever.",
     cure="Value and ttl in one command: `SET key id NX PX ttl`.",

@@ -14,8 +14,8 @@ async def lock(me: Process) -> None:
 EXHIBIT = exhibit(
     "Validity counted from the reply",
     breaks="ME",
-    wrong="The reply is a second on its way. A counts its 3 s from then; the server has counted them from the beginning, "
-    "and gives the lock to B a second before A thinks it ends.",
+    wrong="The reply is a second on its way. A counts its 3 s from then; the server has counted them from "
+    "the beginning, and gives the lock to B a second before A thinks it ends.",
     cure="Count from before the request was sent. That is never too late.",
     clients={"A": lock, "B": lock},
     code=[lock],

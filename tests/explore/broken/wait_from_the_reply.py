@@ -28,8 +28,8 @@ async def newcomer(me: Process) -> None:
 EXHIBIT = exhibit(
     "The wait counted from the reply",
     breaks="ME",
-    wrong="B is queued, and its answer is slow. Meanwhile A hands over: B's grant is older than the answer that B counts "
-    "from, and ends on the server while B still relies on it.",
+    wrong="B is queued, and its answer is slow. Meanwhile A hands over: B's grant is older than the answer that "
+    "B counts from, and ends on the server while B still relies on it.",
     cure="Count from when the request was *sent* that was answered “still queued”: the grant came after that.",
     clients={"A": lock, "B": lock, "C": newcomer},
     code=[lock, join, hand_on],

@@ -16,6 +16,7 @@ async def lock(me: Process) -> None:
 
 EXHIBIT = exhibit(
     "A waiter EXPIREs what it finds",
+    row="E5",
     breaks="OW",
     wrong="Every attempt of B prolongs A's lock. When A is dead, the waiters keep its lock alive for ever.",
     cure="The ttl is set together with the value, and only the holder may prolong it.",
