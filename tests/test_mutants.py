@@ -163,8 +163,8 @@ MUTANTS = {
         world(once, lose_reply=1),
         "RL",
     ),
-    "the keeper renews whatever the store says": mutant(
-        lambda: lua("renew", "redis.pcall('GET', KEYS[at]) == ARGV[at]", "redis.call('EXISTS', KEYS[at]) == 1"),
+    "no owner check in renew": mutant(
+        lambda: lua("renew", "if held == ARGV[at] then", "if held then"),
         world(renewing, once, seconds=3.1, crash=1, mortal="A"),
         "OW",
     ),

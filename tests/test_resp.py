@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -73,10 +72,9 @@ def test_requests_are_length_prefixed() -> None:
 
 
 @pytest.fixture
-def without_hiredis(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_hiredis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_side, "new_reader", Reader)
     monkeypatch.setattr(task_side, "new_reader", Reader)
-    return
 
 
 @pytest.mark.usefixtures("without_hiredis")

@@ -1,12 +1,12 @@
-"""For those who test: `Stage` and the pytest fixtures of `plugin` test code that uses locks; `contract` checks a store
-of your own; the other modules run the shipped code in a small world (docs/how-it-is-shown.md).
+"""For those who test: `Sandbox` and the pytest fixtures of `plugin` are for code that uses locks; `contract` checks a
+store of your own; the other modules run the shipped code in a small world (docs/how-it-is-shown.md).
 
 Nothing outside this package imports it.
 
->>> from holdfast.testing import Stage
->>> stage = Stage()
->>> with stage.locks.lock("door", ttl=10) as lease:
-...     stage.advance(3600)  # takes no time
+>>> from holdfast.testing import Sandbox
+>>> sandbox = Sandbox()
+>>> with sandbox.locks.lock("door", ttl=10) as lease:
+...     sandbox.advance(3600)  # takes no time
 ...     lease.state.value
 'held'
 """
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.testing.agenda import Stuck
-    from holdfast.testing.stage import Held, Stage
+    from holdfast.testing.sandbox import Held, Sandbox
 
-__all__ = ["Held", "Stage", "Stuck"]
+__all__ = ["Held", "Sandbox", "Stuck"]
 
 
 def __getattr__(name: str) -> Any:
     """Loaded when first used: the contract suite of a store needs none of it."""
     from importlib import import_module
 
-    homes = {"Stage": "stage", "Held": "stage", "Stuck": "agenda"}
+    homes = {"Sandbox": "sandbox", "Held": "sandbox", "Stuck": "agenda"}
     if name in homes:
         return getattr(import_module(f"{__name__}.{homes[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -68,7 +68,7 @@ class Clock:
         self._jumps = 0
 
 
-class StageWaker:
+class SandboxWaker:
     """`ports.Waker` on an agenda."""
 
     def __init__(self, agenda: Agenda) -> None:
@@ -100,7 +100,7 @@ class Actor:
     def __init__(self, name: str) -> None:
         self.name = name
         self.gate = threading.Semaphore(0)
-        self.waker: StageWaker | None = None
+        self.waker: SandboxWaker | None = None
         self.until: float | None = -1.0  # due at once
         self.done = False
 
@@ -136,7 +136,7 @@ class Agenda:
             actor.done = True
             self._turn_over.release()
 
-    def park(self, waker: StageWaker | None, until: float | None) -> bool:
+    def park(self, waker: SandboxWaker | None, until: float | None) -> bool:
         """Wait for the waker or for the clock; True when it was the waker."""
         actor: Actor | None = getattr(self._mine, "actor", None)
         if actor is not None:
@@ -162,7 +162,7 @@ class Agenda:
                     progress = True
             self._actors = [actor for actor in self._actors if not actor.done]
 
-    def _drive(self, waker: StageWaker | None, until: float | None) -> None:
+    def _drive(self, waker: SandboxWaker | None, until: float | None) -> None:
         while True:
             self.run_due()
             if _is_over(waker, until, self.clock.now()):
@@ -183,11 +183,11 @@ class Agenda:
             self.park(None, min(end, self.clock.now() + 1000.0))
 
 
-def _is_over(waker: StageWaker | None, until: float | None, now: float) -> bool:
+def _is_over(waker: SandboxWaker | None, until: float | None, now: float) -> bool:
     return (waker is not None and waker.called) or (until is not None and now >= until)
 
 
-class StageRuntime(ThreadRuntime):
+class SandboxRuntime(ThreadRuntime):
     """`ports.Runtime` for threads, on an agenda."""
 
     def __init__(self, agenda: Agenda) -> None:
@@ -196,10 +196,11 @@ class StageRuntime(ThreadRuntime):
         self.now = agenda.clock.now
         self.random = lambda: 0.5
         self.mutex: Callable[[], AbstractContextManager[Any]] = threading.Lock
-        self.waker: Any = lambda: StageWaker(agenda)
+        self.waker: Any = lambda: SandboxWaker(agenda)
 
     async def sleep(self, seconds: float) -> None:
         self._agenda.park(None, self._agenda.clock.now() + max(0.0, seconds))
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
         self._agenda.add(work, name)
+        return True

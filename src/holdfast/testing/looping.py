@@ -55,7 +55,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.now()
 
 
-class StageTaskWaker(TaskWaker):
+class SandboxTaskWaker(TaskWaker):
     """The shipped waker, whose `until` is a moment on the virtual clock."""
 
     __slots__ = ("_now",)
@@ -82,11 +82,11 @@ class StageTaskWaker(TaskWaker):
             self._future = None
 
 
-class StageAsyncioRuntime(AsyncioRuntime):
+class SandboxAsyncioRuntime(AsyncioRuntime):
     """`ports.Runtime` for asyncio, on a virtual clock."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.now = clock.now
         self.random = lambda: 0.5
-        self.waker: Any = lambda: StageTaskWaker(clock.now)
+        self.waker: Any = lambda: SandboxTaskWaker(clock.now)

@@ -1,4 +1,4 @@
-"""A stage for tests of code that uses locks: the memory store, a clock that you move, and faults when you say so.
+"""A sandbox for tests of code that uses locks: the memory store, a clock that you move, and faults when you say so.
 
 Nothing sleeps. On threads, time passes when the code under test waits or when you call `advance()`; on asyncio, `run()`
 gives an event loop whose timers fire at once, one after the other. Both colours share one store and one clock.
@@ -17,8 +17,8 @@ from holdfast.errors import StoreUnavailable
 from holdfast.leases import BaseLease
 from holdfast.ports import Mailbox, Runtime
 from holdfast.stores.memory import Hub, MemoryMailbox, MemoryStore, Space
-from holdfast.testing.agenda import Agenda, Clock, StageRuntime
-from holdfast.testing.looping import StageAsyncioRuntime, VirtualLoop
+from holdfast.testing.agenda import Agenda, Clock, SandboxRuntime
+from holdfast.testing.looping import SandboxAsyncioRuntime, VirtualLoop
 from holdfast.values import Ask, Granted, Next, Owner, Push, lock_name
 
 T = TypeVar("T")
@@ -30,26 +30,26 @@ FOR_EVER = 366 * 86_400.0
 class Held:
     """A lock that somebody else holds, until you give it back or its time is over."""
 
-    def __init__(self, stage: Stage, name: str, holder: str) -> None:
-        self._stage = stage
+    def __init__(self, sandbox: Sandbox, name: str, holder: str) -> None:
+        self._sandbox = sandbox
         self._name = name
         self._holder = holder
 
     def release(self) -> bool:
         """Give it back, and hand it to whoever waits; False when it had gone already."""
-        return self._stage._release(self._name, self._holder)
+        return self._sandbox._release(self._name, self._holder)
 
 
-class Stage:
+class Sandbox:
     """One store, one clock, locks in both colours, and what can go wrong with them.
 
-    >>> stage = Stage()
-    >>> other = stage.hold("report", seconds=60)
-    >>> lock = stage.locks.lock("report")
+    >>> sandbox = Sandbox()
+    >>> other = sandbox.hold("report", seconds=60)
+    >>> lock = sandbox.locks.lock("report")
     >>> lock.acquire(timeout=0) is None
     True
     >>> lease = lock.acquire(timeout=90)  # takes no time: the clock jumps to the end of the other's hold
-    >>> stage.lose(lease)
+    >>> sandbox.lose(lease)
     >>> lease.state.value
     'lost'
     """
@@ -61,16 +61,16 @@ class Stage:
         self._hub.space = Space(self._hub._deliver, self.clock.wall_us)
         self._reachable = True
         self._strangers = 0
-        runtime, looping = StageRuntime(self._agenda), StageAsyncioRuntime(self.clock)
+        runtime, looping = SandboxRuntime(self._agenda), SandboxAsyncioRuntime(self.clock)
         self.locks = Locks(
-            self._store(runtime), runtime, owner=Owner("stage", 1), store_timeout=10.0, address="stage://"
+            self._store(runtime), runtime, owner=Owner("sandbox", 1), store_timeout=10.0, address="sandbox://"
         )
         self.async_locks = AsyncLocks(
-            self._store(looping), looping, owner=Owner("stage", 1), store_timeout=10.0, address="stage://"
+            self._store(looping), looping, owner=Owner("sandbox", 1), store_timeout=10.0, address="sandbox://"
         )
 
-    def _store(self, runtime: Runtime) -> _StageStore:
-        return _StageStore(self, _Door(self, self._hub), runtime)
+    def _store(self, runtime: Runtime) -> _SandboxStore:
+        return _SandboxStore(self, _Door(self, self._hub), runtime)
 
     # Time.
 
@@ -81,9 +81,9 @@ class Stage:
     def advance(self, seconds: float) -> None:
         """Let time pass, for threads: keepers renew, what is over is lost, and callbacks are called.
 
-        >>> stage = Stage()
-        >>> lease = stage.locks.lock("door", ttl=10).acquire()
-        >>> stage.advance(3600)
+        >>> sandbox = Sandbox()
+        >>> lease = sandbox.locks.lock("door", ttl=10).acquire()
+        >>> sandbox.advance(3600)
         >>> lease.state.value
         'held'
         """
@@ -97,8 +97,8 @@ class Stage:
         ...         await asyncio.sleep(3600)
         ...         return lease.state.value
         >>> import asyncio
-        >>> stage = Stage()
-        >>> stage.run(main(stage.async_locks))
+        >>> sandbox = Sandbox()
+        >>> sandbox.run(main(sandbox.async_locks))
         'held'
         """
         import asyncio
@@ -112,9 +112,9 @@ class Stage:
     def hold(self, name: str, *, seconds: float = FOR_EVER) -> Held:
         """Somebody else holds the lock from now on, for so long, whoever had it before.
 
-        >>> stage = Stage()
-        >>> other = stage.hold("door")
-        >>> stage.locks.lock("door").locked(), other.release(), stage.locks.lock("door").locked()
+        >>> sandbox = Sandbox()
+        >>> other = sandbox.hold("door")
+        >>> sandbox.locks.lock("door").locked(), other.release(), sandbox.locks.lock("door").locked()
         (True, True, False)
         """
         self._strangers += 1
@@ -142,10 +142,10 @@ class Stage:
     def lose(self, lease: BaseLease) -> None:
         """This lease is lost now: the store no longer has it, and its holder is told.
 
-        >>> stage = Stage()
-        >>> lease = stage.locks.lock("door").acquire()
-        >>> stage.lose(lease)
-        >>> lease.state.value, lease.lost.wait(timeout=0), stage.locks.lock("door").locked()
+        >>> sandbox = Sandbox()
+        >>> lease = sandbox.locks.lock("door").acquire()
+        >>> sandbox.lose(lease)
+        >>> lease.state.value, lease.lost.wait(timeout=0), sandbox.locks.lock("door").locked()
         ('lost', True, False)
         """
         with self._hub.mutex:
@@ -158,13 +158,13 @@ class Stage:
     def unreachable(self) -> None:
         """From now on no request reaches the store, and no push comes from it.
 
-        >>> stage = Stage()
-        >>> lease = stage.locks.lock("door", ttl=30).acquire()
-        >>> stage.unreachable()
-        >>> stage.advance(25)
+        >>> sandbox = Sandbox()
+        >>> lease = sandbox.locks.lock("door", ttl=30).acquire()
+        >>> sandbox.unreachable()
+        >>> sandbox.advance(25)
         >>> lease.state.value
         'at risk'
-        >>> stage.advance(25)
+        >>> sandbox.advance(25)
         >>> lease.state.value
         'lost'
         """
@@ -216,8 +216,8 @@ def _in_event_loop() -> bool:
 class _Door(AbstractContextManager[None]):
     """The hub as the code under test reaches it: its mutex cannot be had while the store is unreachable."""
 
-    def __init__(self, stage: Stage, shared: Hub) -> None:
-        self._stage = stage
+    def __init__(self, sandbox: Sandbox, shared: Hub) -> None:
+        self._sandbox = sandbox
         self.boxes = shared.boxes
         self.space = shared.space
         self._mutex: threading.Lock = shared.mutex
@@ -227,10 +227,10 @@ class _Door(AbstractContextManager[None]):
         return self
 
     def __enter__(self) -> None:
-        if not self._stage._reachable:
+        if not self._sandbox._reachable:
             raise StoreUnavailable(
                 "The test has made the store unreachable, so the request was not carried out. "
-                "Stage.reachable() ends that."
+                "Sandbox.reachable() ends that."
             )
         self._mutex.acquire()
 
@@ -244,25 +244,25 @@ class _Door(AbstractContextManager[None]):
         self.space.clear()
 
 
-class _StageMailbox(MemoryMailbox):
+class _SandboxMailbox(MemoryMailbox):
     """Hears nothing while the store is unreachable."""
 
-    stage: Stage
+    sandbox: Sandbox
 
     def push(self, push: Push | Next) -> None:
-        if self.stage._reachable:
+        if self.sandbox._reachable:
             super().push(push)
 
 
-class _StageStore(MemoryStore):
-    def __init__(self, stage: Stage, door: _Door, runtime: Runtime) -> None:
+class _SandboxStore(MemoryStore):
+    def __init__(self, sandbox: Sandbox, door: _Door, runtime: Runtime) -> None:
         super().__init__(door, runtime)  # type: ignore[arg-type]
-        self._stage = stage
+        self._sandbox = sandbox
 
     def mailbox(self, holder: str) -> Mailbox:
-        box = _StageMailbox(self, self._hub, self._runtime, holder)
-        box.stage = self._stage
+        box = _SandboxMailbox(self, self._hub, self._runtime, holder)
+        box.sandbox = self._sandbox
         return box
 
 
-__all__ = ["Held", "Stage"]
+__all__ = ["Held", "Sandbox"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import LeaseLost, State, StoreUnavailable
-from holdfast.testing import Stage, Stuck
+from holdfast.testing import Sandbox, Stuck
 from holdfast.testing.looping import VirtualLoop
 from tests.test_docs import fences
 
@@ -21,158 +21,158 @@ DOCS = Path(__file__).parent.parent / "docs" / "testing.md"
 
 
 @pytest.fixture
-def stage() -> Stage:
-    return Stage()
+def sandbox() -> Sandbox:
+    return Sandbox()
 
 
 # Time
 
 
-def test_a_lease_is_renewed_while_time_goes_on(stage: Stage) -> None:
-    lease = stage.locks.lock("door", ttl=10).acquire()
+def test_a_lease_is_renewed_while_time_goes_on(sandbox: Sandbox) -> None:
+    lease = sandbox.locks.lock("door", ttl=10).acquire()
     assert lease is not None
-    stage.advance(3600)
+    sandbox.advance(3600)
     assert lease.state is State.HELD
     assert lease.remaining > 6
     assert lease.release()
 
 
-def test_a_lease_that_is_not_renewed_ends_with_its_ttl(stage: Stage) -> None:
+def test_a_lease_that_is_not_renewed_ends_with_its_ttl(sandbox: Sandbox) -> None:
     told: list[object] = []
-    lease = stage.locks.lock("door", ttl=10, renew=False, on_lost=told.append).acquire()
-    stage.advance(9.9)
+    lease = sandbox.locks.lock("door", ttl=10, renew=False, on_lost=told.append).acquire()
+    sandbox.advance(9.9)
     assert lease is not None
     assert lease.state is State.HELD
-    stage.advance(0.1)
+    sandbox.advance(0.1)
     assert (lease.state, told) == (State.LOST, [lease])
 
 
-def test_max_hold_ends_a_lease(stage: Stage) -> None:
-    lease = stage.locks.lock("door", ttl=10, max_hold=60).acquire()
-    stage.advance(61)
+def test_max_hold_ends_a_lease(sandbox: Sandbox) -> None:
+    lease = sandbox.locks.lock("door", ttl=10, max_hold=60).acquire()
+    sandbox.advance(61)
     assert lease is not None
     assert lease.state is State.LOST
 
 
-def test_waiting_takes_no_time_and_moves_the_clock(stage: Stage) -> None:
-    stage.hold("door")
-    before, began = stage.now(), time.monotonic()
-    assert stage.locks.lock("door").acquire(timeout=300) is None
-    assert 300 <= stage.now() - before < 300.2
+def test_waiting_takes_no_time_and_moves_the_clock(sandbox: Sandbox) -> None:
+    sandbox.hold("door")
+    before, began = sandbox.now(), time.monotonic()
+    assert sandbox.locks.lock("door").acquire(timeout=300) is None
+    assert 300 <= sandbox.now() - before < 300.2
     assert time.monotonic() - began < 5
 
 
-def test_a_lock_that_frees_itself_is_got_at_that_moment(stage: Stage) -> None:
-    stage.hold("door", seconds=60)
-    before = stage.now()
-    assert stage.locks.lock("door").acquire() is not None
-    assert 60 <= stage.now() - before < 60.1
+def test_a_lock_that_frees_itself_is_got_at_that_moment(sandbox: Sandbox) -> None:
+    sandbox.hold("door", seconds=60)
+    before = sandbox.now()
+    assert sandbox.locks.lock("door").acquire() is not None
+    assert 60 <= sandbox.now() - before < 60.1
 
 
-def test_a_wait_without_an_end_is_an_error_and_no_hang(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_without_an_end_is_an_error_and_no_hang(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.testing.agenda.MOST_JUMPS", 500)
-    stage.hold("door")
+    sandbox.hold("door")
     with pytest.raises(Stuck, match="nothing happens that could end it"):
-        stage.locks.lock("door").acquire()
+        sandbox.locks.lock("door").acquire()
     with pytest.raises(Stuck):
-        stage.run(stage.async_locks.lock("door").acquire())
+        sandbox.run(sandbox.async_locks.lock("door").acquire())
 
 
 # Others, and faults
 
 
-def test_what_another_holds_is_given_back_to_who_waits(stage: Stage) -> None:
-    other = stage.hold("door")
+def test_what_another_holds_is_given_back_to_who_waits(sandbox: Sandbox) -> None:
+    other = sandbox.hold("door")
     got: list[bool] = []
-    waiter = threading.Thread(target=lambda: got.append(stage.locks.lock("door").acquire() is not None))
+    waiter = threading.Thread(target=lambda: got.append(sandbox.locks.lock("door").acquire() is not None))
     waiter.start()
-    while not stage.locks.lock("door").inspect().waiters:
+    while not sandbox.locks.lock("door").inspect().waiters:
         time.sleep(0.001)  # until the thread has come to its wait
     assert other.release()
     waiter.join(10)
     assert got == [True]
 
 
-def test_another_takes_the_lock_away_and_the_keeper_notices(stage: Stage) -> None:
-    lease = stage.locks.lock("door", ttl=30).acquire()
-    stage.hold("door")
+def test_another_takes_the_lock_away_and_the_keeper_notices(sandbox: Sandbox) -> None:
+    lease = sandbox.locks.lock("door", ttl=30).acquire()
+    sandbox.hold("door")
     assert lease is not None
-    stage.advance(15)
+    sandbox.advance(15)
     assert lease.state is State.LOST
 
 
-def test_lose_tells_the_holder_at_once(stage: Stage) -> None:
+def test_lose_tells_the_holder_at_once(sandbox: Sandbox) -> None:
     told: list[object] = []
-    lock = stage.locks.lock("door", on_lost=told.append)
+    lock = sandbox.locks.lock("door", on_lost=told.append)
     lease = lock.__enter__()
-    stage.lose(lease)
+    sandbox.lose(lease)
     assert told == [lease]
     assert lease.lost.wait(timeout=0)
     with pytest.raises(LeaseLost, match="the test took it away"):
         lock.__exit__(None, None, None)
 
 
-def test_a_callback_may_wait_for_locks_itself(stage: Stage) -> None:
+def test_a_callback_may_wait_for_locks_itself(sandbox: Sandbox) -> None:
     """Callbacks run in threads of their own, which take turns with the test."""
     got: list[object] = []
-    stage.hold("other", seconds=5)
-    lock = stage.locks.lock("door", on_lost=lambda lease: got.append(stage.locks.lock("other").acquire(timeout=20)))
+    sandbox.hold("other", seconds=5)
+    lock = sandbox.locks.lock("door", on_lost=lambda lease: got.append(sandbox.locks.lock("other").acquire(timeout=20)))
     lease = lock.acquire()
     assert lease is not None
-    stage.lose(lease)
+    sandbox.lose(lease)
     assert got == []
-    stage.advance(6)
+    sandbox.advance(6)
     assert len(got) == 1
     assert got[0] is not None
 
 
-def test_a_store_that_is_unreachable_puts_leases_at_risk_and_then_loses_them(stage: Stage) -> None:
+def test_a_store_that_is_unreachable_puts_leases_at_risk_and_then_loses_them(sandbox: Sandbox) -> None:
     seen: list[str] = []
-    lock = stage.locks.lock(
+    lock = sandbox.locks.lock(
         "door", ttl=30, on_risk=lambda lease: seen.append("risk"), on_lost=lambda lease: seen.append("lost")
     )
     lease = lock.acquire()
-    stage.unreachable()
+    sandbox.unreachable()
     assert lease is not None
-    stage.advance(20)
+    sandbox.advance(20)
     assert (lease.state, seen) == (State.AT_RISK, ["risk"])
     with pytest.raises(StoreUnavailable):
-        stage.locks.lock("other").acquire(timeout=5)
-    stage.advance(20)
+        sandbox.locks.lock("other").acquire(timeout=5)
+    sandbox.advance(20)
     assert (lease.state, seen) == (State.LOST, ["risk", "lost"])
-    stage.reachable()
+    sandbox.reachable()
     assert lock.acquire(timeout=60) is not None
 
 
-def test_a_store_that_comes_back_in_time_saves_the_lease(stage: Stage) -> None:
-    lease = stage.locks.lock("door", ttl=30).acquire()
-    stage.unreachable()
-    stage.advance(20)
-    stage.reachable()
-    stage.advance(5)
+def test_a_store_that_comes_back_in_time_saves_the_lease(sandbox: Sandbox) -> None:
+    lease = sandbox.locks.lock("door", ttl=30).acquire()
+    sandbox.unreachable()
+    sandbox.advance(20)
+    sandbox.reachable()
+    sandbox.advance(5)
     assert lease is not None
     assert lease.state is State.HELD
 
 
-def test_a_store_that_forgets_is_noticed_by_the_next_renewal(stage: Stage) -> None:
-    lease = stage.locks.lock("door", ttl=30).acquire()
-    stage.forget()
+def test_a_store_that_forgets_is_noticed_by_the_next_renewal(sandbox: Sandbox) -> None:
+    lease = sandbox.locks.lock("door", ttl=30).acquire()
+    sandbox.forget()
     assert lease is not None
     lease.ensure_held()
-    stage.advance(11)
+    sandbox.advance(11)
     assert lease.state is State.LOST
 
 
 def test_fences_and_moments_are_the_same_in_every_run() -> None:
     def story() -> list[float]:
-        with Stage() as stage:
-            first = stage.locks.lock("door").acquire()
-            stage.advance(7.25)
+        with Sandbox() as sandbox:
+            first = sandbox.locks.lock("door").acquire()
+            sandbox.advance(7.25)
             assert first is not None
             first.release()
-            second = stage.locks.lock("door").acquire()
+            second = sandbox.locks.lock("door").acquire()
             assert second is not None
-            return [first.fence, second.fence, stage.now()]
+            return [first.fence, second.fence, sandbox.now()]
 
     assert story() == story()
 
@@ -180,75 +180,75 @@ def test_fences_and_moments_are_the_same_in_every_run() -> None:
 # asyncio
 
 
-def test_asyncio_runs_in_virtual_time(stage: Stage) -> None:
+def test_asyncio_runs_in_virtual_time(sandbox: Sandbox) -> None:
     async def main() -> tuple[State, float]:
-        async with stage.async_locks.lock("door", ttl=10) as lease:
-            before = stage.now()
+        async with sandbox.async_locks.lock("door", ttl=10) as lease:
+            before = sandbox.now()
             await asyncio.sleep(3600)
-            return lease.state, stage.now() - before
+            return lease.state, sandbox.now() - before
 
-    state, took = stage.run(main())
+    state, took = sandbox.run(main())
     assert state is State.HELD
     assert took == pytest.approx(3600)
 
 
-def test_losing_a_lease_cancels_the_body_in_asyncio(stage: Stage) -> None:
+def test_losing_a_lease_cancels_the_body_in_asyncio(sandbox: Sandbox) -> None:
     reached: list[str] = []
 
     async def main() -> None:
-        async with stage.async_locks.lock("door") as lease:
-            stage.lose(lease)
+        async with sandbox.async_locks.lock("door") as lease:
+            sandbox.lose(lease)
             reached.append("told")
             await asyncio.sleep(3600)
             reached.append("never")
 
     with pytest.raises(LeaseLost):
-        stage.run(main())
+        sandbox.run(main())
     assert reached == ["told"]
 
 
-def test_asyncio_meets_an_unreachable_store(stage: Stage) -> None:
+def test_asyncio_meets_an_unreachable_store(sandbox: Sandbox) -> None:
     async def main() -> State:
-        lease = await stage.async_locks.lock("door", ttl=30).acquire()
-        stage.unreachable()
+        lease = await sandbox.async_locks.lock("door", ttl=30).acquire()
+        sandbox.unreachable()
         assert lease is not None
         assert await lease.lost.wait(timeout=60)
         return lease.state
 
-    assert stage.run(main()) is State.LOST
+    assert sandbox.run(main()) is State.LOST
 
 
-def test_both_colours_share_the_store_and_the_clock(stage: Stage) -> None:
-    lease = stage.locks.lock("door", renew=False, ttl=60).acquire()
+def test_both_colours_share_the_store_and_the_clock(sandbox: Sandbox) -> None:
+    lease = sandbox.locks.lock("door", renew=False, ttl=60).acquire()
     assert lease is not None
 
     async def main() -> float:
-        before = stage.now()
-        assert await stage.async_locks.lock("door").acquire(timeout=90) is not None
-        return stage.now() - before
+        before = sandbox.now()
+        assert await sandbox.async_locks.lock("door").acquire(timeout=90) is not None
+        return sandbox.now() - before
 
-    assert 59 < stage.run(main()) < 61
+    assert 59 < sandbox.run(main()) < 61
 
 
-def test_two_tasks_hand_the_lock_on(stage: Stage) -> None:
+def test_two_tasks_hand_the_lock_on(sandbox: Sandbox) -> None:
     order: list[str] = []
 
     async def worker(name: str, seconds: float) -> None:
-        async with stage.async_locks.lock("door"):
+        async with sandbox.async_locks.lock("door"):
             order.append(name)
             await asyncio.sleep(seconds)
 
     async def main() -> None:
         await asyncio.gather(worker("first", 100), worker("second", 100), worker("third", 0))
 
-    stage.run(main())
+    sandbox.run(main())
     assert order == ["first", "second", "third"]
 
 
 def test_a_loop_in_which_all_wait_for_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.testing.looping.REAL_PATIENCE", 0.01)
-    stage = Stage()
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(stage.clock)) as runner, pytest.raises(Stuck):
+    sandbox = Sandbox()
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(sandbox.clock)) as runner, pytest.raises(Stuck):
         runner.run(asyncio.Event().wait())
 
 
@@ -257,9 +257,9 @@ def test_a_loop_in_which_all_wait_for_nothing_says_so(monkeypatch: pytest.Monkey
 TESTS = """
 import holdfast, holdfast.aio
 
-def test_the_stage(holdfast_stage, holdfast_locks, holdfast_async_locks):
-    assert holdfast_locks is holdfast_stage.locks
-    assert holdfast_async_locks is holdfast_stage.async_locks
+def test_the_sandbox(holdfast_sandbox, holdfast_locks, holdfast_async_locks):
+    assert holdfast_locks is holdfast_sandbox.locks
+    assert holdfast_async_locks is holdfast_sandbox.async_locks
 
 def test_connecting(holdfast_connect):
     assert holdfast.connect("redis://nowhere") is holdfast_connect.locks
