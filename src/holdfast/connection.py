@@ -10,6 +10,7 @@ import atexit
 import functools
 import logging
 import os
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
@@ -48,6 +49,8 @@ CLOSES_WITHIN = BUDGET + 1.0
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_exiting: list[bool] = []
+"""Not empty once the program ends."""
 _open: weakref.WeakSet[BaseLocks[Any]] = weakref.WeakSet()
 
 
@@ -87,6 +90,12 @@ class BaseLocks(Generic[LeaseT]):
     def _abandon(self) -> None:
         """Close in the background; may be called from any thread, and in the midst of anything."""
         self.runtime.spawn(self._close, "close")
+
+    def _closed_under_us(self) -> None:
+        """A thread that waited is told that the connection was closed. When that is because the program ends, nobody
+        is there to be told: a daemon thread waits for the end, which comes at once, rather than complain."""
+        if _exiting and threading.current_thread().daemon:
+            threading.Event().wait()
 
     async def _close(self) -> None:
         self._closed = True
@@ -379,6 +388,7 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
+    _exiting.append(True)
     for client in list(_open):
         if isinstance(client, Locks):
             client.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -36,6 +36,7 @@ MOST_CALLERS = 1000
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
 
 
@@ -194,7 +195,14 @@ class Lock(BaseLock[Lease]):
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
-        return run(self._acquire(blocking, timeout))
+        return self._wait_for(self._acquire(blocking, timeout))
+
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return run(work)
+        except ConfigurationError:
+            self._client._closed_under_us()
+            raise
 
     def release(self) -> bool:
         """Give back the lease that this thread got from this object; False when it had gone already."""
@@ -226,7 +234,7 @@ class Lock(BaseLock[Lease]):
         return run(self._break(holder))
 
     def __enter__(self) -> Lease:
-        return self._begin_block(run(self._enter()), id(sys._getframe(1)))
+        return self._begin_block(self._wait_for(self._enter()), id(sys._getframe(1)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -128,6 +128,7 @@ class Keeper:
                         holding.ttl,
                         ours=True,
                         budget=left,
+                        goes_on=False,
                     )
                     holding.settled = True
                 except LockError as error:

@@ -43,11 +43,13 @@ async def release(
     maybe_done: bool = False,
     budget: float = BUDGET,
     keep_until: float = 0.0,
+    goes_on: bool = True,
 ) -> bool:
     """Whether the lock was still the holder's.
 
     `ours` says that the lease was valid when this began, `maybe_done` that an earlier call failed. If a reply is lost
-    and the repeat finds nothing, it was the first request that freed the lock.
+    and the repeat finds nothing, it was the first request that freed the lock. Not `goes_on`: nothing is left to the
+    background, because the store is about to be closed.
     """
     give_up_at = runtime.now() + budget
     failures = 0
@@ -67,7 +69,7 @@ async def release(
     except GeneratorExit:
         raise
     except BaseException as error:  # the caller meant it to be free, so see to it
-        if isinstance(error, StoreUnavailable) or not isinstance(error, LockError):
+        if goes_on and (isinstance(error, StoreUnavailable) or not isinstance(error, LockError)):
             await give_back(store, runtime, name, holder, ttl, inline=False, keep_until=keep_until)
         raise
 

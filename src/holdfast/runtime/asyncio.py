@@ -148,10 +148,24 @@ class AsyncioRuntime:
                 pass  # it is closed
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work(), name=f"holdfast-{name}")
+        begun = False
+
+        async def body() -> None:
+            nonlocal begun
+            begun = True
+            await work()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._ended(task)
+            if not begun and not loop.is_closed():
+                # Cancelled before its first step, so that it does not even know: let it know.
+                loop.call_soon(self._start(work, name).cancel)
+
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(body(), name=f"holdfast-{name}")
         self._tasks.add(task)  # the loop itself holds tasks only weakly
         task._log_destroy_pending = False  # type: ignore[attr-defined] # a loop closed without a word is no fault of ours
-        task.add_done_callback(self._ended)
+        task.add_done_callback(ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:

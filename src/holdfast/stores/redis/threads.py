@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.errors import Outcome, StoreUnavailable, closed_error
+from holdfast.errors import LockError, Outcome, StoreUnavailable, closed_error
 from holdfast.ports import Mailbox, Runtime
 from holdfast.stores.redis.clients import Dial
 from holdfast.stores.redis.link import Link, Slot, dial_link
@@ -105,10 +105,14 @@ class ThreadWire:
             elif pending:
                 pending.popleft().settle(reply)
 
-        self._link = dial_link(self._dial, self._runtime, until, dispatch)
+        link = dial_link(self._dial, self._runtime, until, dispatch)
+        if self._closed:  # meanwhile, and without waiting for us
+            link.close()
+            raise closed_error()
+        self._link = link
         self.grace = grace_after(self._runtime.now() - started)
-        self.pushes = self._link.protocol == 3
-        return self._link
+        self.pushes = link.protocol == 3
+        return link
 
     def _overdue(self, link: Link) -> StoreUnavailable:
         pending = self._pending
@@ -125,8 +129,10 @@ class ThreadWire:
 
     async def close(self) -> None:
         self._closed = True
-        with self._mutex:
-            link, self._link = self._link, None
+        in_time = self._mutex.acquire(timeout=LEAVE_WITHIN)  # else somebody dials, and hangs up when that succeeds
+        link, self._link = self._link, None
+        if in_time:
+            self._mutex.release()
         if link is not None:
             link.close()
 
@@ -198,7 +204,9 @@ class ThreadInbox:
         link = dial_link(self._dial, self.runtime, until, dispatch)
         link.send(subscribe_request(self.address), until)
         link.read_for(subscribed, until)
-        error = subscribe_error(subscribed.value, subscribed.ready)
+        error: LockError | None = subscribe_error(subscribed.value, subscribed.ready)
+        if self._closed:  # meanwhile, and without waiting for us
+            error = closed_error()
         if error is not None:
             link.close()
             raise error
@@ -234,8 +242,10 @@ class ThreadInbox:
 
     async def close(self) -> None:
         self._closed = True
-        with self._mutex:
-            link, self._link = self._link, None
+        in_time = self._mutex.acquire(timeout=LEAVE_WITHIN)  # else somebody dials, and hangs up when that succeeds
+        link, self._link = self._link, None
+        if in_time:
+            self._mutex.release()
         if link is not None:
             link.close()
         give_up_at = self.runtime.now() + LEAVE_WITHIN

@@ -1,0 +1,452 @@
+"""The end of a program, in whichever way: what is held is given back, nothing hangs, and stderr stays empty."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.support import guardian
+from tests.support.servers import Server
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 20.0
+STORES = ("memory", "sqlite", "valkey")
+
+IMPORTS = """
+import asyncio, os, signal, sys, threading, time
+import holdfast, holdfast.aio
+url = sys.argv[1]
+"""
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "valkey":
+        server: Server = request.getfixturevalue("valkey")
+        return server.url
+    return f"sqlite:///{tmp_path}/locks.db" if request.param == "sqlite" else "memory://"
+
+
+class Ending:
+    """A program that ran to its end: what it said, what it complained of, and how long its end took."""
+
+    def __init__(self, text: str, url: str, *, interrupt: bool = False, closes: bool = True) -> None:
+        # Every warning is shown, as of a coroutine that nobody awaited; and of a connection that was left open, where
+        # the program was to close it.
+        hidden = ["DeprecationWarning", *([] if closes else ["ResourceWarning"])]
+        command = [sys.executable, "-W", "always", *(f"-Wignore::{kind}" for kind in hidden), "-u", "-c"]
+        process = subprocess.Popen(
+            [*command, IMPORTS + textwrap.dedent(text), url],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        guardian.watch(process.pid)
+        try:
+            if interrupt:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "held\n"
+                process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            self.said, self.complaints = process.communicate(timeout=LIMIT)
+            self.took = time.monotonic() - began
+            self.code = process.returncode
+        finally:
+            process.kill()
+            process.wait(LIMIT)
+            guardian.unwatch(process.pid)
+
+    def quiet(self) -> str:
+        """What it said, if it ended well and had nothing to complain of."""
+        assert (self.code, self.complaints) == (0, "")
+        return self.said
+
+
+def assert_free(url: str, *names: str) -> None:
+    """At once: long before their ttl would have freed them. What was in memory is gone with the process anyway."""
+    if not url.startswith("memory"):
+        with holdfast.connect(url) as locks:
+            assert [name for name in names if locks.lock(name).locked()] == []
+
+
+class TestThreads:
+    def test_close(self, url: str) -> None:
+        Ending(
+            """
+            locks = holdfast.connect(url)
+            leases = [locks.lock(name).acquire() for name in "abc"]
+            locks.close()
+            locks.close()
+            assert {lease.state.value for lease in leases} == {"released"}
+            assert not holdfast.connect(url).lock("a").locked()
+            """,
+            url,
+        ).quiet()
+        assert_free(url, *"abc")
+
+    @pytest.mark.parametrize("end", ["", "sys.exit(0)", "threading.Thread(target=sys.exit).start()"])
+    def test_the_end_of_the_program(self, url: str, end: str) -> None:
+        text = "locks = holdfast.connect(url); leases = [locks.lock(name).acquire() for name in 'abc']"
+        Ending(f"{text}; {end}", url).quiet()
+        assert_free(url, *"abc")
+
+    def test_an_error_in_the_body_is_the_only_complaint(self, url: str) -> None:
+        ending = Ending("with holdfast.connect(url).lock('a'): raise KeyError('the own')", url)
+        assert ending.code == 1
+        assert ending.complaints.splitlines()[-1] == "KeyError: 'the own'"
+        assert ending.complaints.count("Traceback") == 1
+        assert_free(url, "a")
+
+    def test_an_interrupt_in_the_body(self, url: str) -> None:
+        ending = Ending(
+            """
+            with holdfast.connect(url).lock("a"):
+                print("held")
+                time.sleep(60)
+            """,
+            url,
+            interrupt=True,
+        )
+        assert ending.code == -signal.SIGINT
+        assert ending.complaints.splitlines()[-1] == "KeyboardInterrupt"
+        assert ending.complaints.count("Traceback") == 1
+        assert_free(url, "a")
+
+    def test_an_interrupt_in_the_wait(self, url: str) -> None:
+        ending = Ending(
+            """
+            locks = holdfast.connect(url)
+            taken = locks.lock("a").acquire()
+            threading.Timer(0.2, lambda: print("held")).start()
+            with holdfast.connect(url).lock("a"):
+                print("not to be reached")
+            """,
+            url,
+            interrupt=True,
+        )
+        assert ending.code == -signal.SIGINT
+        assert ending.said == ""
+        assert ending.complaints.splitlines()[-1] == "KeyboardInterrupt"
+        assert ending.complaints.count("Traceback") == 1
+        assert_free(url, "a")
+
+    def test_daemon_threads_that_hold_and_wait(self, url: str) -> None:
+        """They are stopped wherever they are; the program neither waits for them nor crashes."""
+        Ending(
+            """
+            locks = holdfast.connect(url)
+            held = threading.Event()
+
+            def hold():
+                with locks.lock("a"):
+                    held.set()
+                    time.sleep(60)
+
+            def wait():
+                with locks.lock("a"):
+                    time.sleep(60)
+
+            threading.Thread(target=hold, daemon=True).start()
+            held.wait()
+            for _ in range(3):
+                threading.Thread(target=wait, daemon=True).start()
+            time.sleep(0.1)
+            """,
+            url,
+        ).quiet()
+        assert_free(url, "a")
+
+    def test_a_server_that_does_not_answer(self, fresh_server: Server) -> None:
+        """The end takes no longer than its budget, and what is left frees itself."""
+        ending = Ending(
+            f"""
+            locks = holdfast.connect(url)
+            leases = [locks.lock(f"lock {{number}}").acquire() for number in range(50)]
+            os.kill({fresh_server.pid}, signal.SIGSTOP)
+            print("held", flush=True)
+            """,
+            fresh_server.url,
+        )
+        fresh_server.resume()
+        assert ending.code == 0
+        assert ending.took < 5
+        assert "Traceback" not in ending.complaints
+
+
+class TestAsyncio:
+    def test_close(self, url: str) -> None:
+        Ending(
+            """
+            async def main():
+                async with holdfast.aio.connect(url) as locks:
+                    leases = [await locks.lock(name).acquire() for name in "abc"]
+                assert {lease.state.value for lease in leases} == {"released"}
+
+            asyncio.run(main())
+            """,
+            url,
+        ).quiet()
+        assert_free(url, *"abc")
+
+    def test_the_end_of_the_loop(self, url: str) -> None:
+        """`asyncio.run` cancels what still runs: the last moment to give back."""
+        Ending(
+            """
+            async def main():
+                locks = holdfast.aio.connect(url)
+                leases = [await locks.lock(name).acquire() for name in "abc"]
+
+            asyncio.run(main())
+            """,
+            url,
+            closes=False,
+        ).quiet()
+        assert_free(url, *"abc")
+
+    def test_a_loop_that_is_closed_without_a_word(self, url: str) -> None:
+        Ending(
+            """
+            async def main():
+                locks = holdfast.aio.connect(url)
+                return locks, [await locks.lock(name).acquire() for name in "abc"]
+
+            loop = asyncio.new_event_loop()
+            kept = loop.run_until_complete(main())
+            loop.close()
+            """,
+            url,
+            closes=False,
+        ).quiet()
+        assert_free(url, *"abc")
+
+    def test_a_loop_after_one_that_was_closed_without_a_word(self, url: str) -> None:
+        """The lock that the first one left is free for the second, long before its ttl."""
+        Ending(
+            """
+            locks = holdfast.aio.connect(url)
+
+            async def first():
+                return await locks.lock("a").acquire()
+
+            async def second():
+                async with locks.lock("other"):
+                    async with asyncio.timeout(10), locks.lock("a"):
+                        print("held")
+                await locks.close()
+
+            loop = asyncio.new_event_loop()
+            lease = loop.run_until_complete(first())
+            loop.close()
+            asyncio.run(second())
+            assert lease.state.value == "lost", lease.state
+            """,
+            url,
+            closes=False,
+        ).quiet()
+        assert_free(url, "a")
+
+    def test_closing_in_another_loop_than_the_closed_one(self, url: str) -> None:
+        Ending(
+            """
+            locks = holdfast.aio.connect(url)
+
+            async def first():
+                return await locks.lock("a").acquire()
+
+            loop = asyncio.new_event_loop()
+            lease = loop.run_until_complete(first())
+            loop.close()
+            asyncio.run(locks.close())
+            assert not holdfast.connect(url).lock("a").locked()
+            """,
+            url,
+            closes=False,
+        ).quiet()
+
+    def test_an_interrupt_in_the_body(self, url: str) -> None:
+        ending = Ending(
+            """
+            async def main():
+                async with holdfast.aio.connect(url).lock("a"):
+                    print("held")
+                    await asyncio.sleep(60)
+
+            asyncio.run(main())
+            """,
+            url,
+            closes=False,
+            interrupt=True,
+        )
+        assert ending.code == -signal.SIGINT
+        assert ending.complaints.splitlines()[-1] == "KeyboardInterrupt"
+        assert "never retrieved" not in ending.complaints
+        assert "destroyed" not in ending.complaints
+        assert_free(url, "a")
+
+    def test_nothing_is_given_back_under_a_task_that_cleans_up(self, url: str) -> None:
+        """At its end the loop cancels its tasks and the keeper together; who cleans up under the lock may end."""
+        ending = Ending(
+            """
+            async def worker(locks):
+                async with locks.lock("a") as lease:
+                    try:
+                        await asyncio.sleep(60)
+                    finally:
+                        for _ in range(10):
+                            await asyncio.sleep(0.02)
+                            lease.ensure_held()
+                            assert (await locks.lock("a").inspect()).holder == lease.holder
+                        print("cleaned up")
+
+            async def main():
+                locks = holdfast.aio.connect(url)
+                task = asyncio.create_task(worker(locks))
+                while not await locks.lock("a").locked():
+                    await asyncio.sleep(0.01)
+
+            asyncio.run(main())
+            """,
+            url,
+            closes=False,
+        )
+        assert ending.quiet() == "cleaned up\n"
+        assert_free(url, "a")
+
+    def test_a_keeper_that_was_cancelled_among_others_is_replaced(self, url: str) -> None:
+        """Somebody cancels every task but its own, and goes on."""
+        ending = Ending(
+            """
+            async def main():
+                async with holdfast.aio.connect(url) as locks:
+                    async with locks.lock("a", ttl=0.5) as lease:
+                        others = asyncio.all_tasks() - {asyncio.current_task()}
+                        for task in others:
+                            task.cancel()
+                        await asyncio.wait(others, timeout=5)
+                        await asyncio.sleep(1.5)
+                        lease.ensure_held()
+                    again = await locks.lock("b", ttl=0.5).acquire()
+                    await asyncio.sleep(1)
+                    again.ensure_held()
+                print("kept")
+
+            asyncio.run(main())
+            """,
+            url,
+        )
+        assert ending.quiet() == "kept\n"
+
+
+class TestProcesses:
+    """Whoever is forked starts clean, and whoever is spawned from nothing."""
+
+    @pytest.mark.parametrize("url", ["sqlite", "valkey"], indirect=True)
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_an_executor(self, url: str, method: str, tmp_path: Path) -> None:
+        """The parent holds a lock of its own; each worker takes one in turn, and the parent's is not theirs."""
+        (tmp_path / "work_of_ours.py").write_text(
+            textwrap.dedent(
+                """
+                import os, sys, holdfast
+
+                locks = holdfast.connect(sys.argv[1])
+
+                def work(number):
+                    assert locks.lock("the parent's").locked()
+                    with locks.lock("shared", ttl=10, timeout=15) as lease:
+                        return lease.fence
+                """
+            )
+        )
+        ending = Ending(
+            f"""
+            sys.path.insert(0, {str(tmp_path)!r})
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor
+            from work_of_ours import locks, work
+
+            if __name__ == "__main__":
+                with locks.lock("the parent's", ttl=10) as lease:
+                    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context({method!r})) as pool:
+                        fences = list(pool.map(work, range(12)))
+                    lease.ensure_held()
+                    lease.renew()
+                print(len(set(fences)))
+            """,
+            url,
+        )
+        assert ending.quiet() == "12\n"
+        assert_free(url, "shared", "the parent's")
+
+    @pytest.mark.parametrize("url", ["sqlite", "valkey"], indirect=True)
+    @pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)", "os.kill(os.getpid(), signal.SIGTERM)"])
+    def test_servers_that_fork_before_they_serve(self, url: str, leave: str) -> None:
+        """The master loads the application, connection and all, and forks; workers come and go."""
+        ending = Ending(
+            f"""
+            locks = holdfast.connect(url)
+            with locks.lock("loading"):
+                pass
+            master = locks.lock("master").acquire()
+
+            def serve(number):
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+                for _ in range(5):
+                    with locks.lock("counter", timeout=15):
+                        pass
+                lease = locks.lock(f"worker {{number}}").acquire(timeout=15)
+                lease.release()
+                {leave}
+
+            workers = []
+            for number in range(4):
+                pid = os.fork()
+                if pid == 0:
+                    serve(number)
+                workers.append(pid)
+            print(sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in workers))
+            master.ensure_held()
+            master.renew()
+            """,
+            url,
+        )
+        assert ending.quiet() == "[0, 0, 0, 0]\n"
+        assert_free(url, "master", "counter", *(f"worker {number}" for number in range(4)))
+
+    @pytest.mark.parametrize("url", ["sqlite", "valkey"], indirect=True)
+    def test_a_child_of_a_process_with_an_event_loop_uses_the_connection_in_its_own(self, url: str) -> None:
+        ending = Ending(
+            """
+            locks = holdfast.aio.connect(url)
+
+            async def use(name):
+                async with locks.lock(name, timeout=10):
+                    pass
+                assert await locks.lock("the parent's").locked()
+
+            async def main():
+                async with locks.lock("the parent's") as lease:
+                    pid = os.fork()
+                    if pid == 0:
+                        thread = threading.Thread(target=lambda: asyncio.run(use("the child's")))
+                        thread.start()
+                        thread.join()
+                        os._exit(3)
+                    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                    lease.ensure_held()
+                    await lease.renew()
+                await locks.close()
+
+            asyncio.run(main())
+            """,
+            url,
+            closes=False,
+        )
+        assert ending.quiet() == "3\n"
+        assert_free(url, "the parent's", "the child's")
