@@ -12,6 +12,8 @@ from tests.traps.colours import COLOURS, Colour
 from tests.traps.programs import Program
 from tests.traps.watching import Stopwatch, await_queue, companions, on, pubsub_clients
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture(params=COLOURS)
 def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:

@@ -24,6 +24,8 @@ from holdfast.values import Granted, Next, Push, Queued
 from tests.support.waiting import until
 from tests.test_sqlite_kit import COLOURS, LONG, Bed, Waiter, ask
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture(params=COLOURS)
 def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:

@@ -19,6 +19,8 @@ from holdfast.runtime.threads import ThreadRuntime
 from holdfast.stores.sqlite import SqliteStore, checkpoint
 from tests.test_sqlite_kit import LONG, ask
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture
 def target(tmp_path: Path) -> str:

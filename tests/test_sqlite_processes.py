@@ -16,6 +16,8 @@ from holdfast.errors import ConfigurationError
 from tests.support.waiting import until
 from tests.test_sqlite_kit import Worker
 
+pytestmark = pytest.mark.timing
+
 ACQUIRE = "lease = locks.lock('report', ttl={ttl}).acquire(); print('held', lease.fence, flush=True)"
 
 

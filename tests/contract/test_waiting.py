@@ -12,6 +12,8 @@ from holdfast import State
 from tests.contract.driver import BOUND, Driver, TaskContender, done, held, scenario
 from tests.contract.stores import BETWEEN_PROCESSES, SERVERS, only
 
+pytestmark = pytest.mark.timing
+
 
 @scenario
 async def test_a_waiter_gets_the_lock_when_it_is_given_back(d: Driver) -> None:

@@ -17,6 +17,8 @@ from tests.support.waiting import until
 from tests.traps.colours import Client, Colour
 from tests.traps.watching import await_nothing_left, on
 
+pytestmark = pytest.mark.timing
+
 DIRECTIONS: tuple[Direction, ...] = ("to_server", "to_client")
 
 

@@ -18,6 +18,8 @@ from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.traps.colours import Colour
 
+pytestmark = pytest.mark.timing
+
 TTL = 0.4
 PLACES = ("memory", "sqlite", "valkey")
 

@@ -24,6 +24,8 @@ from tests.traps.watching import (
     traces,
 )
 
+pytestmark = pytest.mark.timing
+
 TIMES = 20
 CANCEL_SECONDS = 0.2
 """A cancellation takes effect within 0.1 s; the rest is for a busy machine."""

@@ -11,6 +11,8 @@ from tests.traps.colours import Client, Colour
 from tests.traps.programs import Program
 from tests.traps.watching import Stopwatch, await_queue, pubsub_clients, traces
 
+pytestmark = pytest.mark.timing
+
 
 def test_a_crashed_holder_blocks_no_longer_than_its_ttl(colour: Colour, us: Client, valkey: Server) -> None:
     us.warm_up_inbox()

@@ -5,11 +5,15 @@ import threading
 from concurrent.futures import Future, wait
 from typing import Any
 
+import pytest
+
 import holdfast
 import holdfast.aio
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.traps.watching import Stopwatch, await_queue, normal_clients, pubsub_clients, traces
+
+pytestmark = pytest.mark.timing
 
 TASKS = 2000
 THREADS = 300

@@ -21,6 +21,8 @@ from tests.support.waiting import until
 from tests.traps.colours import COLOURS, Client, Colour
 from tests.traps.watching import Stopwatch, await_nothing_left, nth, on, side_by_side, traces
 
+pytestmark = pytest.mark.timing
+
 
 class TestRelease:
     def test_after_a_connection_error_it_may_be_called_again(self, valkey: Server, proxy: FaultProxy) -> None:

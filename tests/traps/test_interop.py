@@ -7,6 +7,8 @@ from tests.support.servers import Server
 from tests.traps.colours import Client, Colour
 from tests.traps.watching import Stopwatch, await_queue
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture
 def theirs(valkey: Server) -> redis.client.Redis:

@@ -12,6 +12,8 @@ from tests.support.waiting import until
 from tests.traps.colours import Client, Colour
 from tests.traps.watching import Stopwatch, await_queue, traces
 
+pytestmark = pytest.mark.timing
+
 
 class TestScriptFlush:
     def evals(self, proxy: FaultProxy) -> int:

@@ -1,7 +1,11 @@
 """The one slow test of this folder; see `long_waits.py`."""
 
+import pytest
+
 from tests.traps.long_waits import WAIT, LongWaits
 from tests.traps.watching import Stopwatch
+
+pytestmark = pytest.mark.timing
 
 
 def test_a_wait_may_be_longer_than_the_clients_socket_timeout(long_waits: LongWaits) -> None:

@@ -22,6 +22,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 from holdfast.core import backoff
@@ -30,7 +31,9 @@ from holdfast.core.release import give_back
 from holdfast.core.validity import valid_until, worth_taking
 from holdfast.errors import Outcome, StoreUnavailable
 from holdfast.ports import Mailbox, Runtime, Store
-from holdfast.values import Answer, Ask, Granted, Next, Place, Queued, Taken
+from holdfast.values import Answer, Ask, Granted, Next, Place, Queued, Taken, shown
+
+log = logging.getLogger("holdfast")
 
 LOOK_AGAIN = 1.0
 """Seconds after which the waiter in front looks for itself: a push may be lost, and a lock that something
@@ -171,6 +174,7 @@ class _Attempt:
                 return True
             except StoreUnavailable as error:
                 if self._turn and self._deadline.passed(self._runtime.now()):
+                    log.warning("The lock %s is taken, and could not be waited for: %s", shown(self._ask.name), error)
                     return False
                 failures += 1
                 await self._endure(error, silent_since, failures)
