@@ -26,6 +26,9 @@ def connect(target: Any = None, *, label: str = "", store_timeout: Seconds = 10.
     `label` tells operators who we are. `store_timeout` is how many seconds a store may go on not answering
     before a wait without limit gives up with `StoreUnavailable`. Nothing is sent until a lock is used.
 
+    `scripts`, for Redis and Valkey: False does without (transactions instead, for accounts that may not run scripts),
+    True never does, and None finds out.
+
     >>> import holdfast
     >>> holdfast.connect("memory://")
     <Locks on memory://>
@@ -63,20 +66,24 @@ def _store_timeout(value: Seconds) -> float:
 
 
 def _store(target: Any, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
-    if choices:
-        raise ConfigurationError(
-            f"connect() does not know the option {shown(next(iter(choices)))}. It knows label and store_timeout."
-        )
+    for option in choices:
+        if option != "scripts":
+            raise ConfigurationError(
+                f"connect() does not know the option {shown(option)}. It knows label, store_timeout and scripts."
+            )
+    scripts = choices.get("scripts")
+    if scripts not in (None, True, False):
+        raise ConfigurationError(f"scripts must be True, False, or None to find out, not {shown(scripts)}.")
     if target is None:
         target = os.environ.get("HOLDFAST_URL") or "sqlite://"
     if isinstance(target, str):
-        return _store_of_url(target, runtime, colour)
+        return _store_of_url(target, runtime, colour, scripts)
     from holdfast.stores.redis.clients import store_of_client
 
-    return store_of_client(target, runtime, colour)
+    return store_of_client(target, runtime, colour, scripts)
 
 
-def _store_of_url(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+def _store_of_url(url: str, runtime: Runtime, colour: str, scripts: bool | None) -> tuple[Store, str]:
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
     if (
@@ -96,7 +103,7 @@ def _store_of_url(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
     if scheme in REDIS_SCHEMES:
         from holdfast.stores.redis.clients import store_of_url
 
-        return store_of_url(url, runtime, colour)
+        return store_of_url(url, runtime, colour, scripts)
     raise ConfigurationError(f"connect() does not know the scheme {shown(scheme + '://')}. It knows {SCHEMES}.")
 
 

@@ -23,6 +23,7 @@ from holdfast.stores.redis.messages import (
     LEAVE_WITHIN,
     PING,
     STALE,
+    cut_off,
     grace_after,
     new_address,
     push_in,
@@ -74,6 +75,21 @@ class TaskLink(asyncio.Protocol):
             return await future
         finally:
             timer.cancel()
+
+    async def ask_all(self, requests: Sequence[bytes], until: float) -> list[Any]:
+        """The replies to requests that go out together; they come in order, so with the last all are there."""
+        now = self._runtime.now()
+        futures: list[asyncio.Future[Any]] = [self._loop.create_future() for _ in requests]
+        for future in futures:
+            future.add_done_callback(_look_at)
+            self._pending.append((future, now))
+        self._transport.write(b"".join(requests))
+        timer = self._loop.call_later(until - now, self._overdue, futures[-1])
+        try:
+            await futures[-1]
+        finally:
+            timer.cancel()
+        return [future.result() for future in futures]
 
     async def subscribe(self, request: bytes, limit: float) -> Any:
         """The first thing that comes back: with RESP3 that is a push, which no request owns."""
@@ -129,6 +145,12 @@ class TaskLink(asyncio.Protocol):
         self.error = _no_answer("The connection belonged to a parent process or a closed event loop")
         if forked:
             _inherited.append(self)  # its end would write to the parent's connection (TLS) or warn
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Nobody awaits but the last of several: that the others failed too is no news."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _no_answer(what: str) -> StoreUnavailable:
@@ -225,6 +247,15 @@ class TaskWire:
         if link is None or link.error is not None:
             link = await self._dialler.get(until)
         return await link.ask(request, until, before)
+
+    async def exchange(
+        self, requests: Sequence[bytes], until: float, on: TaskLink | None = None
+    ) -> tuple[TaskLink, list[Any]]:
+        """`transactions.Conversation`."""
+        link = self._dialler.link if on is not None else await self._dialler.get(until)
+        if link is None or (on is not None and (link is not on or on.error is not None)):
+            raise cut_off()
+        return link, await link.ask_all(requests, until)
 
     def listen(self) -> None:
         return  # the event loop reads by itself

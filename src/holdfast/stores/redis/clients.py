@@ -38,15 +38,15 @@ NOT_FOR_US = (
 )
 
 
-def store_of_url(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+def store_of_url(url: str, runtime: Runtime, colour: str, scripts: bool | None = None) -> tuple[Store, str]:
     """The store at a redis://, rediss://, valkey://, valkeys:// or unix:// URL, and the URL fit to be shown."""
-    return _store_of_pool(pool_of_url(url, colour), runtime, colour)
+    return _store_of_pool(pool_of_url(url, colour), runtime, colour, scripts)
 
 
-def store_of_client(client: Any, runtime: Runtime, colour: str) -> tuple[Store, str]:
+def store_of_client(client: Any, runtime: Runtime, colour: str, scripts: bool | None = None) -> tuple[Store, str]:
     """The store that a user's client speaks to."""
     _refuse_unfit(client, colour)
-    return _store_of_pool(client.connection_pool, runtime, colour)
+    return _store_of_pool(client.connection_pool, runtime, colour, scripts)
 
 
 def _refuse_unfit(client: Any, colour: str) -> None:
@@ -69,8 +69,9 @@ def _refuse_unfit(client: Any, colour: str) -> None:
         raise ConfigurationError(f"This client is made for {given}; pass it to {use} instead.")
 
 
-def _store_of_pool(pool: Any, runtime: Runtime, colour: str) -> tuple[Store, str]:
-    from holdfast.stores.redis.store import RedisStore
+def _store_of_pool(pool: Any, runtime: Runtime, colour: str, scripts: bool | None) -> tuple[Store, str]:
+    from holdfast.stores.redis.choosing import store_for
+    from holdfast.stores.redis.store import Inbox, RedisStore
 
     settings = {key: value for key, value in pool.connection_kwargs.items() if key not in NOT_FOR_US}
 
@@ -78,13 +79,23 @@ def _store_of_pool(pool: Any, runtime: Runtime, colour: str) -> tuple[Store, str
         limits = {"socket_timeout": limit, "socket_connect_timeout": limit}
         return pool.connection_class(**{**settings, **OURS, **limits})
 
+    wire: Any
+    inbox: Inbox
     if colour == "threads":
         from holdfast.stores.redis.threads import ThreadInbox, ThreadWire
 
-        return RedisStore(ThreadWire(dial, runtime), ThreadInbox(dial, runtime)), _address(settings)
-    from holdfast.stores.redis.asyncio import TaskInbox, TaskWire
+        wire, inbox = ThreadWire(dial, runtime), ThreadInbox(dial, runtime)
+    else:
+        from holdfast.stores.redis.asyncio import TaskInbox, TaskWire
 
-    return RedisStore(TaskWire(dial, runtime), TaskInbox(dial, runtime)), _address(settings)
+        wire, inbox = TaskWire(dial, runtime), TaskInbox(dial, runtime)
+
+    def without() -> RedisStore:
+        from holdfast.stores.redis.transactions import TransactionStore
+
+        return TransactionStore(wire, runtime)
+
+    return store_for(scripts, RedisStore(wire, inbox), without), _address(settings)
 
 
 def _address(settings: dict[str, Any]) -> str:

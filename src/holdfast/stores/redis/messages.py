@@ -33,6 +33,11 @@ def grace_after(dialled_in: float) -> float:
     return min(FIRST_GRACE, max(LEAST_GRACE, 2 * dialled_in))
 
 
+def cut_off() -> StoreUnavailable:
+    """What it means that a conversation must go on over a connection that is no more."""
+    return StoreUnavailable("The connection broke in the midst of a transaction, so nothing was changed.")
+
+
 def new_address(runtime: Runtime) -> str:
     """A channel that nobody else can guess; new for each connection, so that no old push can arrive on it."""
     return f"{AUX_PREFIX}inbox:{runtime.new_holder()}"

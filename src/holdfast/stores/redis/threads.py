@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from holdfast.errors import LockError, Outcome, StoreUnavailable, closed_error
@@ -26,6 +27,7 @@ from holdfast.stores.redis.messages import (
     LEAVE_WITHIN,
     PING,
     STALE,
+    cut_off,
     grace_after,
     new_address,
     push_in,
@@ -65,6 +67,35 @@ class ThreadWire:
         if link.error is not None:
             raise link.error
         raise self._overdue(link)
+
+    async def exchange(self, requests: Sequence[bytes], until: float, on: Link | None = None) -> tuple[Link, list[Any]]:
+        """`transactions.Conversation`."""
+        with self._sending(until):
+            link = self._link
+            if on is not None and (link is not on or on.error is not None):
+                raise cut_off()
+            if link is None or link.error is not None:
+                link = self._connect(until)
+            now = self._runtime.now()
+            slots = [Slot(now) for _ in requests]
+            self._pending.extend(slots)
+            link.send(b"".join(requests), until)
+        if not link.try_to_lead(slots[-1], until):
+            await link.await_slot(slots[-1], until)
+        if slots[-1].ready:
+            return link, [slot.value for slot in slots]
+        raise link.error or self._overdue(link)
+
+    @contextmanager
+    def _sending(self, until: float) -> Iterator[None]:
+        """One thread sends at a time."""
+        mutex = self._mutex
+        if not mutex.acquire(timeout=max(0.0, until - self._runtime.now())):
+            raise StoreUnavailable("The connection is busy, so the request was not sent. Try again later.")
+        try:
+            yield
+        finally:
+            mutex.release()
 
     def listen(self) -> None:
         link = self._link
