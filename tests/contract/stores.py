@@ -58,6 +58,7 @@ WITHOUT_A_QUEUE = {
     "first-come order": (
         "test_first_come_first_served",
         "test_who_comes_new_does_not_overtake",
+        "test_every_waiter_gets_past_crashed_holders",
         "test_those_who_wait_in_order",
         "order",
         "places",
