@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.proxy import FaultProxy
 from tests.support.servers import KINDS, NEEDS, Server, available
+from tests.support.topologies import GROUPS, Group
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +20,22 @@ def shared_server() -> Iterator[Callable[[str], Server]]:
             require(kind)
             if kind not in running:
                 running[kind] = stack.enter_context(Server(kind))
+            running[kind].clear()
+            return running[kind]
+
+        yield get
+
+
+@pytest.fixture(scope="session")
+def shared_group() -> Iterator[Callable[[str], Group]]:
+    """Give the shared servers of a set-up, cleared: "replicated", "sentinel" or "cluster"."""
+    running: dict[str, Group] = {}
+    with ExitStack() as stack:
+
+        def get(kind: str) -> Group:
+            require("valkey9")
+            if kind not in running:
+                running[kind] = stack.enter_context(GROUPS[kind]())
             running[kind].clear()
             return running[kind]
 

@@ -436,7 +436,18 @@ BAD_URLS = Table(
     ("https://localhost", KNOWN),
     ("file:///tmp/locks.db", KNOWN),
     ("postgres://localhost", KNOWN),
-    ("redis+sentinel://localhost", KNOWN),
+    ("redis+sentinel://localhost", "redis+sentinel://user:password@host1"),
+    ("redis+sentinel://localhost/", "redis+sentinel://user:password@host1"),
+    ("redis+sentinel://localhost/main/0/1", "redis+sentinel://user:password@host1"),
+    ("redis+sentinel://localhost,/main", "redis+sentinel://user:password@host1"),
+    ("redis+sentinel://a,b,a/main", "twice"),
+    ("redis+sentinel://localhost:0/main", "redis+sentinel://user:password@host1"),
+    ("redis+sentinel://localhost/main/zero", "can't be read"),
+    ("redis+sentinel://localhost/main?nonsense=1", "nonsense"),
+    ("redis+cluster://", "redis+cluster://user:password@host1"),
+    ("redis+cluster://[::1/", "redis+cluster://user:password@host1"),
+    ("redis+cluster://localhost:99999", "redis+cluster://user:password@host1"),
+    ("redis+tower://localhost", KNOWN),
     ("redis://host:notaport", SHAPE),
     ("redis://host:99999", SHAPE),
     ("redis://host:-1", SHAPE),
@@ -488,6 +499,12 @@ LEAKS = [
     f"user:{PASSWORD}@redis://host",
     f"http://user:{PASSWORD}@host",
     f"sqlite://user:{PASSWORD}@host",
+    f"redis+sentinel://user:{PASSWORD}@host",
+    f"redis+sentinel://user:{PASSWORD}@host/main/x",
+    f"redis+sentinel://user:{PASSWORD}@host:x/main",
+    f"redis+sentinel://host/main?sentinel_password={PASSWORD}&nosuch=1",
+    f"redis+cluster://user:{PASSWORD}@host/x",
+    f"redis+cluster://user:{PASSWORD}@host:x",
 ]
 
 
@@ -516,6 +533,10 @@ GOOD_URLS = Table(
     ("unix:///run/redis.sock?db=2", "unix:///run/redis.sock?db=2"),
     (f"redis://user:{PASSWORD}@example.com", "redis://example.com:6379/0"),
     ("redis://:p%40ss%2Fw%3A@example.com", "redis://example.com:6379/0"),
+    (f"redis+sentinel://user:{PASSWORD}@a,b:7000/main/3", "sentinel service main, database 3"),
+    (f"valkeys+sentinel://a/main?sentinel_password={PASSWORD}", "sentinel service main, database 0"),
+    (f"redis+cluster://user:{PASSWORD}@a,b:7000", "redis+cluster://a:6379,b:7000"),
+    ("Valkeys+Cluster://[::1]", "redis+cluster://::1:6379"),
     ("memory://", "memory://"),
     ("memory://a name", "memory://a name"),
     ("MEMORY://", "memory://"),
@@ -551,6 +572,12 @@ async def test_no_target(d: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 # Clients
 
 TAKES = "a URL or a client of redis-py or valkey-py"
+
+
+def _sentinel(library: Any) -> Any:
+    return library.Sentinel([("localhost", 26379)])
+
+
 NO_CLIENTS = Table(
     (5, TAKES),
     (1.5, TAKES),
@@ -572,7 +599,9 @@ NO_CLIENTS = Table(
     (redis.Redis().pipeline(), "not a pipeline"),
     (redis.asyncio.Redis().pipeline(), "not a pipeline"),
     (valkey.Valkey().pipeline(), "not a pipeline"),
-    (redis.asyncio.RedisCluster(host="localhost"), "one server"),
+    (_sentinel(redis), "service="),
+    (_sentinel(redis.asyncio), "service="),
+    (_sentinel(redis).slave_for("mymaster"), "master_for"),
 )
 
 
@@ -582,15 +611,9 @@ async def test_bad_clients(d: Driver, target: Any, says: str) -> None:
     await refused(says, d.open, target)
 
 
-def test_bad_cluster_client() -> None:
-    """A cluster client of the blocking kind connects when it is made, so this one is only half made."""
-
-    class RedisCluster:
-        nodes_manager = None
-
-    for connect in (colour.open for colour in COLOURS.values()):
-        with pytest.raises(ConfigurationError, match="one server"):
-            connect(RedisCluster())
+def test_a_cluster_client_of_the_other_colour() -> None:
+    with pytest.raises(ConfigurationError, match=r"holdfast\.aio\.connect"):
+        COLOURS["threads"].open(redis.asyncio.RedisCluster(host="localhost"))
 
 
 def clients(library: Any, twin: Any) -> list[Callable[[], Any]]:

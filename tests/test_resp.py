@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import aio
-from holdfast.stores.redis import asyncio as task_side
 from holdfast.stores.redis import link as thread_side
+from holdfast.stores.redis import tasklink as task_side
 from holdfast.stores.redis.resp import Pushed, Reader, ReplyError, new_reader, pack
 from tests.support.servers import Server
 

@@ -14,8 +14,15 @@ from holdfast.values import Owner, Seconds, seconds, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-REDIS_SCHEMES = frozenset({"redis", "rediss", "valkey", "valkeys", "unix"})
-SCHEMES = "redis://, rediss://, valkey://, valkeys://, unix://, sqlite:///path and memory://"
+TCP_SCHEMES = ("redis", "rediss", "valkey", "valkeys")
+REDIS_SCHEMES = frozenset(
+    {*TCP_SCHEMES, "unix", *(f"{one}+{kind}" for one in TCP_SCHEMES for kind in ("sentinel", "cluster"))}
+)
+SCHEMES = (
+    "redis://, rediss://, valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster://, sqlite:///path "
+    "and memory://"
+)
+REDIS_OPTIONS = ("replicas", "replica_timeout", "aof", "reassert", "service")
 
 
 def connect(target: Any = None, *, label: str = "", store_timeout: Seconds = 10.0, **choices: Any) -> Locks:
@@ -26,8 +33,11 @@ def connect(target: Any = None, *, label: str = "", store_timeout: Seconds = 10.
     `label` tells operators who we are. `store_timeout` is how many seconds a store may go on not answering
     before a wait without limit gives up with `StoreUnavailable`. Nothing is sent until a lock is used.
 
-    `scripts`, for Redis and Valkey: False does without (transactions instead, for accounts that may not run scripts),
-    True never does, and None finds out.
+    For Redis and Valkey: `replicas` (0) is how many replicas must acknowledge a grant or a renewal before it counts,
+    within `replica_timeout` (1) seconds, with `aof=True` on disk. `reassert`: whether a grant that the server forgot is
+    taken back in if the lock is free; by default where another server may take over, with Sentinel or a cluster.
+    `service` names the master for a Sentinel object. URLs of several servers: redis+sentinel://host1,host2/service,
+    redis+cluster://host1,host2.
 
     >>> import holdfast
     >>> holdfast.connect("memory://")
@@ -67,23 +77,22 @@ def _store_timeout(value: Seconds) -> float:
 
 def _store(target: Any, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
     for option in choices:
-        if option != "scripts":
+        if option not in REDIS_OPTIONS:
             raise ConfigurationError(
-                f"connect() does not know the option {shown(option)}. It knows label, store_timeout and scripts."
+                f"connect() does not know the option {shown(option)}. It knows label and store_timeout, and for Redis "
+                f"and Valkey {', '.join(REDIS_OPTIONS)}."
             )
-    scripts = choices.get("scripts")
-    if scripts not in (None, True, False):
-        raise ConfigurationError(f"scripts must be True, False, or None to find out, not {shown(scripts)}.")
     if target is None:
         target = os.environ.get("HOLDFAST_URL") or "sqlite://"
     if isinstance(target, str):
-        return _store_of_url(target, runtime, colour, scripts)
+        return _store_of_url(target, runtime, colour, choices)
+    from holdfast.stores.redis.choices import choices_of
     from holdfast.stores.redis.clients import store_of_client
 
-    return store_of_client(target, runtime, colour, scripts)
+    return store_of_client(target, runtime, colour, choices_of(choices))
 
 
-def _store_of_url(url: str, runtime: Runtime, colour: str, scripts: bool | None) -> tuple[Store, str]:
+def _store_of_url(url: str, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
     if (
@@ -94,16 +103,21 @@ def _store_of_url(url: str, runtime: Runtime, colour: str, scripts: bool | None)
             + SCHEMES
             + "."
         )
+    if scheme in REDIS_SCHEMES:
+        from holdfast.stores.redis.choices import choices_of
+        from holdfast.stores.redis.clients import store_of_url
+
+        return store_of_url(url, runtime, colour, choices_of(choices))
+    if scheme in ("memory", "sqlite") and choices:
+        raise ConfigurationError(
+            f"The option {shown(next(iter(choices)))} belongs to Redis and Valkey; {scheme}:// has no replicas."
+        )
     if scheme == "memory":
         from holdfast.stores.memory import MemoryStore, hub
 
         return MemoryStore(hub(rest), runtime), f"memory://{rest}"
     if scheme == "sqlite":
         return _sqlite_store(rest, runtime, colour)
-    if scheme in REDIS_SCHEMES:
-        from holdfast.stores.redis.clients import store_of_url
-
-        return store_of_url(url, runtime, colour, scripts)
     raise ConfigurationError(f"connect() does not know the scheme {shown(scheme + '://')}. It knows {SCHEMES}.")
 
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.core import release as core
 from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.insist import insist
-from holdfast.errors import ConfigurationError, LeaseLost
+from holdfast.core.renew import renew
+from holdfast.errors import ConfigurationError, LeaseLost, Outcome, StoreUnavailable
 from holdfast.ports import Runtime, Waker
 from holdfast.runtime.runner import run
-from holdfast.values import LEAST_TTL, Renewal, Seconds, clean, holder_id, lock_name, seconds, shown
+from holdfast.values import LEAST_TTL, Seconds, clean, holder_id, lock_name, seconds, shown
 
 if TYPE_CHECKING:
     from holdfast.connection import BaseLocks
@@ -80,6 +81,17 @@ class BaseLease:
     def ttl(self) -> float:
         """Seconds for which the store keeps the grant without a renewal."""
         return self._holding.ttl
+
+    @property
+    def acknowledged(self) -> int | None:
+        """How many replicas said that they have the grant too; None when nobody asked them (`connect(replicas=n)`).
+        It narrows what a failover can lose, and no more: another replica may take over."""
+        return self._holding.acknowledged
+
+    @property
+    def reasserted(self) -> int:
+        """How often a server had forgotten the lease, as after a failover, and it was free and went on."""
+        return self._holding.reasserted
 
     @property
     def inherited(self) -> bool:
@@ -206,15 +218,8 @@ class BaseLease:
             holding.change_ttl(client.runtime.now(), ttl)
 
         async def once(until: float) -> None:
-            asked_at = client.runtime.now()
-            wanted = holding.renewal_ttl(asked_at)
-            if wanted is None:
-                return
-            (still_ours,) = await client.store.renew([Renewal(holding.name, holding.holder, wanted)], until)
-            if still_ours:
-                holding.renewed(asked_at, wanted)
-            else:
-                client.keeper.refused(holding)
+            if await renew(client.store, client.runtime, [holding], client.keeper.refused, until):
+                raise StoreUnavailable("The renewal was not answered; it may be tried again.", outcome=Outcome.UNKNOWN)
 
         await insist(client.runtime, once, core.BUDGET)
         client.keeper.reschedule(holding)

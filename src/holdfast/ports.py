@@ -21,7 +21,7 @@ All `until` values are moments on `Runtime.now`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -64,6 +64,11 @@ class Mailbox(Protocol):
         """Stop listening for this acquisition."""
 
 
+Reassert = Callable[[Ask, int, float], Awaitable[bool]]
+"""From what was asked for, its fence and a time limit to whether the grant is there (again). Only a lock that is free
+is taken, and only if the store knows of no grant with that fence or a greater one."""
+
+
 class Store(Protocol):
     """The operations on one engine."""
 
@@ -80,14 +85,24 @@ class Store(Protocol):
     async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
         """Take the lock, or with `place` join or keep the queue. `Taken` only without `place`."""
 
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
-        """For each, whether the lock was still its holder's; needs no memory on the server."""
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
+        """For each, whether the lock was still its holder's, or None where no answer came about this one; needs no
+        memory on the server."""
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         """Give back a grant or a place, whichever there is, and hand on. True if it was a grant."""
 
     async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
         """Make `ask.holder` the holder in place of `old_holder`, with a new fence; None when it has gone."""
+
+    @property
+    def confirms(self) -> bool:
+        """Whether a grant counts only once replicas acknowledged it, which the answer to `acquire` implies and a push
+        does not."""
+
+    @property
+    def reassert(self) -> Reassert | None:
+        """How to take back in a grant that a failover forgot; None where that is not done."""
 
     @property
     def notices(self) -> bool:

@@ -214,9 +214,11 @@ class Place(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """The lock is ours since some moment after the request was sent."""
+    """The lock is ours since some moment after the request was sent; `acknowledged` counts the replicas that said that
+    they have it too (None: nobody asked them)."""
 
     fence: int
+    acknowledged: int | None = None
 
 
 class Queued(NamedTuple):

@@ -13,9 +13,10 @@ import inspect
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import holdfast
@@ -70,6 +71,7 @@ class Driver(ABC):
     """One store in one colour. `server` is the server behind it, where there is one."""
 
     colour: str
+    options: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, store: str, url: str, server: Server | None = None) -> None:
         self.store = store
@@ -83,7 +85,7 @@ class Driver(ABC):
 
     def connect(self, **options: Any) -> Any:
         """Another client of the same store; closed when the scenario ends."""
-        client = self.open(self.url, **options)
+        client = self.open(self.url, **{**self.options, **options})
         self._clients.append(client)
         return client
 
@@ -104,9 +106,6 @@ class Driver(ABC):
 
         async def reached() -> Any:
             info = await done(lock.inspect())
-            if self.store == "transactions":  # nobody queues there: who waits looks again and again
-                inboxes = [one.store._store._inbox for one in self._clients]
-                info = info._replace(waiting=sum(len(getattr(inbox, "open", ())) for inbox in inboxes))
             return info if info.waiting == length else None
 
         return await self.until(reached, f"{length} waiters")

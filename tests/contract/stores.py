@@ -1,15 +1,17 @@
 """The stores of the suite. A new one is one line in `STORES`."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 
 import holdfast
 from tests.contract.driver import COLOURS
 from tests.support.servers import KINDS, Server
+from tests.support.topologies import Group
 
 
 class Place(NamedTuple):
@@ -17,6 +19,7 @@ class Place(NamedTuple):
 
     url: str
     server: Server | None = None
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 class Surroundings(NamedTuple):
@@ -24,10 +27,14 @@ class Surroundings(NamedTuple):
 
     folder: Path
     shared_server: Callable[[str], Server]
+    shared_group: Callable[[str], Group]
 
     def at(self, kind: str) -> Place:
         server = self.shared_server(kind)
         return Place(server.url, server)
+
+    def among(self, kind: str, **options: Any) -> Place:
+        return Place(self.shared_group(kind).url, options=options)
 
 
 def _sqlite(around: Surroundings) -> Place:
@@ -36,53 +43,16 @@ def _sqlite(around: Surroundings) -> Place:
     return Place(f"sqlite:///{around.folder}/locks.db")
 
 
-def _transactions(around: Surroundings) -> Place:
-    """Locks without scripts, as an account has to take them that may run none."""
-    server = around.shared_server("valkey9")
-    server.raw("ACL", "SETUSER", "plain", "reset", "on", ">word", "~*", "&*", "+@all", *NO_SCRIPTS)
-    return Place(server.url.replace("//", "//plain:word@"), server)
-
-
-NO_SCRIPTS = ("-eval", "-evalsha", "-eval_ro", "-evalsha_ro", "-script", "-function", "-fcall", "-fcall_ro")
-
 STORES: dict[str, Callable[[Surroundings], Place]] = {
     "memory": lambda _: Place(f"memory://{uuid.uuid4()}"),
     "sqlite": _sqlite,
     "valkey9": lambda around: around.at("valkey9"),
     "redis62": lambda around: around.at("redis62"),
     "redis7": lambda around: around.at("redis7"),
-    "transactions": _transactions,
+    "replicated": lambda around: around.among("replicated", replicas=1),
+    "sentinel": lambda around: around.among("sentinel"),
+    "cluster": lambda around: around.among("cluster"),
 }
-
-WITHOUT_A_QUEUE = {
-    "first-come order": (
-        "test_first_come_first_served",
-        "test_who_comes_new_does_not_overtake",
-        "test_every_waiter_gets_past_crashed_holders",
-        "test_those_who_wait_in_order",
-        "order",
-        "places",
-        "told_first",
-    ),
-    "hand-off": (
-        "handed_over",
-        "inherited",
-        "passed_over",
-        "forgotten",
-        "test_a_waiter_whose_inbox_breaks_asks_again_and_keeps_its_place",
-        "test_a_waiter_that_was_killed_is_passed_over",
-    ),
-    "those who wait are not listed or counted, and a mailbox tells them to look again": (
-        "inspected",
-        "surveyed",
-        "taken_away",
-        "patience",
-        "test_labels_come_back_as_they_were_given",
-        "test_every_name_has_a_queue_of_its_own",
-        "test_what_is_told_of_each",
-    ),
-}
-"""What a store cannot do where nobody queues, and the scenarios and checks that show it elsewhere."""
 
 EVERYWHERE = [pytest.param((store, colour), id=f"{store}-{colour}") for store in STORES for colour in COLOURS]
 
@@ -99,4 +69,4 @@ def only(*, colour: str | None = None, stores: tuple[str, ...] = tuple(STORES)) 
 
 
 SERVERS = KINDS
-BETWEEN_PROCESSES = ("sqlite", *SERVERS)
+BETWEEN_PROCESSES = ("sqlite", *SERVERS, "replicated", "sentinel", "cluster")

@@ -41,7 +41,7 @@ class TestTheTable:
     CAUSES: dict[State, Any] = {  # noqa: RUF012
         State.HELD: lambda holding: holding.renewed(START, TTL),
         State.AT_RISK: lambda holding: holding.failing(START + 1),
-        State.LOST: lambda holding: holding.refused(),
+        State.LOST: lambda holding: holding.refused("gone"),
         State.RELEASED: lambda holding: holding.give_back(),
     }
     WAYS = {  # noqa: RUF012

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from holdfast.connection import AsyncLocks
 from holdfast.errors import Outcome, StoreUnavailable
 from holdfast.facts import Facts
-from holdfast.ports import Mailbox, Stage
+from holdfast.ports import Mailbox, Reassert, Stage
 from holdfast.stores.memory import Space
 from holdfast.values import Answer, Ask, Granted, LockInfo, Owner, Page, Place, Renewal
 
@@ -237,6 +237,8 @@ class FaultyStore:
         self.stuck_since = math.inf
         self.grace = 0.08
         self.notices = False
+        self.confirms = False
+        self.reassert: Reassert | None = None
         self.requests: list[Request] = []
         self.tell: Callable[[str | None], None] = lambda _: None
 

@@ -12,6 +12,7 @@ from tests.contract.driver import COLOURS, Driver
 from tests.contract.stores import STORES, Surroundings
 from tests.support.proxy import FaultProxy
 from tests.support.servers import KINDS, Server
+from tests.support.topologies import Group
 from tests.systems.kit import KITS, Kit
 
 ON_ALL = [pytest.param((kind, colour), id=f"{kind}-{colour}") for kind in KINDS for colour in KITS]
@@ -30,10 +31,15 @@ def k(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) ->
 
 
 @pytest.fixture(params=[pytest.param((one, colour), id=f"{one}-{colour}") for one in ONE_OF_EACH for colour in COLOURS])
-def d(request: pytest.FixtureRequest, tmp_path: Path, shared_server: Callable[[str], Server]) -> Driver:
+def d(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    shared_server: Callable[[str], Server],
+    shared_group: Callable[[str], Group],
+) -> Driver:
     """One store in one colour."""
     store, colour = request.param
-    place = STORES[store](Surroundings(tmp_path, shared_server))
+    place = STORES[store](Surroundings(tmp_path, shared_server, shared_group))
     return COLOURS[colour](store, place.url, place.server)
 
 

@@ -50,6 +50,7 @@ class Grant(NamedTuple):
     fence: int
     asked_at: float
     valid_until: float
+    acknowledged: int | None = None
 
 
 async def acquire(store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool) -> Grant | None:
@@ -102,7 +103,7 @@ class _Attempt:
         while True:
             answer = await self._request()
             if isinstance(answer, Granted):
-                grant = self._grant(answer.fence)
+                grant = self._grant(answer.fence, answer.acknowledged)
                 if self._runtime.now() < grant.valid_until:
                     return grant
                 if self._ask_once_more():
@@ -120,8 +121,8 @@ class _Attempt:
     def _is_over(self) -> bool:
         return not self._blocking or self._deadline.passed(self._runtime.now())
 
-    def _grant(self, fence: int) -> Grant:
-        return Grant(fence, self._asked_at, valid_until(self._asked_at, self._ask.ttl))
+    def _grant(self, fence: int, acknowledged: int | None = None) -> Grant:
+        return Grant(fence, self._asked_at, valid_until(self._asked_at, self._ask.ttl), acknowledged)
 
     def _ask_once_more(self) -> bool:
         """Whether to ask at once, time or no time, since a grant ran out on its way; or report it when all do."""
@@ -210,6 +211,8 @@ class _Attempt:
             return None
         if not worth_taking(self._runtime.now(), self._asked_at, self._ask.ttl):
             return None  # the push lay about too long: confirm it with a request
+        if self._store.confirms:
+            return None  # no replica is known to have it: the answer to a request implies that
         return self._grant(push.fence)
 
     def _next_look(self, answer: Queued) -> float:

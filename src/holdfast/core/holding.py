@@ -56,6 +56,7 @@ class Holding:
 
     __slots__ = (
         "_mutex",
+        "acknowledged",
         "caller",
         "ends_at",
         "fence",
@@ -63,7 +64,9 @@ class Holding:
         "name",
         "next_renewal",
         "on_change",
+        "owner",
         "reason",
+        "reasserted",
         "renewing",
         "settled",
         "state",
@@ -77,6 +80,9 @@ class Holding:
         self.name = ask.name
         self.holder = ask.holder
         self.ttl = ask.ttl
+        self.owner = ask.owner
+        self.acknowledged = grant.acknowledged
+        self.reasserted = 0
         self.fence = grant.fence
         self.renewing = renewing
         self.ends_at = None if max_hold is None else grant.asked_at + max_hold
@@ -137,13 +143,22 @@ class Holding:
         if self.state is State.AT_RISK:
             self._move(State.HELD)
 
+    def reassert(self, asked_at: float, ttl: float) -> bool:
+        """The store had forgotten the grant, and has it again by a request sent at `asked_at`; False when the lease
+        had ended by then."""
+        self.renewed(asked_at, ttl)
+        if self.state not in ALIVE:
+            return False
+        self.reasserted += 1
+        return True
+
     def failing(self, retry_at: float) -> None:
         """A renewal got no answer; try again at `retry_at`."""
         self.next_renewal = retry_at
         if self.state is State.HELD:
             self._move(State.AT_RISK, "the last renewal got no answer")
 
-    def refused(self, reason: str = "the store no longer has it: it expired, or someone took it away") -> None:
+    def refused(self, reason: str) -> None:
         """The store says that the grant is not ours."""
         if self._move(State.LOST, reason):
             self.settled = True

@@ -86,10 +86,10 @@ class Keeper:
     def unwatch(self, holding: Holding) -> None:
         self._held.pop(holding.holder, None)
 
-    def refused(self, holding: Holding) -> None:
+    def refused(self, holding: Holding, reason: str) -> None:
         """The store says that the grant is not ours."""
         self.unwatch(holding)
-        holding.refused()
+        holding.refused(reason)
 
     def reschedule(self, holding: Holding) -> None:
         """The times of `holding` changed; it may be due earlier than the actor thinks."""

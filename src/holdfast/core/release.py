@@ -29,6 +29,8 @@ async def _end(store: Store, runtime: Runtime, name: str, holder: str, keep_unti
     if keep <= 0:
         return await store.release(name, holder, until)
     (ours,) = await store.renew([Renewal(name, holder, keep, final=True)], until)
+    if ours is None:
+        raise StoreUnavailable("The lock may or may not have been given back.", outcome=Outcome.UNKNOWN)
     return ours
 
 

@@ -11,13 +11,12 @@ Rules kept here:
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 
-from holdfast.core.holding import ALIVE, Holding
+from holdfast.core.holding import Holding
+from holdfast.core.renew import Refused, renew
 from holdfast.errors import Outcome, StoreError, StoreUnavailable
 from holdfast.ports import Runtime, Store
-from holdfast.values import Renewal
 
 log = logging.getLogger("holdfast")
 
@@ -32,9 +31,7 @@ class Renewer:
     """`slow` is true while a renewal goes on in the background; `ended` is called when it has ended, and `refused` with
     each lease that the store says is not ours."""
 
-    def __init__(
-        self, store: Store, runtime: Runtime, *, ended: Callable[[], None], refused: Callable[[Holding], None]
-    ) -> None:
+    def __init__(self, store: Store, runtime: Runtime, *, ended: Callable[[], None], refused: Refused) -> None:
         self._store = store
         self._runtime = runtime
         self._ended = ended
@@ -76,30 +73,17 @@ class Renewer:
 
     async def _renew_all(self, due: Sequence[Holding], until: float) -> tuple[Sequence[Holding], StoreError | None]:
         """Renew in batches; those for which no answer came, and why."""
+        silent: list[Holding] = []
         for start in range(0, len(due), BATCH):
             try:
-                await self._renew(due[start : start + BATCH], until)
+                silent += await renew(self._store, self._runtime, due[start : start + BATCH], self._refused, until)
             except StoreError as error:
-                return due[start:], error
-        return (), None
+                return (*silent, *due[start:]), error
+        return silent, _unanswered() if silent else None
 
-    async def _renew(self, due: Sequence[Holding], until: float) -> None:
-        """One request for many leases."""
-        asked_at = self._runtime.now()
-        batch: list[tuple[Holding, Renewal]] = []
-        for holding in due:
-            if holding.state not in ALIVE:
-                continue  # given back while others were renewed
-            ttl = holding.renewal_ttl(asked_at)
-            if ttl is None:
-                holding.next_renewal = math.inf
-            else:
-                batch.append((holding, Renewal(holding.name, holding.holder, ttl)))
-        if not batch:
-            return
-        answers = await self._store.renew([line for _, line in batch], until)
-        for (holding, line), still_ours in zip(batch, answers, strict=True):
-            if still_ours:
-                holding.renewed(asked_at, line.ttl)
-            else:
-                self._refused(holding)
+
+def _unanswered() -> StoreUnavailable:
+    return StoreUnavailable(
+        "A part of the servers did not answer; the leases there may or may not have been renewed.",
+        outcome=Outcome.UNKNOWN,
+    )

@@ -306,6 +306,8 @@ class MemoryStore:
     grace = 0.08
     listening = True
     notices = False
+    confirms = False
+    reassert = None
 
     def __init__(self, shared: Hub, runtime: Runtime) -> None:
         self._hub = shared

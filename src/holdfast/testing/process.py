@@ -55,7 +55,7 @@ class WatchedStore(RedisStore):
 
     process: Process
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+    async def acquire(self, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()) -> Answer:
         answer = await super().acquire(ask, place, until)
         if isinstance(answer, Queued):
             told = self.process.tickets.setdefault(ask.holder, answer.ticket)
@@ -63,7 +63,7 @@ class WatchedStore(RedisStore):
                 self.process.problem("FQ", f"the ticket of {ask.holder} changed from {told} to {answer.ticket}")
         return answer
 
-    async def release(self, name: str, holder: str, until: float) -> bool:
+    async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
         self.process.releasing.add(holder)
         return await super().release(name, holder, until)
 

@@ -7,20 +7,19 @@ Retries and time limits are ours, because a lock operation's budget is the calle
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.errors import ConfigurationError, StoreError, StoreRefused, StoreUnavailable
+from holdfast.errors import ConfigurationError
+from holdfast.facts import Topology
 from holdfast.ports import Runtime, Store
-from holdfast.stores.redis.replies import REFUSED, code_of
+from holdfast.stores.redis.addresses import cluster_address, sentinel_address
+from holdfast.stores.redis.building import Builder
+from holdfast.stores.redis.choices import Choices
+from holdfast.stores.redis.dialling import Dial
+from holdfast.stores.redis.sentinel import Sentinels, TaskSentinels, ThreadSentinels, Watcher
 from holdfast.stores.redis.urls import pool_of_url
 from holdfast.values import clean, shown
-
-Dial = Callable[[float], Any]
-"""From a time limit in seconds to an unconnected connection object."""
-
-LEAST_DIAL = 0.05
-"""Seconds that dialling gets at the least, however little time the caller has."""
 
 OURS: dict[str, Any] = {
     "retry": None,
@@ -36,66 +35,177 @@ NOT_FOR_US = (
     "orig_socket_timeout",
     "orig_socket_connect_timeout",
 )
+NOT_OF_A_NODE = ("response_callbacks", "himport_registry", "event_dispatcher")
+"""What redis-py's cluster keeps among a node's settings for itself."""
+
+NO_CHOICES = Choices()
 
 
-def store_of_url(url: str, runtime: Runtime, colour: str, scripts: bool | None = None) -> tuple[Store, str]:
-    """The store at a redis://, rediss://, valkey://, valkeys:// or unix:// URL, and the URL fit to be shown."""
-    return _store_of_pool(pool_of_url(url, colour), runtime, colour, scripts)
+def store_of_url(url: str, runtime: Runtime, colour: str, choices: Choices = NO_CHOICES) -> tuple[Store, str]:
+    """The store at a URL of the Redis kind, and the URL fit to be shown."""
+    builder = Builder(runtime, colour, choices)
+    kind = url.partition("://")[0].lower().partition("+")[2]
+    if kind == "sentinel":
+        return _store_of_sentinel_url(url, builder)
+    if kind == "cluster":
+        return _store_of_cluster_url(url, builder)
+    _refuse_service(choices)
+    return _store_of_pool(pool_of_url(url, colour), builder)
 
 
-def store_of_client(client: Any, runtime: Runtime, colour: str, scripts: bool | None = None) -> tuple[Store, str]:
+def store_of_client(client: Any, runtime: Runtime, colour: str, choices: Choices = NO_CHOICES) -> tuple[Store, str]:
     """The store that a user's client speaks to."""
+    builder = Builder(runtime, colour, choices)
+    if hasattr(client, "master_for") and hasattr(client, "sentinels"):
+        if choices.service is None:
+            raise ConfigurationError(
+                "A Sentinel object watches many masters: say which, connect(sentinel, service=...)."
+            )
+        client = client.master_for(choices.service)
+        builder = Builder(runtime, colour, choices._replace(service=None))
+    _refuse_service(builder.choices)
     _refuse_unfit(client, colour)
-    return _store_of_pool(client.connection_pool, runtime, colour, scripts)
+    if hasattr(client, "nodes_manager"):
+        return _store_of_cluster_client(client, builder)
+    return _store_of_pool(client.connection_pool, builder)
+
+
+def _refuse_service(choices: Choices) -> None:
+    if choices.service is not None:
+        raise ConfigurationError("service belongs to a Sentinel object; a URL names its service itself.")
 
 
 def _refuse_unfit(client: Any, colour: str) -> None:
     kind = type(client)
     if isinstance(client, list | tuple | set):
         raise ConfigurationError("A list of servers (a quorum) is not supported yet: give one URL or client.")
-    if "Cluster" in kind.__name__:
-        raise ConfigurationError("Cluster clients are not supported yet: give a client of one server.")
-    if hasattr(client, "command_stack"):
+    if hasattr(client, "command_stack") or "Pipeline" in kind.__name__:
         raise ConfigurationError("connect() needs a client, not a pipeline: pass the client that made it.")
-    pool = getattr(client, "connection_pool", None)
-    if pool is None or not hasattr(pool, "connection_class") or not hasattr(pool, "connection_kwargs"):
-        raise ConfigurationError(
-            f"connect() takes a URL or a client of redis-py or valkey-py, not {shown(kind.__name__)}."
-        )
-    module = getattr(pool.connection_class, "__module__", "")
-    given = "asyncio" if ".asyncio" in module else "threads"
+    if hasattr(client, "nodes_manager"):
+        given = "asyncio" if ".asyncio" in kind.__module__ else "threads"
+    else:
+        pool = getattr(client, "connection_pool", None)
+        if pool is None or not hasattr(pool, "connection_class") or not hasattr(pool, "connection_kwargs"):
+            raise ConfigurationError(
+                f"connect() takes a URL or a client of redis-py or valkey-py, not {shown(kind.__name__)}."
+            )
+        if not getattr(pool, "is_master", True):
+            raise ConfigurationError("This client speaks to replicas. Pass sentinel.master_for(...) instead.")
+        given = "asyncio" if ".asyncio" in getattr(pool.connection_class, "__module__", "") else "threads"
     if given != colour:
         use = "holdfast.aio.connect()" if given == "asyncio" else "holdfast.connect()"
         raise ConfigurationError(f"This client is made for {given}; pass it to {use} instead.")
 
 
-def _store_of_pool(pool: Any, runtime: Runtime, colour: str, scripts: bool | None) -> tuple[Store, str]:
-    from holdfast.stores.redis.choosing import store_for
-    from holdfast.stores.redis.store import Inbox, RedisStore
+def _ours(settings: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    """A client's settings as we dial with them."""
+    kept = {key: value for key, value in settings.items() if key not in NOT_FOR_US and key not in without}
+    return {**kept, **OURS}
 
-    settings = {key: value for key, value in pool.connection_kwargs.items() if key not in NOT_FOR_US}
 
+def _dial(connection_class: Callable[..., Any], settings: Mapping[str, Any]) -> Dial:
     def dial(limit: float) -> Any:
-        limits = {"socket_timeout": limit, "socket_connect_timeout": limit}
-        return pool.connection_class(**{**settings, **OURS, **limits})
+        return connection_class(**{**settings, "socket_timeout": limit, "socket_connect_timeout": limit})
 
-    wire: Any
-    inbox: Inbox
-    if colour == "threads":
-        from holdfast.stores.redis.threads import ThreadInbox, ThreadWire
+    return dial
 
-        wire, inbox = ThreadWire(dial, runtime), ThreadInbox(dial, runtime)
+
+def _store_of_pool(pool: Any, builder: Builder) -> tuple[Store, str]:
+    manager = getattr(pool, "sentinel_manager", None)
+    if manager is not None:
+        watchers = [
+            Watcher(one.connection_pool.connection_class, _ours(one.connection_pool.connection_kwargs))
+            for one in manager.sentinels
+        ]
+        sentinels = _sentinels(
+            builder,
+            pool.service_name,
+            watchers,
+            others=getattr(manager, "min_other_sentinels", 0),
+            master_ip=getattr(manager, "_force_master_ip", None),
+        )
+        settings = _ours(pool.connection_kwargs, "connection_pool")
+        return _sentinel_store(sentinels, pool.connection_class, settings, builder)
+    settings = _ours(pool.connection_kwargs)
+    wire, inbox = builder.connections(_dial(pool.connection_class, settings))
+    return builder.store(wire, inbox, Topology.SINGLE), _address(settings)
+
+
+def _sentinels(builder: Builder, service: str, watchers: list[Watcher], **rules: Any) -> Sentinels:
+    return (ThreadSentinels if builder.colour == "threads" else TaskSentinels)(service, watchers, **rules)
+
+
+def _sentinel_store(
+    sentinels: Sentinels, connection_class: Callable[..., Any], settings: dict[str, Any], builder: Builder
+) -> tuple[Store, str]:
+    dial = _dial(connection_class, {**settings, "connection_pool": sentinels})
+    wire, inbox = builder.connections(dial, longest=builder.longest)
+
+    def switch() -> None:
+        wire.drop()
+        inbox.drop()
+
+    sentinels.on_switch = switch
+    address = clean(f"sentinel service {sentinels.service_name}, database {settings.get('db') or 0}")
+    return builder.store(wire, inbox, Topology.SENTINEL), address
+
+
+def _store_of_sentinel_url(url: str, builder: Builder) -> tuple[Store, str]:
+    _refuse_service(builder.choices)
+    found = sentinel_address(url)
+    pool = pool_of_url(found.plain, builder.colour)
+    if builder.colour == "threads":
+        from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
     else:
-        from holdfast.stores.redis.asyncio import TaskInbox, TaskWire
+        from redis.asyncio.sentinel import (  # type: ignore[assignment]
+            SentinelManagedConnection,
+            SentinelManagedSSLConnection,
+        )
+    tls = "SSL" in pool.connection_class.__name__
+    settings = _ours(pool.connection_kwargs, "host", "port")
+    own = {key: value for key, value in settings.items() if key not in ("username", "password", "db")}
+    credentials = {"username": found.sentinel_username, "password": found.sentinel_password}
+    watchers = [
+        Watcher(pool.connection_class, {**own, **credentials, "host": host, "port": port}) for host, port in found.hosts
+    ]
+    managed = SentinelManagedSSLConnection if tls else SentinelManagedConnection
+    return _sentinel_store(_sentinels(builder, found.service, watchers), managed, settings, builder)
 
-        wire, inbox = TaskWire(dial, runtime), TaskInbox(dial, runtime)
 
-    def without() -> RedisStore:
-        from holdfast.stores.redis.transactions import TransactionStore
+def _store_of_cluster_url(url: str, builder: Builder) -> tuple[Store, str]:
+    _refuse_service(builder.choices)
+    found = cluster_address(url)
+    pool = pool_of_url(found.plain, builder.colour)
+    return _cluster_store(found.hosts, pool.connection_class, pool.connection_kwargs, builder)
 
-        return TransactionStore(wire, runtime)
 
-    return store_for(scripts, RedisStore(wire, inbox), without), _address(settings)
+def _store_of_cluster_client(client: Any, builder: Builder) -> tuple[Store, str]:
+    seeds = tuple((node.host, node.port) for node in client.nodes_manager.startup_nodes.values())
+    if builder.colour == "asyncio":
+        node = next(iter(client.nodes_manager.startup_nodes.values()))
+        return _cluster_store(seeds, node.connection_class, node.connection_kwargs, builder)
+    pool = client.get_redis_connection(client.get_default_node()).connection_pool
+    return _cluster_store(seeds, pool.connection_class, pool.connection_kwargs, builder)
+
+
+def _cluster_store(
+    seeds: tuple[tuple[str, int], ...],
+    connection_class: Callable[..., Any],
+    settings: Mapping[str, Any],
+    builder: Builder,
+) -> tuple[Store, str]:
+    from holdfast.stores.redis.cluster import ClusterStore
+    from holdfast.stores.redis.node import Node
+
+    ours = _ours(settings, "host", "port", *NOT_OF_A_NODE)
+
+    def node(host: str, port: int) -> Node:
+        dial = _dial(connection_class, {**ours, "host": host, "port": port})
+        wire, inbox = builder.connections(dial, longest=builder.longest, sharded=True)
+        return Node(builder.store(wire, inbox, Topology.CLUSTER), wire, inbox, host)
+
+    shown_as = ",".join(f"{host}:{port}" for host, port in seeds)
+    return ClusterStore(seeds, node, builder.runtime), clean(f"redis+cluster://{shown_as}")
 
 
 def _address(settings: dict[str, Any]) -> str:
@@ -103,24 +213,4 @@ def _address(settings: dict[str, Any]) -> str:
     database = settings.get("db") or 0
     if "path" in settings:
         return clean(f"unix://{settings['path']}?db={database}")
-    service = settings.get("connection_pool")
-    if service is not None:
-        return clean(f"sentinel service {getattr(service, 'service_name', '?')}")
     return clean(f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{database}")
-
-
-def protocol_of(connection: Any) -> int:
-    """The version of the wire format that a connection speaks: 2 or 3."""
-    return 3 if str(getattr(connection, "protocol", 2)) == "3" else 2
-
-
-def dialling_error(error: Exception) -> StoreError:
-    """What a failed dial or handshake means; nothing was sent that concerns a lock."""
-    text = clean(str(error), 200)
-    code = "NOAUTH" if text.startswith("HELLO must be called") else code_of(text)
-    if code in REFUSED or "Authentic" in type(error).__name__ or "invalid username-password" in text:
-        reason = REFUSED.get(code, REFUSED["WRONGPASS"])
-        return StoreRefused(f"The server refused the connection: {reason}. [{text}]")
-    return StoreUnavailable(
-        f"No connection to the server, so nothing was changed. Is it running, and is the address right? [{text}]"
-    )

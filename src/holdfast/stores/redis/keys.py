@@ -26,6 +26,7 @@ class Keys(NamedTuple):
     waiters: bytes
     packed: bytes
     packed_pair: bytes
+    slot: int
 
 
 def hash_tag(key: bytes) -> bytes | None:
@@ -49,8 +50,8 @@ def slot(key: bytes) -> int:
     return crc_hqx(key if tag is None else tag, 0) % SLOTS
 
 
-@lru_cache(maxsize=1024)
-def _number_in(wanted: int) -> bytes:
+@lru_cache(maxsize=SLOTS)
+def number_in(wanted: int) -> bytes:
     """The smallest number whose digits hash to the slot; found within some ten thousand tries."""
     number = 0
     while crc_hqx(b"%d" % number, 0) % SLOTS != wanted:
@@ -69,7 +70,7 @@ def companion(key: bytes, kind: bytes) -> bytes:
     if plain:
         tag = key
     elif tag is None:
-        tag = _number_in(slot(key))
+        tag = number_in(slot(key))
     return AUX_PREFIX.encode() + b"{%b}:%b%b" % (tag, kind, b"" if plain else b":" + key)
 
 
@@ -82,7 +83,7 @@ def keys_of(name: str) -> Keys:
     """
     lock = name.encode()
     meta, queue, waiters = (companion(lock, kind) for kind in (b"m", b"q", b"w"))
-    return Keys(lock, meta, queue, waiters, bulks(lock, meta, queue, waiters), bulks(lock, meta))
+    return Keys(lock, meta, queue, waiters, bulks(lock, meta, queue, waiters), bulks(lock, meta), slot(lock))
 
 
 EVERY_META = AUX_PREFIX.encode() + b"{*}:m*"

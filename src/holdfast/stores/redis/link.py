@@ -27,7 +27,7 @@ from typing import Any
 
 from holdfast.errors import Outcome, StoreError, StoreUnavailable
 from holdfast.ports import Runtime, Waker
-from holdfast.stores.redis.clients import LEAST_DIAL, Dial, dialling_error, protocol_of
+from holdfast.stores.redis.dialling import LEAST_DIAL, Dial, dialling_error, protocol_of
 from holdfast.stores.redis.resp import new_reader
 
 SLICE = 0.25

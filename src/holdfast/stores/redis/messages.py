@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.errors import StoreError, StoreUnavailable
 from holdfast.ports import Runtime
+from holdfast.stores.redis.keys import number_in
 from holdfast.stores.redis.replies import error_of
 from holdfast.stores.redis.resp import ReplyError, pack
 from holdfast.values import AUX_PREFIX, Next, Push
@@ -22,6 +23,7 @@ LEAVE_WITHIN = 0.3
 """Seconds that a closing store gives to those who wait, to leave the queue."""
 
 PING = pack(b"PING")
+_MESSAGES = (b"message", b"smessage")
 
 
 def grace_after(dialled_in: float) -> float:
@@ -33,18 +35,23 @@ def grace_after(dialled_in: float) -> float:
     return min(FIRST_GRACE, max(LEAST_GRACE, 2 * dialled_in))
 
 
-def cut_off() -> StoreUnavailable:
-    """What it means that a conversation must go on over a connection that is no more."""
-    return StoreUnavailable("The connection broke in the midst of a transaction, so nothing was changed.")
-
-
 def new_address(runtime: Runtime) -> str:
     """A channel that nobody else can guess; new for each connection, so that no old push can arrive on it."""
     return f"{AUX_PREFIX}inbox:{runtime.new_holder()}"
 
 
+def address_in(slot: int, address: str) -> str:
+    """The channel of an inbox for the locks of one cluster slot. It hashes to that slot, and has braces: by them the
+    scripts know that it is told by SPUBLISH.
+
+    >>> address_in(12182, "holdfast:inbox:x")
+    'holdfast:inbox:x:{43681}'
+    """
+    return f"{address}:{{{number_in(slot).decode()}}}"
+
+
 def subscribe_request(address: str) -> bytes:
-    return pack(b"SUBSCRIBE", address.encode())
+    return pack(b"SSUBSCRIBE" if "{" in address else b"SUBSCRIBE", address.encode())
 
 
 def subscribe_error(reply: Any, came: bool) -> StoreError | None:
@@ -65,7 +72,7 @@ def push_in(reply: Any) -> tuple[str, Push | Next] | None:
     ('moto', Next(turn=3, ttl_left=1.5))
     >>> push_in([b"pong", b""])
     """
-    if not isinstance(reply, list) or len(reply) != 3 or reply[0] != b"message":
+    if not isinstance(reply, list) or len(reply) != 3 or reply[0] not in _MESSAGES:
         return None
     try:
         holder, turn, *news = reply[2].decode("ascii").split(" ")

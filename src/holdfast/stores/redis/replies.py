@@ -7,11 +7,14 @@ NOAUTH, WRONGPASS, NOPERM
                    refused; trying again cannot help
 WRONGTYPE          the key holds other data, so no lock of that name can ever be had
 NOSCRIPT           answered by the store itself: sent again in full, once
+MOVED, ASK         not done; the cluster store goes where it points
+a script that met a key which is no longer here
+                   unknown; the slot is being moved, and the script may have done its first half
 """
 
 from __future__ import annotations
 
-from holdfast.errors import StoreError, StoreProtocolError, StoreRefused, StoreUnavailable
+from holdfast.errors import Outcome, StoreError, StoreProtocolError, StoreRefused, StoreUnavailable
 from holdfast.values import clean
 
 PASSING = {
@@ -37,6 +40,32 @@ MOVES_AWAY = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})
 """Errors after which this connection leads nowhere: another server is the master now."""
 
 
+_GONE_IN_SCRIPT = ("non local key", "TRYAGAIN")
+
+
+class Redirected(StoreProtocolError):
+    """Another node of a cluster has the key: for good (MOVED), or for this one request (ASK)."""
+
+    def __init__(self, message: str, *, host: str = "", port: int = 0, ask: bool = False) -> None:
+        super().__init__(message)
+        self.host = host
+        self.port = port
+        self.ask = ask
+
+
+def _redirected(text: str, name: str) -> Redirected:
+    """What a MOVED or ASK reply says; an empty host means the one that was asked."""
+    code, _, address = text.split()[:3]
+    host, _, port = address.rpartition(":")
+    return Redirected(
+        f"The lock {name} lies on another node of a cluster, so nothing was changed. Connect to the cluster as a "
+        "whole: with a URL redis+cluster://host:port, or with a RedisCluster client.",
+        host=host,
+        port=int(port),
+        ask=code == "ASK",
+    )
+
+
 def code_of(text: str) -> str:
     """The first word of an error reply; errors raised inside a script carry it after some decoration.
 
@@ -58,6 +87,13 @@ def error_of(text: str, name: str) -> StoreError:
     """The error to raise for an error reply to an operation on the lock `name`."""
     code = code_of(text)
     said = clean(text, 160)
+    if code in ("MOVED", "ASK"):
+        return _redirected(text, name)
+    if any(word in text for word in _GONE_IN_SCRIPT) and "script" in text.lower():
+        return StoreUnavailable(
+            f"The lock {name} is being moved to another node of the cluster. It may be tried again. [{said}]",
+            outcome=Outcome.UNKNOWN,
+        )
     if code in PASSING or code == "MAXCLIENTS":
         reason = PASSING.get(code, "the server has no connection to spare (maxclients)")
         return StoreUnavailable(

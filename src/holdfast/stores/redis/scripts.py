@@ -49,6 +49,7 @@ ACQUIRE = Script("acquire", grants=True)
 RELEASE = Script("release", grants=True)
 RENEW = Script("renew", grants=False)
 ADOPT = Script("adopt", grants=True)
+REASSERT = Script("reassert", grants=True)
 INSPECT = Script("inspect", grants=False)
 SURVEY = Script("survey", grants=False)
 BREAK = Script("break", grants=True)
@@ -104,6 +105,11 @@ def renew_request(renewals: Sequence[Renewal]) -> bytes:
 def adopt_request(ask: Ask, old_holder: str) -> bytes:
     args = (ask.holder.encode(), b"%d" % ceil(ask.ttl * 1000), ask.owner.encode(), old_holder.encode())
     return ADOPT.head(2, keys_of(ask.name).packed_pair, len(args)) + bulks(*args)
+
+
+def reassert_request(ask: Ask, fence: int) -> bytes:
+    args = (ask.holder.encode(), b"%d" % ceil(ask.ttl * 1000), ask.owner.encode(), b"%d" % fence)
+    return REASSERT.head(2, keys_of(ask.name).packed_pair, len(args)) + bulks(*args)
 
 
 def inspect_request(name: str, most: int) -> bytes:

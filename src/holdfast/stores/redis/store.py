@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from holdfast.errors import StoreError, StoreProtocolError
-from holdfast.facts import Facts
-from holdfast.ports import Mailbox
+from holdfast.facts import Facts, Topology
+from holdfast.ports import Mailbox, Reassert
 from holdfast.stores.redis import facts, scripts
 from holdfast.stores.redis.keys import name_of
 from holdfast.stores.redis.replies import MOVES_AWAY, code_of, error_of
@@ -88,11 +88,20 @@ class Inbox(Protocol):
 
 
 class RedisStore:
-    """`ports.Store` on Redis or Valkey."""
+    """`ports.Store` on Redis or Valkey. What stands `before` a request goes out in front of it (ASKING, in a cluster).
 
-    def __init__(self, wire: Wire, inbox: Inbox) -> None:
+    `topology` says what stands behind the address; `reasserts`, whether a grant that the server forgot is taken back in
+    (see `core/renew.py`)."""
+
+    confirms = False
+
+    def __init__(
+        self, wire: Wire, inbox: Inbox, *, topology: Topology = Topology.SINGLE, reasserts: bool = False
+    ) -> None:
         self._wire = wire
         self._inbox = inbox
+        self._topology = topology
+        self._reasserts = reasserts
         self._tell: Callable[[str | None], None] | None = None
         wire.on_push = self._told
 
@@ -107,10 +116,10 @@ class RedisStore:
     def mailbox(self, holder: str) -> Mailbox:
         return self._inbox.mailbox(holder)
 
-    async def _run(self, script: Script, request: bytes, name: str, until: float) -> Any:
-        reply = await self._wire.ask(request, until)
+    async def _run(self, script: Script, request: bytes, name: str, until: float, before: Sequence[bytes] = ()) -> Any:
+        reply = await self._wire.ask(request, until, before)
         if type(reply) is ReplyError:
-            return await self._mend(reply, script, request, name, until)
+            return await self._mend(reply, script, request, name, until, before)
         return reply
 
     async def _mend(
@@ -132,11 +141,11 @@ class RedisStore:
             self._wire.drop()
         raise error_of(str(again), shown(name))
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+    async def acquire(self, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()) -> Answer:
         request = scripts.acquire_request(ask, place)
-        reply = await self._wire.ask(request, until)
+        reply = await self._wire.ask(request, until, before)
         if type(reply) is ReplyError:
-            reply = await self._mend(reply, scripts.ACQUIRE, request, ask.name, until)
+            reply = await self._mend(reply, scripts.ACQUIRE, request, ask.name, until, before)
         if type(reply) is int:
             return Granted(reply)
         try:
@@ -145,10 +154,13 @@ class RedisStore:
         except (TypeError, IndexError):
             raise _nonsense(ask.name, reply) from None
 
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
+    async def renew(
+        self, renewals: Sequence[Renewal], until: float, before: Sequence[bytes] = ()
+    ) -> Sequence[bool | None]:
         name = renewals[0].name
         request = scripts.renew_request(renewals)
-        before = scripts.TRACK if self.notices else ()
+        if self.notices:
+            before = (*scripts.TRACK, *before)
         reply = await self._wire.ask(request, until, before)
         if type(reply) is ReplyError:
             reply = await self._mend(reply, scripts.RENEW, request, name, until, before)
@@ -173,29 +185,42 @@ class RedisStore:
         for key in push[1] or [None]:
             self._tell(None if key is None else key.decode("utf-8", "replace"))
 
-    async def release(self, name: str, holder: str, until: float) -> bool:
+    async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
         request = scripts.release_request(name, holder)
-        reply = await self._wire.ask(request, until)
+        reply = await self._wire.ask(request, until, before)
         if type(reply) is ReplyError:
-            reply = await self._mend(reply, scripts.RELEASE, request, name, until)
+            reply = await self._mend(reply, scripts.RELEASE, request, name, until, before)
         return bool(reply == 1)
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
-        reply = await self._run(scripts.ADOPT, scripts.adopt_request(ask, old_holder), ask.name, until)
+    async def adopt(self, ask: Ask, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
+        reply = await self._run(scripts.ADOPT, scripts.adopt_request(ask, old_holder), ask.name, until, before)
         return Granted(reply) if reply else None
 
-    async def inspect(self, name: str, until: float) -> LockInfo:
-        reply = await self._run(scripts.INSPECT, scripts.inspect_request(name, MOST_SHOWN), name, until)
+    @property
+    def reassert(self) -> Reassert | None:
+        return self._reassert if self._reasserts else None
+
+    async def _reassert(self, ask: Ask, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
+        reply = await self._run(scripts.REASSERT, scripts.reassert_request(ask, fence), ask.name, until, before)
+        return bool(reply == 1)
+
+    async def inspect(self, name: str, until: float, before: Sequence[bytes] = ()) -> LockInfo:
+        reply = await self._run(scripts.INSPECT, scripts.inspect_request(name, MOST_SHOWN), name, until, before)
         try:
-            return info_of(name, reply)
+            return _info(name, reply)
         except (TypeError, ValueError, IndexError):
             raise _nonsense(name, reply) from None
 
     async def facts(self, until: float) -> Facts:
         replies = [await self._wire.ask(request, until) for request in facts.REQUESTS]
-        return facts.facts_in(replies, time.time())
+        return facts.facts_in(replies, time.time())._replace(topology=self._topology)
 
     async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+        names, after = await self.scan(pattern, cursor, until)
+        return Page(await self.known(names, until), after)
+
+    async def scan(self, pattern: str, cursor: str, until: float) -> tuple[list[str], str]:
+        """Some of the names that fit, and where to go on ('' at the end)."""
         reply = await self._wire.ask(scripts.scan_request(cursor or "0", SCAN_COUNT), until)
         if type(reply) is ReplyError:
             raise error_of(str(reply), shown(pattern))
@@ -204,22 +229,23 @@ class RedisStore:
             names = [name for name in map(name_of, keys) if name is not None and fits(name, pattern)]
         except (TypeError, AttributeError, IndexError, UnicodeDecodeError):
             raise _nonsense(pattern, reply) from None
-        return Page(await self._survey(names, until), "" if after == "0" else after)
+        return names, "" if after == "0" else after
 
-    async def _survey(self, names: list[str], until: float) -> tuple[LockInfo, ...]:
+    async def known(self, names: list[str], until: float) -> tuple[LockInfo, ...]:
+        """What is known of these locks; in a cluster they must be of one slot."""
         if not names:
             return ()
         reply = await self._run(scripts.SURVEY, scripts.survey_request(names), names[0], until)
         try:
-            return tuple(info_of(name, reply[KNOWN * at : KNOWN * (at + 1)]) for at, name in enumerate(names))
+            return tuple(_info(name, reply[KNOWN * at : KNOWN * (at + 1)]) for at, name in enumerate(names))
         except (TypeError, ValueError, IndexError):
             raise _nonsense(names[0], reply) from None
 
-    async def take_away(self, name: str, holder: str, until: float) -> bool:
-        reply = await self._run(scripts.BREAK, scripts.break_request(name, holder.encode()), name, until)
+    async def take_away(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
+        reply = await self._run(scripts.BREAK, scripts.break_request(name, holder.encode()), name, until, before)
         if isinstance(reply, bytes) and clean(reply.decode("utf-8", "replace")) == holder:
             # Another program's lock, whose value had to be cleaned before it was shown.
-            reply = await self._run(scripts.BREAK, scripts.break_request(name, reply), name, until)
+            reply = await self._run(scripts.BREAK, scripts.break_request(name, reply), name, until, before)
         return bool(reply == 1)
 
     def hang_up(self) -> None:
@@ -242,7 +268,7 @@ def _nonsense(name: str, reply: object) -> StoreError:
     )
 
 
-def info_of(name: str, reply: list[Any]) -> LockInfo:
+def _info(name: str, reply: list[Any]) -> LockInfo:
     exists, holder, pttl, meta, now_us, waiting = reply[:6]
     fence, holder_start, owner = _meta(meta)
     waiters = [_waiter(*reply[at : at + 3], now_us=now_us) for at in range(6, len(reply), 3)]

@@ -11,15 +11,15 @@ Rules kept here:
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.errors import LockError, Outcome, StoreUnavailable, closed_error
-from holdfast.ports import Mailbox, Runtime
-from holdfast.stores.redis.clients import Dial
+from holdfast.ports import Runtime
+from holdfast.stores.redis.dialling import Dial
 from holdfast.stores.redis.link import Link, Slot, dial_link
 from holdfast.stores.redis.messages import (
     FIRST_GRACE,
@@ -27,7 +27,6 @@ from holdfast.stores.redis.messages import (
     LEAVE_WITHIN,
     PING,
     STALE,
-    cut_off,
     grace_after,
     new_address,
     push_in,
@@ -35,15 +34,17 @@ from holdfast.stores.redis.messages import (
     subscribe_request,
 )
 from holdfast.stores.redis.resp import Pushed
+from holdfast.stores.redis.shards import Shards, left_in
 from holdfast.values import Next, Push
 
 
 class ThreadWire:
     """`store.Wire`. Invariant: `_pending` has one slot per reply that `_link` owes, in order."""
 
-    def __init__(self, dial: Dial, runtime: Runtime) -> None:
+    def __init__(self, dial: Dial, runtime: Runtime, longest: float = math.inf) -> None:
         self._dial = dial
         self._runtime = runtime
+        self._longest = longest
         self.grace = FIRST_GRACE
         self.pushes = False
         self.on_push: Callable[[Any], None] | None = None
@@ -60,6 +61,7 @@ class ThreadWire:
 
     async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         link, slot = self._send(request, until, before)
+        until = min(until, slot.sent_at + self._longest)
         if not link.try_to_lead(slot, until):
             await link.await_slot(slot, until)
         if slot.ready:
@@ -68,41 +70,27 @@ class ThreadWire:
             raise link.error
         raise self._overdue(link)
 
-    async def exchange(self, requests: Sequence[bytes], until: float, on: Link | None = None) -> tuple[Link, list[Any]]:
-        """`transactions.Conversation`."""
-        with self._sending(until):
-            link = self._link
-            if on is not None and (link is not on or on.error is not None):
-                raise cut_off()
-            if link is None or link.error is not None:
-                link = self._connect(until)
-            now = self._runtime.now()
-            slots = [Slot(now) for _ in requests]
-            self._pending.extend(slots)
-            link.send(b"".join(requests), until)
-        if not link.try_to_lead(slots[-1], until):
-            await link.await_slot(slots[-1], until)
-        if slots[-1].ready:
-            return link, [slot.value for slot in slots]
-        raise link.error or self._overdue(link)
+    async def post(self, requests: Sequence[bytes], until: float) -> tuple[Link, list[Slot]]:
+        slots: list[Slot] = []
+        link, last = self._send(requests[-1], until, requests[:-1], slots)
+        return link, [*slots, last]
 
-    @contextmanager
-    def _sending(self, until: float) -> Iterator[None]:
-        """One thread sends at a time."""
-        mutex = self._mutex
-        if not mutex.acquire(timeout=max(0.0, until - self._runtime.now())):
-            raise StoreUnavailable("The connection is busy, so the request was not sent. Try again later.")
-        try:
-            yield
-        finally:
-            mutex.release()
+    async def collect(self, posted: tuple[Link, list[Slot]], until: float) -> list[Any]:
+        link, slots = posted
+        last = slots[-1]  # replies come in order, so with it all are there
+        await link.await_slot(last, min(until, last.sent_at + self._longest))
+        if not last.ready:
+            raise link.error or self._overdue(link)
+        return [slot.value for slot in slots]
 
     def listen(self) -> None:
         link = self._link
         if link is not None and link.error is None:
             link.try_to_lead(Slot(), 0.0)
 
-    def _send(self, request: bytes, until: float, before: Sequence[bytes]) -> tuple[Link, Slot]:
+    def _send(
+        self, request: bytes, until: float, before: Sequence[bytes], early: list[Slot] | None = None
+    ) -> tuple[Link, Slot]:
         mutex = self._mutex
         if not mutex.acquire(blocking=False) and not mutex.acquire(timeout=max(0.0, until - self._runtime.now())):
             raise StoreUnavailable("The connection is busy, so the request was not sent. Try again later.")
@@ -112,7 +100,10 @@ class ThreadWire:
                 link = self._connect(until)
             slot = Slot(self._runtime.now())
             if before:
-                self._pending.extend(Slot(slot.sent_at) for _ in before)
+                slots = [Slot(slot.sent_at) for _ in before]
+                self._pending.extend(slots)
+                if early is not None:
+                    early += slots
                 request = b"".join(before) + request
             self._pending.append(slot)
             link.send(request, until)
@@ -136,7 +127,7 @@ class ThreadWire:
             elif pending:
                 pending.popleft().settle(reply)
 
-        link = dial_link(self._dial, self._runtime, until, dispatch)
+        link = dial_link(self._dial, self._runtime, min(until, started + self._longest), dispatch)
         if self._closed:  # meanwhile, and without waiting for us
             link.close()
             raise closed_error()
@@ -171,9 +162,11 @@ class ThreadWire:
 class ThreadInbox:
     """`store.Inbox`. Invariant: whoever is in `_boxes` gets its pushes as long as `_link` is sound."""
 
-    def __init__(self, dial: Dial, runtime: Runtime) -> None:
+    def __init__(self, dial: Dial, runtime: Runtime, longest: float = math.inf, sharded: bool = False) -> None:
         self._dial = dial
         self.runtime = runtime
+        self._longest = longest
+        self.sharded = sharded
         self.address = ""
         self._link: Link | None = None
         self.forget(forked=False)
@@ -182,6 +175,7 @@ class ThreadInbox:
         link, self._link = self._link, None
         self._mutex = threading.Lock()
         self._boxes: dict[str, ThreadMailbox] = {}
+        self._shards = Shards("")
         self._heard_at = self._pinged_at = 0.0
         self._closed = False
         if link is not None:
@@ -191,8 +185,8 @@ class ThreadInbox:
     def listening(self) -> bool:
         return self._link is not None and self._link.error is None
 
-    def mailbox(self, holder: str) -> Mailbox:
-        return ThreadMailbox(self, holder)
+    def mailbox(self, holder: str, slot: int | None = None) -> ThreadMailbox:
+        return ThreadMailbox(self, holder, slot)
 
     def add(self, box: ThreadMailbox) -> None:
         self._boxes[box.holder] = box
@@ -223,29 +217,59 @@ class ThreadInbox:
         if self._link is not None:
             self._link.close()
             self._link = None
+        until = min(until, self.runtime.now() + self._longest)
         self.address = new_address(self.runtime)
+        shards = Shards(self.address)
         subscribed = Slot()
+        subscribed.ready = self.sharded
 
         def dispatch(reply: Any) -> None:
             if not subscribed.ready:
                 subscribed.settle(reply)
             else:
-                self._deliver(reply)
+                self._deliver(reply, shards)
 
         link = dial_link(self._dial, self.runtime, until, dispatch)
-        link.send(subscribe_request(self.address), until)
-        link.read_for(subscribed, until)
-        error: LockError | None = subscribe_error(subscribed.value, subscribed.ready)
+        error: LockError | None = None
+        if not self.sharded:
+            link.send(subscribe_request(self.address), until)
+            link.read_for(subscribed, until)
+            error = subscribe_error(subscribed.value, subscribed.ready)
         if self._closed:  # meanwhile, and without waiting for us
             error = closed_error()
         if error is not None:
             link.close()
             raise error
         self._heard_at = self.runtime.now()
+        self._shards = shards
         self._link = link
 
-    def _deliver(self, reply: Any) -> None:
+    async def join(self, slot: int, until: float) -> tuple[Link, str]:
+        """A sound connection that listens to the channel of a cluster slot, and that channel."""
+        until = min(until, self.runtime.now() + self._longest)
+        link, shards = self.sound_link(until), self._shards
+        channel = shards.channel(slot)
+        if channel in shards.joined:
+            return link, channel
+        answer = Slot()
+        with self._mutex:
+            shards.asked.append(answer)
+            link.send(shards.request(channel, {box.channel for box in tuple(self._boxes.values())}), until)
+        await link.await_slot(answer, until)
+        error = link.error or subscribe_error(answer.value, answer.ready)
+        if error is not None:
+            raise error
+        shards.joined.add(channel)
+        return link, channel
+
+    def _deliver(self, reply: Any, shards: Shards) -> None:
         self._heard_at = self.runtime.now()
+        if self.sharded and shards.takes(reply):
+            if left := left_in(reply):
+                for one in tuple(self._boxes.values()):
+                    if one.channel == left:
+                        one.moved()
+            return
         found = push_in(reply)
         if found is not None:
             box = self._boxes.get(found[0])
@@ -269,7 +293,7 @@ class ThreadInbox:
 
     def drop(self) -> None:
         if self._link is not None:
-            self._link.fail("the connection was closed")
+            self._link.fail("the server is no master any more")
 
     async def close(self) -> None:
         self._closed = True
@@ -285,43 +309,60 @@ class ThreadInbox:
 
 
 class ThreadMailbox:
-    """`ports.Mailbox`. `_link` is the connection under which this acquisition asked last."""
+    """`ports.Mailbox`. `_link` is the connection under which this acquisition asked last; `channel` is what it listens
+    to there when that is the channel of a cluster `slot`."""
 
-    __slots__ = ("_inbox", "_link", "_pushes", "_slot", "holder")
+    __slots__ = ("_inbox", "_link", "_pushes", "_slot", "channel", "holder", "slot")
 
-    def __init__(self, inbox: ThreadInbox, holder: str) -> None:
+    def __init__(self, inbox: ThreadInbox, holder: str, slot: int | None = None) -> None:
         self._inbox = inbox
         self.holder = holder
+        self.slot = slot
+        self.channel = ""
         self._slot = Slot()
         self._pushes: deque[Push | Next] = deque()
         self._link: Link | None = None
 
     @property
     def address(self) -> str:
-        return self._inbox.address
+        return self.channel or self._inbox.address
+
+    @property
+    def sound(self) -> bool:
+        """Whether pushes arrive."""
+        link = self._link
+        return link is not None and link.error is None and bool(self.channel or not self._inbox.sharded)
 
     async def open(self, until: float) -> None:
         self._inbox.add(self)
-        self._link = self._inbox.sound_link(until)
+        if self.slot is None or not self._inbox.sharded:
+            self._link = self._inbox.sound_link(until)
+        else:
+            self._link, self.channel = await self._inbox.join(self.slot, until)
 
     def push(self, push: Push | Next) -> None:
         self._pushes.append(push)
         self._slot.settle(None)
 
-    async def wait(self, until: float) -> Push | Next | None:
+    def moved(self) -> None:
+        """The slot is another node's now, and its channel with it."""
+        self.channel = ""
+        self._slot.settle(None)
+
+    async def hear(self, until: float) -> Push | Next | None:
+        """The next push; None when `until` passed, or when this mailbox is not `sound`."""
         link = self._link
         self._slot.ready = False  # before looking: a push that comes now is seen in one place or the other
-        if self._pushes:
-            return self._pushes.popleft()
-        if link is not None and link.error is None:
+        if not self._pushes and link is not None and self.sound:
             self._inbox.check(link)
             await link.await_slot(self._slot, until)
-            if self._pushes:
-                return self._pushes.popleft()
-            if link.error is None:
-                return None
-        self._link = self._inbox.sound_link(until)
-        return None  # a push may have come while nobody listened
+        return self._pushes.popleft() if self._pushes else None
+
+    async def wait(self, until: float) -> Push | Next | None:
+        push = await self.hear(until)
+        if push is None and not self.sound:
+            self._link = self._inbox.sound_link(until)  # a push may have come while nobody listened
+        return push
 
     def close(self) -> None:
         self._inbox.remove(self)

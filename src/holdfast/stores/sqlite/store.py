@@ -46,6 +46,8 @@ class SqliteStore:
 
     grace = 0.08
     notices = False
+    confirms = False
+    reassert = None
 
     def __init__(
         self,

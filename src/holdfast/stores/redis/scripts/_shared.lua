@@ -40,6 +40,11 @@ local function prolong(lock, ttl_ms)
   if call('PTTL', lock) < tonumber(ttl_ms) then call('PEXPIRE', lock, ttl_ms) end
 end
 
+-- An inbox in braces is a channel of this slot, to be told within its shard; PUBLISH would tell the whole cluster.
+local function tell(inbox, message)
+  return call(inbox:find('{', 1, true) and 'SPUBLISH' or 'PUBLISH', inbox, message)
+end
+
 -- Tell whoever is first in the queue now, and for how long the holder may hold, so that its timer is right. One
 -- that does not receive it is dead, and removed.
 local function tell_next(queue, waiters, ttl_ms)
@@ -47,7 +52,7 @@ local function tell_next(queue, waiters, ttl_ms)
     local head = call('ZRANGE', queue, 0, 0)[1]
     if not head then return end
     local turn, inbox = (call('HGET', waiters, head) or ''):match('^(%d+) %d+ %d+ (%S+)')
-    if turn and call('PUBLISH', inbox, format('%s %s next %s', head, turn, ttl_ms)) > 0 then return end
+    if turn and tell(inbox, format('%s %s next %s', head, turn, ttl_ms)) > 0 then return end
     call('ZREM', queue, head)
     call('HDEL', waiters, head)
   end
@@ -65,7 +70,7 @@ local function hand_over(lock, meta, queue, waiters, asker, now, digits)
       local turn, ttl_ms, dead_at, inbox, owner = entry:match('^(%d+) (%d+) (%d+) (%S+) (.*)$')
       if head == asker or tonumber(dead_at) * 1000 > now then
         local fence = grant(lock, meta, head, ttl_ms, owner, now, digits)
-        if head == asker or call('PUBLISH', inbox, format('%s %s %.0f', head, turn, fence)) > 0 then
+        if head == asker or tell(inbox, format('%s %s %.0f', head, turn, fence)) > 0 then
           return tell_next(queue, waiters, ttl_ms)
         end
         call('DEL', lock)

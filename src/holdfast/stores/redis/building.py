@@ -1,0 +1,53 @@
+"""From a way to dial to a store: which wire, which inbox, with or without acknowledgements."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from holdfast.facts import Topology
+from holdfast.ports import Runtime
+from holdfast.stores.redis.choices import Choices
+from holdfast.stores.redis.dialling import Dial
+from holdfast.stores.redis.store import RedisStore
+
+LONGEST = 1.0
+"""Seconds for which a request may go unanswered where another server may take over: it is repeated, since the same
+request twice changes nothing."""
+
+
+class Builder(NamedTuple):
+    """What all stores of one connection have in common."""
+
+    runtime: Runtime
+    colour: str
+    choices: Choices
+
+    def connections(self, dial: Dial, *, longest: float = math.inf, sharded: bool = False) -> tuple[Any, Any]:
+        """A wire and an inbox of the colour; nothing is dialled yet."""
+        if self.colour == "threads":
+            from holdfast.stores.redis.threads import ThreadInbox, ThreadWire
+
+            return ThreadWire(dial, self.runtime, longest), ThreadInbox(dial, self.runtime, longest, sharded)
+        from holdfast.stores.redis.asyncio import TaskInbox, TaskWire
+
+        return TaskWire(dial, self.runtime, longest), TaskInbox(dial, self.runtime, longest, sharded)
+
+    def store(self, wire: Any, inbox: Any, topology: Topology) -> RedisStore:
+        """The store on these connections, as it was chosen."""
+        reasserts = self.choices.reassert
+        setup: dict[str, Any] = {
+            "topology": topology,
+            "reasserts": topology is not Topology.SINGLE if reasserts is None else reasserts,
+        }
+        if self.choices.wanted is None:
+            return RedisStore(wire, inbox, **setup)
+        from holdfast.stores.redis.replicas import ConfirmingStore
+
+        return ConfirmingStore(wire, inbox, self.runtime, self.choices.wanted, **setup)
+
+    @property
+    def longest(self) -> float:
+        """`LONGEST`, and what a wait for replicas may add, which holds up the requests behind it."""
+        wanted = self.choices.wanted
+        return LONGEST if wanted is None else LONGEST + min(1.0, wanted.within)

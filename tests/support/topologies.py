@@ -1,0 +1,329 @@
+"""Several servers that belong together: a master with replicas and sentinels, and a cluster.
+
+Replicas are up before the sentinels start, and a cluster gets its slots and its epochs by hand: both are ready after
+about two seconds instead of ten. A set-up that lost a master is made whole again by `heal`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support.resp import ReplyError
+from tests.support.servers import HOST, Server, _reserve_port
+from tests.support.waiting import until
+
+SERVICE = "main"
+SLOTS = 16384
+READY = 20.0
+
+
+class Sentinel(Server):
+    """One sentinel that watches `SERVICE`."""
+
+    def __init__(self, master: Server, quorum: int = 2, kind: str = "valkey9") -> None:
+        self._master_port = master.port
+        self._quorum = quorum
+        super().__init__(kind)
+
+    def _options(self) -> Iterator[str]:
+        config = self.directory / "sentinel.conf"
+        config.write_text(
+            f"sentinel monitor {SERVICE} {HOST} {self._master_port} {self._quorum}\n"
+            f"sentinel down-after-milliseconds {SERVICE} 600\n"
+            f"sentinel failover-timeout {SERVICE} 2000\n"
+        )
+        yield from (str(config), "--sentinel", "--port", str(self.port), "--bind", HOST, "--dir", str(self.directory))
+
+    def told(self) -> dict[str, str]:
+        """What the sentinel says of the master."""
+        words = self.raw("SENTINEL", "MASTER", SERVICE)
+        return dict(zip(words[::2], words[1::2], strict=True))
+
+
+class Group:
+    """Servers that start and end together."""
+
+    def __init__(self) -> None:
+        self.servers: list[Server] = []
+
+    def _add(self, server: Server) -> Server:
+        self.servers.append(server)
+        return server
+
+    url: str
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+    def clear(self) -> None:
+        """Forget keys and scripts, on every server that may be written to."""
+        for server in self.masters():
+            server.raw("FLUSHALL")
+
+    def masters(self) -> list[Server]:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def info(server: Server, section: str = "replication") -> dict[str, str]:
+    text: str = server.raw("INFO", section)
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def in_step(replica: Server, master: Server) -> bool:
+    """Whether the replica follows this very master and has its data."""
+    told = info(replica)
+    return told.get("master_link_status") == "up" and told.get("master_port") == str(master.port)
+
+
+class Replicated(Group):
+    """A master and its replicas; with sentinels if there are any."""
+
+    def __init__(self, replicas: int = 2, sentinels: int = 0, args: Sequence[str] = ()) -> None:
+        super().__init__()
+        quick = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *args)
+        self.data = [self._add(Server(args=quick)) for _ in range(1 + replicas)]
+        self.sentinels = [Sentinel(self.data[0], quorum=sentinels // 2 + 1) for _ in range(sentinels)]
+        self.servers += self.sentinels
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        """The address by which the whole is reached."""
+        if not self.sentinels:
+            return self.data[0].url
+        return f"redis+sentinel://{','.join(f'{HOST}:{one.port}' for one in self.sentinels)}/{SERVICE}"
+
+    def start(self) -> None:
+        for server in self.data:
+            server.start()
+        for replica in self.data[1:]:
+            replica.raw("REPLICAOF", HOST, str(self.data[0].port))
+        self._until_in_step(self.data[0])
+        for sentinel in self.sentinels:
+            sentinel.start()
+        if self.sentinels:
+            until(self._sentinels_agree, "the sentinels to know each other", READY)
+
+    def _until_in_step(self, master: Server) -> None:
+        others = [server for server in self.data if server is not master]
+        until(lambda: all(in_step(server, master) for server in others), "the replicas to be in step", READY)
+        until(lambda: info(master)["connected_slaves"] == str(len(others)), "the master to know its replicas", READY)
+
+    def _sentinels_agree(self) -> bool:
+        master = self.master()
+        for sentinel in self.sentinels:
+            told = sentinel.told()
+            wanted = {
+                "flags": "master",
+                "port": str(master.port),
+                "num-slaves": str(len(self.data) - 1),
+                "num-other-sentinels": str(len(self.sentinels) - 1),
+            }
+            if any(told.get(field) != value for field, value in wanted.items()):
+                return False
+        return True
+
+    def master(self) -> Server:
+        """Whom the sentinels call the master; without sentinels the first server."""
+        if not self.sentinels:
+            return self.data[0]
+        port = int(self.sentinels[0].told()["port"])
+        return next(server for server in self.data if server.port == port)
+
+    def masters(self) -> list[Server]:
+        return [self.master()]
+
+    def replicas(self) -> list[Server]:
+        master = self.master()
+        return [server for server in self.data if server is not master]
+
+    def until_failover(self, old: Server) -> Server:
+        """The new master, once the sentinels have one and it takes writes."""
+
+        def changed() -> Server | None:
+            new = self.master()
+            return new if new is not old and info(new)["role"] == "master" else None
+
+        new = until(changed, "another master", READY)
+        if new is None:
+            raise TimeoutError("no other master")
+        return new
+
+    def heal(self) -> None:
+        """Start what was killed, resume what was stopped, and wait until all follow the master."""
+        for server in self.data:
+            revive(server)
+        master = self.master()
+        for server in self.data:
+            if server is not master:
+                server.raw("REPLICAOF", HOST, str(master.port))
+        self._until_in_step(master)
+        if self.sentinels:
+            until(self._sentinels_agree, "the sentinels to agree", READY)
+        self.clear()
+
+
+def revive(server: Server) -> None:
+    try:
+        server.resume()
+    except (RuntimeError, ProcessLookupError):
+        pass
+    try:
+        server.raw("PING")
+    except (OSError, ReplyError):
+        server.kill()
+        server.start()
+
+
+class ClusterNode(Server):
+    """One node of a cluster; its bus has a port of its own, since port + 10000 need not exist."""
+
+    def __init__(self, kind: str = "valkey9") -> None:
+        self._bus = _reserve_port()
+        self.bus_port: int = self._bus.getsockname()[1]
+        super().__init__(kind, args=self._cluster_args())
+
+    def _cluster_args(self) -> list[str]:
+        return [
+            *("--cluster-enabled", "yes", "--cluster-port", str(self.bus_port)),
+            *("--cluster-node-timeout", "1000", "--cluster-require-full-coverage", "no"),
+            *("--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"),
+        ]
+
+    @property
+    def node_id(self) -> str:
+        text: str = self.raw("CLUSTER", "MYID")
+        return text
+
+    def close(self) -> None:
+        super().close()
+        self._bus.close()
+
+
+class Cluster(Group):
+    """Masters with equal shares of the slots, and one replica each if wanted."""
+
+    def __init__(self, masters: int = 3, *, replicated: bool = True, kind: str = "valkey9") -> None:
+        super().__init__()
+        self._first = [ClusterNode(kind) for _ in range(masters)]
+        self._second = [ClusterNode(kind) for _ in range(masters)] if replicated else []
+        self.nodes = [*self._first, *self._second]
+        self.servers = [*self.nodes]
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        return f"redis+cluster://{','.join(f'{HOST}:{node.port}' for node in self.nodes[:3])}"
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+        share = SLOTS // len(self._first)
+        for at, node in enumerate(self._first):
+            last = SLOTS - 1 if node is self._first[-1] else (at + 1) * share - 1
+            node.raw("CLUSTER", "ADDSLOTSRANGE", str(at * share), str(last))
+        for epoch, node in enumerate(self.nodes):
+            node.raw("CLUSTER", "SET-CONFIG-EPOCH", str(epoch + 1))
+        for node in self.nodes[1:]:
+            node.raw("CLUSTER", "MEET", HOST, str(self.nodes[0].port), str(self.nodes[0].bus_port))
+        until(lambda: all(self._knows(node, len(self.nodes)) for node in self.nodes), "the nodes to meet", READY)
+        for master, replica in zip(self._first, self._second, strict=False):
+            replica.raw("CLUSTER", "REPLICATE", master.node_id)
+        self.until_sound()
+
+    @staticmethod
+    def _knows(node: Server, count: int) -> bool:
+        return info_of_cluster(node).get("cluster_known_nodes") == str(count)
+
+    def until_sound(self) -> None:
+        """Return when every node sees all slots served, and every replica is in step."""
+
+        def sound() -> bool:
+            if not all(info_of_cluster(node).get("cluster_state") == "ok" for node in self.nodes):
+                return False
+            rows = [row for node in self.nodes for row in node.raw("CLUSTER", "SLOTS")]
+            if {len(row) for row in rows} != {4 if self._second else 3}:
+                return False
+            replicas = [node for node in self.nodes if info(node)["role"] == "slave"]
+            return len(replicas) == len(self._second) and all(
+                info(node)["master_link_status"] == "up" for node in replicas
+            )
+
+        until(sound, "the cluster to be whole", READY)
+
+    def masters(self) -> list[Server]:
+        return [node for node in self.nodes if info(node)["role"] == "master"]
+
+    def owner(self, key: str) -> ClusterNode:
+        """The master that has the key's slot, as the first living node sees it."""
+        slot = self.slot(key)
+        for node in self.nodes:
+            try:
+                rows = node.raw("CLUSTER", "SLOTS")
+            except OSError:
+                continue
+            port = next((row[2][1] for row in rows if row[0] <= slot <= row[1]), None)
+            found = [one for one in self.nodes if one.port == port]
+            if found:
+                return found[0]
+        raise LookupError(f"nobody has the slot of {key!r}")
+
+    def slot(self, key: str) -> int:
+        number: int = self._alive().raw("CLUSTER", "KEYSLOT", key)
+        return number
+
+    def _alive(self) -> Server:
+        for node in self.nodes:
+            try:
+                node.raw("PING")
+            except (OSError, RuntimeError):
+                continue
+            return node
+        raise LookupError("no node is alive")
+
+    def heal(self) -> None:
+        """Start what was killed, resume what was stopped, and wait until the cluster is whole."""
+        for node in self.nodes:
+            revive(node)
+        self.until_sound()
+        self.clear()
+
+
+GROUPS: dict[str, Callable[[], Group]] = {
+    "replicated": lambda: Replicated(1),
+    "sentinel": lambda: Replicated(2, 3),
+    "cluster": Cluster,
+}
+"""The set-ups that tests share; a master of them is not to be harmed."""
+
+
+def info_of_cluster(node: Server) -> dict[str, str]:
+    text: str = node.raw("CLUSTER", "INFO")
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def migrate(slot: int, source: ClusterNode, target: ClusterNode, *, step: Any = None) -> None:
+    """Move a slot key by key, as resharding tools do; `step` is called between the steps."""
+    target.raw("CLUSTER", "SETSLOT", str(slot), "IMPORTING", source.node_id)
+    source.raw("CLUSTER", "SETSLOT", str(slot), "MIGRATING", target.node_id)
+    while keys := source.raw("CLUSTER", "GETKEYSINSLOT", str(slot), "2"):
+        source.raw("MIGRATE", HOST, str(target.port), "", "0", "5000", "KEYS", *keys)
+        if step is not None:
+            step()
+    for node in (target, source):
+        node.raw("CLUSTER", "SETSLOT", str(slot), "NODE", target.node_id)
