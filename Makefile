@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SEEDS ?= 10000
 JOBS ?= 2
 
-.PHONY: help env demo test faults explore simulate gallery check format bench docs clean
+.PHONY: help env demo test faults soak explore simulate gallery check format bench docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test: $(VENV)/.dev ## Run the tests
 
 faults: $(VENV)/.dev ## Run the long tests of real faults: failovers, migrations, nodes down
 	$(BIN)/python -m pytest -m faults
+
+soak: $(VENV)/.dev ## Run what takes ten thousand rounds: releases that race renewals, memory
+	$(BIN)/python -m pytest -m soak
 
 explore: $(VENV)/.dev ## Search every interleaving of the models, and write the gallery of broken locks
 	$(BIN)/python -m holdfast.testing.explore --jobs $(JOBS)

@@ -88,6 +88,7 @@ class Virtual:
 class DirectWire:
     grace = 1.0
     pushes = False
+    connected = True
     on_push: Callable[[Any], None] | None = None
 
     def __init__(self, execute: Exchange) -> None:

@@ -251,3 +251,17 @@ class TestTheft:
         }
         assert listener.words() == ["lost"]
         assert valkey.raw("LRANGE", "b", "0", "-1") == ["a list"]
+
+
+class TestDialling:
+    def test_holds_up_nobody(self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener) -> None:
+        """The connection is known to be dead, and the server takes calls without a word: the keeper tells in time."""
+        client = colour.connect(proxy.url).warm_up()
+        lease = client.acquire("report", ttl=0.6, **listener.options)
+        proxy.wait_for(on("report"), 2)
+        proxy.stall()
+        proxy.reset_connections()
+        assert_lost_at_the_deadline(listener, lease, "dialling in vain")
+        assert listener.words()[-1] == "lost"
+        proxy.unstall()
+        await_nothing_left(valkey, "report", 5)

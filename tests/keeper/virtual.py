@@ -224,7 +224,8 @@ class Request(NamedTuple):
 
 
 class FaultyStore:
-    """`ports.Store`: the memory store's rules behind a link with `trouble`, `there` and `back` seconds long."""
+    """`ports.Store`: the memory store's rules behind a link with `trouble`, `there` and `back` seconds long; or as long
+    as `delays` has it for a kind of request."""
 
     listening = True
 
@@ -234,6 +235,7 @@ class FaultyStore:
         self.trouble: Any = "none"  # one of `Trouble`; a checker would think that it stays what it was set to
         self.there = 0.0
         self.back = 0.0
+        self.delays: dict[str, tuple[float, float]] = {}
         self.stuck_since = math.inf
         self.grace = 0.08
         self.notices = False
@@ -249,10 +251,11 @@ class FaultyStore:
         if len(latest) == MOST_REQUESTS and all((one.at, one.kind) == (request.at, "renew") for one in latest):
             raise TurnsInACircleError
         trouble = self.trouble
+        there, back = self.delays.get(request.kind, (self.there, self.back))
         if trouble == "refused":
             raise StoreUnavailable("refused")
         if trouble in ("none", "deaf"):
-            await self._travel(self.there, until)
+            await self._travel(there, until)
             answer = execute()
         if trouble != "none":
             await self.runtime.sleep(until - self.runtime.now())
@@ -261,7 +264,7 @@ class FaultyStore:
             if trouble == "stuck":
                 self._unstick(request.at)
             raise StoreUnavailable("no answer", outcome=Outcome.UNKNOWN)
-        await self._travel(self.back, until)
+        await self._travel(back, until)
         return answer
 
     def _unstick(self, asked_at: float) -> None:

@@ -10,11 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(check: Callable[[], T], what: str, timeout: float = 5.0) -> T:
+def until(check: Callable[[], T], what: str, timeout: float = 5.0, pause: float = 0.005) -> T:
     """Return the first true answer of `check`; TimeoutError naming `what` when none comes in time."""
     deadline = time.monotonic() + timeout
     while not (answer := check()):
         if time.monotonic() >= deadline:
             raise TimeoutError(f"waited {timeout:g} s for {what}")
-        time.sleep(0.005)
+        time.sleep(pause)
     return answer

@@ -55,7 +55,7 @@ class Keeper:
         self._in_use = False
         self._wakes_at = 0.0
         self._waker: Waker | None = None
-        self._renewer = Renewer(store, runtime, ended=self._wake, refused=self.refused)
+        self._renewer = Renewer(store, runtime, ended=self._wake, refused=self.refused, look=self._look)
         self._sweeping = Errands(runtime, "sweep", workers=1)
         store.on_change(self._changed)
 
@@ -206,6 +206,11 @@ class Keeper:
         if due and not self._renewer.slow:
             await self._renewer.renew_at_once(due, self.held())
         return min(map(self._due_at, self.held()), default=math.inf)
+
+    def _look(self) -> list[Holding]:
+        """Tell of what is lost; what is held then."""
+        self._sort_out(self._runtime.now())
+        return self.held()
 
     def _sort_out(self, now: float) -> list[Holding]:
         """Drop what has ended; whom to renew now: nobody, or all that are due and those that may come along."""

@@ -72,6 +72,7 @@ class Process:
     """Invariant: whenever `feed` returns, every task that is left waits for something."""
 
     grace = GRACE
+    connected = True
     pushes = False
     on_push: Callable[[Any], None] | None = None
 

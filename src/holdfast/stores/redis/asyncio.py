@@ -64,6 +64,11 @@ class TaskWire:
         link, futures = posted
         return await link.collect(futures, until)
 
+    @property
+    def connected(self) -> bool:
+        link = self._dialler.link
+        return link is not None and link.error is None
+
     def listen(self) -> None:
         return  # the event loop reads by itself
 

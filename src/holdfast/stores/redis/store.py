@@ -50,6 +50,10 @@ class Wire(Protocol):
         """Seconds that an answer may take on this link, generously."""
 
     @property
+    def connected(self) -> bool:
+        """Whether the connection is sound as far as is known."""
+
+    @property
     def pushes(self) -> bool:
         """Whether the server can tell us things unasked on this connection (RESP3)."""
 
@@ -167,6 +171,11 @@ class RedisStore:
         if not isinstance(reply, list) or len(reply) != len(renewals):
             raise _nonsense(name, reply)
         return [answer == 1 for answer in reply]
+
+    @property
+    def connected(self) -> bool:
+        """Whether a request can go out without dialling first, which takes its time."""
+        return self._wire.connected
 
     @property
     def notices(self) -> bool:

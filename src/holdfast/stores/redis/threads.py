@@ -83,6 +83,11 @@ class ThreadWire:
             raise link.error or self._overdue(link)
         return [slot.value for slot in slots]
 
+    @property
+    def connected(self) -> bool:
+        link = self._link
+        return link is not None and link.error is None
+
     def listen(self) -> None:
         link = self._link
         if link is not None and link.error is None:

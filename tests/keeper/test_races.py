@@ -1,0 +1,86 @@
+"""A release that meets a renewal on its way: whichever comes first, nothing is left and nothing is prolonged."""
+
+import random
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from holdfast import State
+from tests.keeper.listening import Listener
+from tests.keeper.virtual import World
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.support.waiting import until
+from tests.traps.colours import Colour
+from tests.traps.watching import on
+
+SHORT, LONG = 500, 10_000
+ROUNDS = pytest.mark.parametrize(
+    "rounds", [SHORT, pytest.param(LONG, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
+)
+TTL = 3.0
+DELAYS = (0.0, 0.0, 0.001, 0.01, 0.02, 0.2)
+
+
+@ROUNDS
+def test_on_a_wire_that_delays_each_as_it_likes(rounds: int) -> None:
+    """By a manual clock, and harder than a network: requests may overtake each other."""
+    chance = random.Random(20261115)
+    world = World()
+    for _ in range(rounds):
+        world.store.delays = {kind: (chance.choice(DELAYS), chance.choice(DELAYS)) for kind in ("renew", "release")}
+        lease = world.acquire(ttl=TTL)
+        outcome: list[bool] = []
+        world.time.run_for(TTL / 3 - TTL / 24 + chance.choice((-0.01, -0.001, 0.0, 0.001, 0.005, 0.01, 0.15, 0.3)))
+        world.time.spawn(lambda lease=lease, outcome=outcome: _release(lease, outcome), "release")  # type: ignore[misc]
+        world.time.run_for(0.5)
+        assert outcome == [True]
+        assert lease.state is State.RELEASED
+        assert world.store.holder("thing") is None, "nothing is left"
+        released_at = next(one.at for one in reversed(world.store.requests) if one.kind == "release")
+        assert not any(one.at > released_at for one in world.store.renewals()), "nor asked for any more"
+        world.store.requests.clear()
+    world.time.run_for(2 * TTL)
+    assert world.store.holder("thing") is None
+    assert world.store.requests == []
+    assert "lost" not in world.words()
+    world.time.close()
+
+
+async def _release(lease: Any, outcome: list[bool]) -> None:
+    outcome.append(await lease.release())
+
+
+@ROUNDS
+def test_on_a_network_that_delays_either(
+    colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, rounds: int
+) -> None:
+    """The keeper is told that the lock changed, and asks about it in the very moment in which it is given back."""
+    chance = random.Random(20261115)
+    client = colour.connect(proxy.url).warm_up()
+    names = [f"report {number}" for number in range(4)]
+    for round_ in range(rounds):
+        name = names[round_ % len(names)]
+        rule = None
+        if round_ % 5 == 0:
+            delay = proxy.delay_requests if chance.random() < 0.5 else proxy.delay_replies
+            rule = delay(on(name), chance.choice((0.0005, 0.002, 0.004)))
+        lease = client.acquire(name, ttl=10, timeout=1, **listener.options)
+        client.do(partial(client.locks.keeper._changed, name))
+        _pause(chance.choice((0.0, 0.0, 0.0001, 0.0003, 0.001)))
+        assert client.release(lease) is True
+        assert valkey.raw("EXISTS", name) == 0, f"left in round {round_}"
+        if rule is not None:
+            rule.release()
+    until(lambda: client.do(client.locks.keeper.held) == [], "the keeper to let go of all")
+    assert [name for name in names if valkey.raw("EXISTS", name)] == []
+    assert listener.words() == []
+
+
+def _pause(seconds: float) -> None:
+    """Shorter than a sleep can be."""
+    ends_at = time.perf_counter() + seconds
+    while time.perf_counter() < ends_at:
+        pass
