@@ -135,6 +135,7 @@ def test_options_of_a_lock() -> None:
         "on_risk": None,
         "on_lost": None,
         "cancel_on_loss": True,
+        "passing": True,
     }
 
 

@@ -22,7 +22,8 @@ from holdfast.core.holding import Holding
 from holdfast.core.insist import insist
 from holdfast.core.keep import Keeper
 from holdfast.core.once import Once
-from holdfast.core.release import BUDGET
+from holdfast.core.passing import Passing
+from holdfast.core.release import BUDGET, give_back
 from holdfast.core.survey import Survey
 from holdfast.errors import LeaseLost, closed_error
 from holdfast.guards import NameOf, check_function, name_function
@@ -63,6 +64,7 @@ class BaseLocks(Generic[LeaseT]):
         self.store = store
         self.runtime = runtime
         self.keeper = Keeper(store, runtime)
+        self.passing = Passing(runtime)
         self.callbacks = Errands(runtime, "callback", MOST_CALLBACKS)
         self.store_timeout = store_timeout
         self.generation = 0
@@ -83,6 +85,7 @@ class BaseLocks(Generic[LeaseT]):
         self.generation += 1
         self.store.forget(forked=forked)
         self.keeper = Keeper(self.store, self.runtime)
+        self.passing = Passing(self.runtime)
         self.callbacks = Errands(self.runtime, "callback", MOST_CALLBACKS)
         self._ending = Once(self.runtime, "close")
         self._owner = Owner(self._owner.host, os.getpid(), self._owner.label)
@@ -104,6 +107,8 @@ class BaseLocks(Generic[LeaseT]):
 
     async def _end(self) -> None:
         try:
+            for ask in self.passing.close():
+                await give_back(self.store, self.runtime, ask.name, ask.holder, ask.ttl, inline=True)
             await self.keeper.give_back([*self._stranded, *self.keeper.held()])
         finally:
             await self.store.close()
@@ -160,6 +165,7 @@ class Locks(BaseLocks["Lease"], Recipes):
         holder blocks the others. `timeout` (None): seconds that `with` waits, None for as long as it takes.
         `renew` (True): keep the lease alive while this process lives. `max_hold` (None): seconds after which
         it ends all the same. `label`: who we are, for operators. `on_risk`, `on_lost`: called with the lease.
+        `passing` (True): threads of this connection may hand the lock to one another, for 50 ms at a time.
 
         >>> import holdfast
         >>> holdfast.connect("memory://").lock("report", ttl=10)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.core import release as core
 from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.insist import insist
+from holdfast.core.passing import Room, Tenancy
 from holdfast.core.renew import renew
 from holdfast.errors import ConfigurationError, LeaseLost, Outcome, StoreUnavailable
 from holdfast.ports import Runtime, Waker
@@ -44,6 +45,8 @@ class BaseLease:
         "_on_lost",
         "_on_risk",
         "_origin",
+        "_room",
+        "_tenancy",
         "_wakers",
     )
 
@@ -60,6 +63,8 @@ class BaseLease:
         self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
         self._lost_hook: Callable[[], None] | None = None
         self._keep_until = 0.0  # when given back sooner, the name stays taken until then
+        self._room: Room | None = None
+        self._tenancy: Tenancy | None = None
         holding.on_change = self._changed
 
     @property
@@ -69,7 +74,8 @@ class BaseLease:
 
     @property
     def holder(self) -> str:
-        """The unguessable id of this acquisition."""
+        """The unguessable id under which the store knows this lease. Leases that threads or tasks of one connection
+        passed to one another share it; their fences differ."""
         return self._holding.holder
 
     @property
@@ -143,6 +149,7 @@ class BaseLease:
                 waker.wake()
             if self._lost_hook is not None:
                 self._lost_hook()
+            self._end_tenancy()
         callback = {State.AT_RISK: self._on_risk, State.LOST: self._on_lost}.get(state)
         if callback is not None:
             # In a thread or task of its own: never inside an operation of the caller's, nor the keeper's.
@@ -179,21 +186,28 @@ class BaseLease:
         if self.inherited:
             log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
             return False
-        if holding.check(client.runtime.now()) not in ALIVE and holding.settled:
+        now = client.runtime.now()
+        if holding.check(now) not in ALIVE and holding.settled:
             released = False
+        elif self._tenancy is not None and now >= self._keep_until and self._tenancy.pass_on(holding, now):
+            released = holding.settled = True
+            client.keeper.unwatch(holding)
         else:
             again = holding.state is State.RELEASED  # an earlier call failed, and its clean-up goes on
             ours = holding.give_back() or again
-            released = await core.release(
-                client.store,
-                client.runtime,
-                holding.name,
-                holding.holder,
-                holding.ttl,
-                ours=ours,
-                maybe_done=again,
-                keep_until=self._keep_until if ours else 0.0,
-            )
+            try:
+                released = await core.release(
+                    client.store,
+                    client.runtime,
+                    holding.name,
+                    holding.holder,
+                    holding.ttl,
+                    ours=ours,
+                    maybe_done=again,
+                    keep_until=self._keep_until if ours else 0.0,
+                )
+            finally:
+                self._end_tenancy()
             released = released and ours  # a lease that was lost before stays lost, though its key was still there
             holding.settled = True
             client.keeper.unwatch(holding)
@@ -201,6 +215,11 @@ class BaseLease:
         if not released:
             self._warn_gone()
         return released
+
+    def _end_tenancy(self) -> None:
+        """Those who wait in this process for the lock to be passed to them are to ask the store."""
+        if self._tenancy is not None:
+            self._tenancy.end()
 
     def _warn_gone(self) -> None:
         log.warning(
@@ -236,6 +255,7 @@ class BaseLease:
         self._holding.settled = True
         self._client.keeper.unwatch(self._holding)
         self._leave_home()
+        self._end_tenancy()
         return Exported(self.name, self.holder, self.ttl).encode()
 
     def __repr__(self) -> str:

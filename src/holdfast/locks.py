@@ -14,7 +14,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from holdfast.blocks import Block, leave_block
-from holdfast.core import acquire as core
+from holdfast.core import passing
+from holdfast.core.acquire import Grant
+from holdfast.core.acquire import acquire as ask_store
 from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
 from holdfast.core.holding import ALIVE, Holding, State
@@ -57,6 +59,7 @@ class BaseLock(Generic[LeaseT]):
         self._options = options(self._client._owner, chosen)
         self._taken: dict[Hashable, list[BaseLease]] = {}
         self._blocks: list[Block] = []
+        self._room: passing.Room | None = None
 
     @property
     def name(self) -> str:
@@ -81,12 +84,22 @@ class BaseLock(Generic[LeaseT]):
         else:
             deadline = Deadline(None if wait is None else runtime.now() + wait, client.store_timeout)
         ask = Ask(self._name, runtime.new_holder(), chosen.ttl, chosen.owner)
-        grant = await core.acquire(client.store, runtime, ask, deadline, blocking=blocking)
-        if grant is None:
+        turn = await self._turn(ask, deadline, blocking)
+        if turn is None:
             return None
-        lease = self._lease(ask, grant)
+        lease = self._lease(turn.ask, turn.grant, turn.tenancy)
         self._remember(lease, runtime.caller())
         return lease
+
+    async def _turn(self, ask: Ask, deadline: Deadline, blocking: bool) -> passing.Turn | None:
+        client = self._client
+        if not self._options.passing or not client.store.reserves:
+            grant = await ask_store(client.store, client.runtime, ask, deadline, blocking=blocking)
+            return None if grant is None else passing.Turn(ask, grant, None)
+        room = self._room
+        if room is None or room.home is not client.passing:  # the first time, or the first in a forked process
+            room = self._room = client.passing.room(self._name)
+        return await passing.acquire(room, client.store, client.runtime, ask, deadline, blocking=blocking)
 
     def _remember(self, lease: LeaseT, caller: Hashable) -> None:
         table = self._taken
@@ -96,11 +109,15 @@ class BaseLock(Generic[LeaseT]):
                 table.pop(one, None)
         table.setdefault(caller, []).append(lease)
 
-    def _lease(self, ask: Ask, grant: core.Grant) -> LeaseT:
+    def _lease(self, ask: Ask, grant: Grant, tenancy: passing.Tenancy | None = None) -> LeaseT:
         chosen = self._options
         holding = Holding(self._client.runtime, ask, grant, renewing=chosen.renew, max_hold=chosen.max_hold)
         lease = self._lease_class(self._client, holding, chosen.on_risk, chosen.on_lost)
         lease._origin = self._origin
+        lease._tenancy = tenancy
+        room = lease._room = self._room  # a room lives as long as its leases do
+        if room is not None:
+            room.latest = holding
         self._client.keeper.watch(holding)
         return lease
 

@@ -20,6 +20,7 @@ class Options(NamedTuple):
     on_risk: Callable[..., Any] | None
     on_lost: Callable[..., Any] | None
     cancel_on_loss: bool
+    passing: bool
 
 
 DEFAULTS: dict[str, Any] = {
@@ -31,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "on_risk": None,
     "on_lost": None,
     "cancel_on_loss": True,
+    "passing": True,
 }
 
 
@@ -40,7 +42,7 @@ def options(owner: Owner, chosen: dict[str, Any]) -> Options:
         unknown = next(option for option in chosen if option not in DEFAULTS)
         raise ConfigurationError(f"A lock has no option {shown(unknown)}. It knows {', '.join(DEFAULTS)}.")
     given = {**DEFAULTS, **chosen}
-    for what in ("renew", "cancel_on_loss"):
+    for what in ("renew", "cancel_on_loss", "passing"):
         if not isinstance(given[what], bool):
             raise ConfigurationError(f"{what} must be True or False, not {shown(given[what])}.")
     for what in ("on_risk", "on_lost"):
@@ -59,6 +61,7 @@ def options(owner: Owner, chosen: dict[str, Any]) -> Options:
         on_risk=given["on_risk"],
         on_lost=given["on_lost"],
         cancel_on_loss=given["cancel_on_loss"],
+        passing=given["passing"],
     )
 
 

@@ -10,7 +10,8 @@ Rules that every store keeps:
 - A grant, its repeat or a renewal keeps the lock for the full ttl from when the store executed it, and never
   shortens what an earlier one gave: requests may arrive late and out of order. Only a holder's own last word
   (`Renewal.final`) sets the end anew, and that comes no sooner than the holder wanted, however late it arrives.
-- A fence is greater than every fence granted before for that name.
+- A fence is greater than every fence granted before for that name, and so are the `ask.fences - 1` below it: they are
+  the asker's to give out, where the store `reserves`.
 - First come, first served by ticket; a waiter that cannot be reached is passed over at once.
 - Whoever becomes the first in the queue is told so (`Next`), as far as it can be reached.
 - No answer within `until`: `StoreUnavailable`, whose `outcome` says if the request may have been executed.
@@ -75,6 +76,10 @@ class Store(Protocol):
     @property
     def grace(self) -> float:
         """Seconds by which a request may outlast the caller's timeout: a round trip on this link, and some."""
+
+    @property
+    def reserves(self) -> bool:
+        """Whether a grant can reserve more fences than one; where it can't, `ask.fences` is always 1."""
 
     @property
     def listening(self) -> bool:

@@ -193,12 +193,16 @@ class Owner(_OwnerFields):
 
 
 class Ask(NamedTuple):
-    """What one acquisition wants; the same through all its requests, so that a repeat changes nothing."""
+    """What one acquisition wants; the same through all its requests, so that a repeat changes nothing.
+
+    `fences` is how many fences the grant reserves; the one that a grant tells is the last of them.
+    """
 
     name: str
     holder: str
     ttl: float
     owner: str
+    fences: int = 1
 
 
 class Place(NamedTuple):

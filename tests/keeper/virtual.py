@@ -229,6 +229,8 @@ class FaultyStore:
 
     listening = True
 
+    reserves = True
+
     def __init__(self, runtime: VirtualRuntime) -> None:
         self.runtime = runtime
         self.space = Space(lambda *_: False, lambda: round(runtime.now() * 1e6))

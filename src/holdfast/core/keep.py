@@ -48,7 +48,7 @@ class Keeper:
         self._store = store
         self._runtime = runtime
         self._mutex = runtime.mutex()
-        self._held: dict[str, Holding] = {}
+        self._held: dict[Holding, None] = {}
         self._alarms: set[str | None] = set()
         self._active = False
         self._closed = False
@@ -64,7 +64,7 @@ class Keeper:
         if self._store.notices:
             holding.next_renewal = min(holding.next_renewal, self._runtime.now() + ARM_AFTER)
         with self._mutex:
-            self._held[holding.holder] = holding
+            self._held[holding] = None
             self._in_use = True
             if self._waker is None:
                 self._waker = self._runtime.waker()
@@ -84,7 +84,7 @@ class Keeper:
                 self._active = False  # the next lease tries again; until then the clock alone tells of a loss
 
     def unwatch(self, holding: Holding) -> None:
-        self._held.pop(holding.holder, None)
+        self._held.pop(holding, None)
 
     def refused(self, holding: Holding, reason: str) -> None:
         """The store says that the grant is not ours."""
@@ -107,7 +107,7 @@ class Keeper:
 
     def held(self) -> list[Holding]:
         with self._mutex:
-            return list(self._held.values())
+            return list(self._held)
 
     def close(self) -> None:
         self._closed = True

@@ -97,12 +97,12 @@ class Space:
             return None
         return held
 
-    def _next_fence(self, name: str) -> int:
-        fence = self._fences[name] = max(self._fences.get(name, 0) + 1, self._wall_us())
+    def _next_fence(self, name: str, count: int = 1) -> int:
+        fence = self._fences[name] = max(self._fences.get(name, 0) + count, self._wall_us())
         return fence
 
     def _grant(self, ask: Ask, now: float) -> int:
-        fence = self._next_fence(ask.name)
+        fence = self._next_fence(ask.name, ask.fences)
         self._holders[ask.name] = Holder(ask.holder, ask.owner, fence, now, ask.ttl)
         return fence
 
@@ -304,6 +304,7 @@ class MemoryStore:
     """`ports.Store` on a hub."""
 
     grace = 0.08
+    reserves = True
     listening = True
     notices = False
     confirms = False

@@ -41,7 +41,7 @@ class Observer:
         self._server = server
         self._keys: dict[str, Keys] = {name: keys_of(name) for name in locks}
         self._fences: dict[str, int] = dict.fromkeys(locks, 0)
-        self._granted: dict[str, tuple[int, int]] = {}
+        self._granted: dict[str, tuple[range, int]] = {}
         self._held: dict[str, dict[str, Held]] = {}
         self.epoch = 0
         self.grants = 0
@@ -74,8 +74,8 @@ class Observer:
         fence = int(meta.value.split(b" ")[0])
         if fence <= self._fences[name]:
             raise Broken("FT", f"{holder} got fence {fence} on {name} after {self._fences[name]}")
+        self._granted[holder] = range(self._fences[name] + 1, fence + 1), self.epoch
         self._fences[name] = fence
-        self._granted[holder] = fence, self.epoch
         self.grants += 1
 
     def look(self, process: Process, local_now: float, runs_since: float) -> None:
@@ -96,7 +96,7 @@ class Observer:
             granted = self._granted.get(holding.holder)
             if granted is None:
                 raise Broken("SG", f"{holding.holder} holds {holding.name}, which was never granted to it")
-            if granted[0] != holding.fence:
+            if holding.fence not in granted[0]:
                 raise Broken("FT", f"{holding.holder} was granted {granted[0]} and takes {holding.fence} for it")
             held[holding.holder] = Held(holding.name, holding.fence, holding.valid_until, granted[1])
         process.leases[:] = [lease for lease in process.leases if lease._holding.state in ALIVE]

@@ -21,6 +21,7 @@ A rule that a model leaves out is not checked there: the broken locks of the gal
 
 from __future__ import annotations
 
+import itertools
 import math
 from hashlib import sha1
 from typing import NamedTuple
@@ -203,6 +204,7 @@ class Rules:
     def _believed(self, state: State, lanes: list[tuple[int, Lane, Node]]) -> Violation | None:
         epoch, grants = self._world.grants.values[state.grants]
         made = {one.holder: one for one in grants}
+        floors = {one.holder: before.fence for before, one in itertools.pairwise(grants)}
         holding: list[str] = []
         for _, lane, node in lanes:
             if lane.status == CRASHED or not node.beliefs:
@@ -216,7 +218,8 @@ class Rules:
                 grant = made.get(belief.holder)
                 if grant is None or grant.epoch == epoch:
                     holding.append(belief.holder)
-                fault = self._unsupported(state, belief.holder, belief.fence, grant, epoch)
+                floor = floors.get(belief.holder, 0)
+                fault = self._unsupported(state, belief.holder, belief.fence, floor, grant, epoch)
                 if fault is not None:
                     return fault
         if len(holding) > 1 and "ME" in self._chosen:
@@ -224,9 +227,10 @@ class Rules:
         return None
 
     def _unsupported(
-        self, state: State, holder: str, fence: int, grant: Granting | None, epoch: int
+        self, state: State, holder: str, fence: int, floor: int, grant: Granting | None, epoch: int
     ) -> Violation | None:
-        if "FT" in self._chosen and grant is not None and fence != grant.fence:
+        # A grant may reserve several fences: all that are above the one before, up to its own.
+        if "FT" in self._chosen and grant is not None and not floor < fence <= grant.fence:
             return Violation("FT", f"{holder} was granted fence {grant.fence} and takes {fence} for it")
         if "SG" not in self._chosen:
             return None

@@ -63,17 +63,18 @@ allow it answers with an error, and a theft is noticed at the next renewal inste
 @lru_cache(maxsize=8192)
 def _heads(name: str) -> tuple[bytes, bytes]:
     packed = keys_of(name).packed
-    return ACQUIRE.head(4, packed, 6), RELEASE.head(4, packed, 1)
+    return ACQUIRE.head(4, packed, 7), RELEASE.head(4, packed, 1)
 
 
 _NO_PLACE = bulks(b"", b"0", b"")
+_ONE_FENCE = bulks(b"1")
 
 
 def acquire_request(ask: Ask, place: Place | None) -> bytes:
-    name, holder, ttl, owner = ask
+    name, holder, ttl, owner, fences = ask
     ttl_ms = b"%d" % ceil(ttl * 1000)
     who = owner.encode()
-    return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
+    return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b%b" % (
         _heads(name)[0],
         len(holder),
         holder.encode("ascii"),
@@ -82,6 +83,7 @@ def acquire_request(ask: Ask, place: Place | None) -> bytes:
         len(who),
         who,
         _NO_PLACE if place is None else _packed(place),
+        _ONE_FENCE if fences == 1 else bulks(b"%d" % fences),
     )
 
 

@@ -98,6 +98,7 @@ class RedisStore:
     (see `core/renew.py`)."""
 
     confirms = False
+    reserves = True
 
     def __init__(
         self, wire: Wire, inbox: Inbox, *, topology: Topology = Topology.SINGLE, reasserts: bool = False
@@ -305,6 +306,6 @@ def _meta(value: bytes) -> tuple[int | None, bytes | None, Owner | None]:
 
 
 def _waiter(holder: bytes, ticket: bytes, entry: bytes, *, now_us: int) -> WaiterInfo:
-    parts = entry.split(b" ", 4)
-    owner = Owner.decode(parts[4].decode("utf-8", "replace")) if len(parts) == 5 else None
+    parts = entry.split(b" ", 5)
+    owner = Owner.decode(parts[5].decode("utf-8", "replace")) if len(parts) == 6 else None
     return WaiterInfo(clean(holder.decode("utf-8", "replace")), owner, max(0.0, (now_us - int(ticket)) / 1e6))

@@ -76,6 +76,7 @@ class Waiting(NamedTuple):
     turn: int
     ttl: float
     owner: str
+    fences: int
     dead_at: float
 
 
@@ -212,7 +213,7 @@ def _hand_over(scene: Scene, name: str, fence: int, asker: str | None) -> Held:
             if outlet is None:
                 continue
         scene.execute(sql.LEAVE, (name, head.holder))
-        fence = _grant(scene, Ask(name, head.holder, head.ttl, head.owner), fence)
+        fence = _grant(scene, Ask(name, head.holder, head.ttl, head.owner, head.fences), fence)
         if outlet is not None:
             scene.letters.append(Letter(name, head.holder, Push(head.turn, fence), outlet))
         _tell_next(scene, name, head.ttl)
@@ -241,14 +242,14 @@ def _way_to(scene: Scene, name: str, waiter: Waiting) -> Outlet | None:
 
 
 def _grant(scene: Scene, ask: Ask, last_fence: int) -> int:
-    fence = _next_fence(scene, last_fence)
+    fence = _next_fence(scene, last_fence, ask.fences)
     row = (ask.name, fence, ask.holder, ask.owner, scene.now, scene.now + ask.ttl)
     scene.execute(sql.GRANT, row)
     return fence
 
 
-def _next_fence(scene: Scene, last: int) -> int:
-    return max(last + 1, scene.wall_us)
+def _next_fence(scene: Scene, last: int, count: int = 1) -> int:
+    return max(last + count, scene.wall_us)
 
 
 def _prolong(scene: Scene, ask: Ask) -> None:
@@ -264,7 +265,7 @@ def _join(scene: Scene, ask: Ask, place: Place) -> int:
         return ticket
     # Whoever was passed over while it could not be reached comes back with its ticket, to its old place.
     ticket = _new_ticket(scene, ask.name) if place.ticket is None else place.ticket
-    row: tuple[Any, ...] = (ask.name, ticket, ask.holder, place.address, place.turn, ask.ttl, ask.owner)
+    row: tuple[Any, ...] = (ask.name, ticket, ask.holder, place.address, place.turn, ask.ttl, ask.owner, ask.fences)
     scene.execute(sql.JOIN, (*row, scene.now, dead_at))
     return ticket
 

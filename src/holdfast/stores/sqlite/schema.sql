@@ -25,8 +25,8 @@ CREATE TABLE lock (
 ) WITHOUT ROWID;
 
 -- The queue of each lock, first ticket first. `address` is the waiter's inbox, `turn` the number of its last
--- request, `dead_at` the moment until which that request keeps the place. Nobody waits for a lock it holds, and
--- no name has waiters without a row in `lock`.
+-- request, `dead_at` the moment until which that request keeps the place, `fences` how many its grant reserves. Nobody
+-- waits for a lock it holds, and no name has waiters without a row in `lock`.
 CREATE TABLE waiter (
     name TEXT NOT NULL,
     ticket INTEGER NOT NULL,
@@ -35,6 +35,7 @@ CREATE TABLE waiter (
     turn INTEGER NOT NULL,
     ttl REAL NOT NULL,
     owner TEXT NOT NULL,
+    fences INTEGER NOT NULL,
     since REAL NOT NULL,
     dead_at REAL NOT NULL,
     PRIMARY KEY (name, ticket, holder)

@@ -4,15 +4,15 @@
 -- reads from the cursor's rowcount. Nothing newer than SQLite 3.24 is used: `RETURNING` would need 3.35.
 
 -- take: grant a lock in one statement, without a look before: the common case.
--- In: name, fence (wall time), holder, owner, now, expires_at.
--- Changes 1 row when the lock was free, nobody waits for it and `fence` is greater than the last one; else none,
+-- In: name, fence (wall time), holder, owner, now, expires_at, fences.
+-- Changes 1 row when the lock was free, nobody waits for it and all `fences` up to `fence` are greater than the last; else none,
 -- and `read` has to tell which of the three it was.
 INSERT INTO lock (name, fence, holder, owner, since, expires_at) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET
     fence = excluded.fence, holder = excluded.holder, owner = excluded.owner,
     since = excluded.since, expires_at = excluded.expires_at
 WHERE (lock.holder IS NULL OR lock.expires_at <= excluded.since)
-    AND lock.fence < excluded.fence
+    AND lock.fence + ? <= excluded.fence
     AND NOT EXISTS (SELECT 1 FROM waiter WHERE waiter.name = excluded.name);
 
 -- give: free a lock that nobody waits for, in one statement: the common case.
@@ -40,15 +40,15 @@ REPLACE INTO lock (name, fence, holder, owner, since, expires_at) VALUES (?, ?, 
 -- free: end a grant, and keep its fence. In: now, name.
 UPDATE lock SET holder = NULL, owner = '', expires_at = ? WHERE name = ?;
 
--- head: who is first in the queue. In: name. Out: holder, address, turn, ttl, owner, dead_at.
-SELECT holder, address, turn, ttl, owner, dead_at FROM waiter WHERE name = ? ORDER BY ticket, holder LIMIT 1;
+-- head: who is first in the queue. In: name. Out: holder, address, turn, ttl, owner, fences, dead_at.
+SELECT holder, address, turn, ttl, owner, fences, dead_at FROM waiter WHERE name = ? ORDER BY ticket, holder LIMIT 1;
 
 -- keep_place: a waiter asks again. In: address, turn, dead_at, name, holder. Changes 1 row if it has a place.
 UPDATE waiter SET address = ?, turn = ?, dead_at = ? WHERE name = ? AND holder = ?;
 
--- join: take a place. In: name, ticket, holder, address, turn, ttl, owner, now, dead_at.
-INSERT INTO waiter (name, ticket, holder, address, turn, ttl, owner, since, dead_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- join: take a place. In: name, ticket, holder, address, turn, ttl, owner, fences, now, dead_at.
+INSERT INTO waiter (name, ticket, holder, address, turn, ttl, owner, fences, since, dead_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- last_ticket: In: name. Out: the greatest ticket, NULL when nobody waits.
 SELECT max(ticket) FROM waiter WHERE name = ?;

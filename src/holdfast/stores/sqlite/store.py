@@ -45,6 +45,7 @@ class SqliteStore:
     """Locks in the file at `path`. `colour` must be the runtime's: "threads" or "asyncio"."""
 
     grace = 0.08
+    reserves = True
     notices = False
     confirms = False
     reassert = None
@@ -94,7 +95,7 @@ class SqliteStore:
 
         def work(connection: sqlite3.Connection) -> int | None:
             now, fence = self._now(), self._wall_us()
-            row = (ask.name, fence, ask.holder, ask.owner, now, now + ask.ttl)
+            row = (ask.name, fence, ask.holder, ask.owner, now, now + ask.ttl, ask.fences)
             return fence if connection.execute(sql.TAKE, row).rowcount else None
 
         return await self._database.run(work, until)

@@ -4,7 +4,7 @@
 --   lock     string  the holder id, with PX: nothing but this decides who holds
 --   meta     string  "fence start-of-holder-id owner" of the last grant; lives a day longer than that grant
 --   queue    zset    holder ids of those who wait, by ticket
---   waiters  hash    holder id -> "turn ttl_ms dead_at_ms inbox owner"
+--   waiters  hash    holder id -> "turn ttl_ms dead_at_ms inbox fences owner"
 --
 -- Time is the server's alone. Tickets and fences are microseconds: below 2^53, so exact in a Lua number.
 -- A script that has written once is not stopped for want of memory; so a hand-over begins with a removal.
@@ -23,16 +23,16 @@ local function fence_in(meta_value)
   return meta_value and tonumber(meta_value:match('^%d+')) or 0
 end
 
--- The fence is the time, or one more than the last if that is not less: the clock carries it over a loss of `meta`,
--- and `meta` over a clock that stood still or went back.
-local function grant(lock, meta, holder, ttl_ms, owner, now, digits)
+-- The fence is the time, or as many more than the last as are reserved if that is not less: the clock carries it over a
+-- loss of `meta`, and `meta` over a clock that stood still or went back. It is the last of those reserved.
+local function grant(lock, meta, holder, ttl_ms, owner, now, digits, fences)
   local about = ' ' .. holder:sub(1, 6) .. ' ' .. owner
   local life = ttl_ms + DAY_MS
   call('SET', lock, holder, 'PX', ttl_ms)
   local last = fence_in(call('SET', meta, digits .. about, 'PX', life, 'GET'))
-  if last < now then return now end
-  call('SET', meta, format('%.0f', last + 1) .. about, 'PX', life)
-  return last + 1
+  if last + fences <= now then return now end
+  call('SET', meta, format('%.0f', last + fences) .. about, 'PX', life)
+  return last + fences
 end
 
 -- Never shortens: a repeat may arrive late, after a renewal with a longer ttl.
@@ -67,9 +67,9 @@ local function hand_over(lock, meta, queue, waiters, asker, now, digits)
     local entry = call('HGET', waiters, head)
     call('HDEL', waiters, head)
     if entry then
-      local turn, ttl_ms, dead_at, inbox, owner = entry:match('^(%d+) (%d+) (%d+) (%S+) (.*)$')
+      local turn, ttl_ms, dead_at, inbox, fences, owner = entry:match('^(%d+) (%d+) (%d+) (%S+) (%d+) (.*)$')
       if head == asker or tonumber(dead_at) * 1000 > now then
-        local fence = grant(lock, meta, head, ttl_ms, owner, now, digits)
+        local fence = grant(lock, meta, head, ttl_ms, owner, now, digits, fences)
         if head == asker or tell(inbox, format('%s %s %.0f', head, turn, fence)) > 0 then
           return tell_next(queue, waiters, ttl_ms)
         end

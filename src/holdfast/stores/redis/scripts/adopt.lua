@@ -11,4 +11,5 @@ end
 if held ~= ARGV[4] then
   return 0
 end
-return grant(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], clock())
+local now, digits = clock()
+return grant(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], now, digits, 1)

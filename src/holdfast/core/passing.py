@@ -1,0 +1,351 @@
+"""Passing on: threads or tasks of one connection hand a lock to one another without asking the store.
+
+What the store grants is then a *tenancy*: one holder id, a block of fences, and a little more ttl than a lease has. Its
+leases follow one another: whoever gives one back hands the tenancy to the first who waits in the same *room*, which is
+one name on one connection.
+
+    the room's front    means                                       who comes now
+    none                nobody of ours asks for a tenancy           asks the store
+    ASKING              one of ours asks the store for a tenancy    takes a seat
+    a tenancy           it may still be passed on                   takes a seat, while its span lasts
+
+Rules kept here:
+
+- A tenancy is passed on for `SPAN` seconds from when it was granted. Then it is given back to the store, which hands
+  the lock to whoever waits there: nobody who waits elsewhere is kept out for longer than that and the last hold.
+- A passed lease is worth what a fresh one is: `EXTRA` is asked for on top of the ttl. Only leases of equal ttl follow
+  one another, so that a crash never blocks the others for longer than the crashed one's own ttl and that.
+- Each lease has a fence of its own, greater than the one before and less than that of any later grant.
+- Seats are served first come, first served. Who waits in one for its patience without a turn goes to the store for a
+  place of its own, and asks for no tenancy there: so at most one of a room is asking for one.
+- What is lost is not passed on, and neither is what is at risk: who waits then asks the store.
+- Without others of its own room, an acquisition asks the store just as it would without passing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from holdfast.core.acquire import Grant
+from holdfast.core.acquire import acquire as ask_store
+from holdfast.core.deadline import Deadline
+from holdfast.core.holding import ALIVE, Holding, State
+from holdfast.core.release import give_back
+from holdfast.core.validity import DRIFT, valid_until, worth_taking
+from holdfast.errors import closed_error
+from holdfast.ports import Runtime, Store
+from holdfast.values import Ask
+
+SPAN = 0.05
+"""Seconds for which a tenancy is passed on."""
+EXTRA = SPAN / (1 - DRIFT) + 0.0005
+"""Seconds of ttl asked for on top, so that the last lease of the span is worth as much as the first."""
+PATIENCE = 0.05
+LONG_PATIENCE = 0.5
+"""Seconds that one waits in a seat before it asks the store itself: the longer where seats have been served of late."""
+FEWEST_FENCES = 16
+MOST_FENCES = 16_384
+"""A block is about twice what the last tenancy used, so that fences do not run ahead of the clock."""
+
+
+class Turn(NamedTuple):
+    """A lease to be: the grant, under the holder id that `ask` has, and the tenancy that it is a part of, if any."""
+
+    ask: Ask
+    grant: Grant
+    tenancy: Tenancy | None
+
+
+class Seat:
+    """One who waits in a room; `turn` is set when it is passed the lock, and None again once it has taken that up."""
+
+    __slots__ = ("ask", "patient_until", "turn", "waker")
+
+    def __init__(self, runtime: Runtime, ask: Ask, patient_until: float) -> None:
+        self.ask = ask
+        self.patient_until = patient_until
+        self.turn: Turn | None = None
+        self.waker = runtime.waker()
+
+
+class Tenancy:
+    """One grant of the store, for several leases in a row. Invariants: the fences above `used` up to `last` are
+    nobody's yet; at most one lease of it is alive; `seat` is whom it was passed to and who has not noticed yet."""
+
+    __slots__ = ("_age", "_last", "_until", "_used", "ask", "passes", "room", "seat", "span_ends")
+
+    def __init__(self, room: Room, ask: Ask, grant: Grant, fences: int, now: float) -> None:
+        self.room = room
+        self.ask = ask
+        self.seat: Seat | None = None
+        self.span_ends = now + SPAN
+        self.passes = 0
+        self._age = now - grant.asked_at
+        self._until = grant.valid_until
+        self._last = grant.fence
+        self._used = grant.fence - fences + 1
+
+    def first(self, grant: Grant) -> Turn:
+        """For the one who asked."""
+        return Turn(self.ask, Grant(self._used, grant.asked_at, valid_until(grant.asked_at, self.ask.ttl)), self)
+
+    def passable(self, now: float) -> bool:
+        return now < self.span_ends and self._used < self._last
+
+    def next(self, seat: Seat, now: float) -> Turn:
+        """For the one in `seat`: as young now as the first was when it was granted."""
+        self._used += 1
+        self.passes += 1
+        asked_at = now - self._age
+        grant = Grant(self._used, asked_at, min(self._until, valid_until(asked_at, self.ask.ttl)))
+        return Turn(seat.ask._replace(holder=self.ask.holder), grant, self)
+
+    def pass_on(self, holding: Holding, now: float) -> bool:
+        """Give `holding` back to one who waits in the room; False when it has to go back to the store."""
+        return self.room.pass_on(self, holding, now)
+
+    def end(self) -> None:
+        """It is given back, lost or exported: nobody can be passed it any more."""
+        self.room.vacate(self)
+
+
+ASKING = object()
+"""The front of a room while one of it asks the store for a tenancy."""
+
+
+class Room:
+    """One name on one connection. Invariants: a seat in `_seats` has no turn; nobody sits in a room that is closed;
+    while `_front` is None and somebody sits, the first in the seats has been called, and will ask the store.
+
+    `askers` are those of the room who ask the store just now, and `latest` is the lease that was last granted here:
+    whoever comes while there is an asker, or while that lease is alive, has company."""
+
+    __slots__ = (
+        "__weakref__",
+        "_fences",
+        "_front",
+        "_mutex",
+        "_productive",
+        "_seats",
+        "askers",
+        "closed",
+        "home",
+        "latest",
+    )
+
+    def __init__(self, home: Passing, runtime: Runtime) -> None:
+        self.home = home
+        self._mutex = runtime.mutex()
+        self._seats: deque[Seat] = deque()
+        self._front: object | None = None
+        self._fences = FEWEST_FENCES
+        self._productive = False  # whether the last tenancy was passed on at all
+        self.askers: set[str] = set()
+        self.closed = False
+        self.latest: Holding | None = None
+
+    def enter(self, runtime: Runtime, ask: Ask) -> Seat | int:
+        """A seat to wait in; or how many fences to ask the store for, where more than one means a tenancy."""
+        if self._front is None and not self._productive and not self.askers:
+            if self.latest is None or self.latest.state not in ALIVE:
+                return 1  # alone, as nearly always
+        now = runtime.now()
+        with self._mutex:
+            if self.closed:
+                raise closed_error()
+            if not self._seats and not self._leads(now):
+                return self._step_forward()
+            seat = Seat(runtime, ask, now + (LONG_PATIENCE if self._productive else PATIENCE))
+            self._seats.append(seat)
+            return seat
+
+    def _leads(self, now: float) -> bool:
+        """Whether whoever is in front may yet pass the lock on."""
+        front = self._front
+        return front is ASKING or (isinstance(front, Tenancy) and front.passable(now))
+
+    def _step_forward(self) -> int:
+        self._front = ASKING
+        return self._fences
+
+    def look(self, seat: Seat, now: float) -> Turn | int | None:
+        """What became of a seat whose waker called or whose time is up: a turn; how many fences to ask for; or None
+        to wait on."""
+        with self._mutex:
+            if self.closed:
+                raise closed_error()
+            if seat.turn is not None:
+                return self._taken(seat)
+            leads = self._leads(now)
+            if leads and now < seat.patient_until:
+                return None
+            self._seats.remove(seat)
+            return 1 if leads else self._step_forward()
+
+    def _taken(self, seat: Seat) -> Turn | None:
+        turn, seat.turn = seat.turn, None
+        if turn is not None and turn.tenancy is not None:
+            turn.tenancy.seat = None
+        return turn
+
+    def leave(self, seat: Seat) -> Turn | None:
+        """Get up; the turn that came all the same, if one did."""
+        with self._mutex:
+            if seat in self._seats:
+                self._seats.remove(seat)
+            turn = self._taken(seat)
+            # It may have been us who were called to ask the store.
+            head = self._seats[0] if self._seats and self._front is None else None
+        if head is not None:
+            head.waker.wake()
+        return turn
+
+    def granted(self, tenancy: Tenancy) -> None:
+        with self._mutex:
+            self._front = tenancy
+
+    def vacate(self, front: object) -> None:
+        """`front` has nothing to pass on any more: the first in the seats is to ask the store."""
+        with self._mutex:
+            if self._front is not front:
+                return  # gone before, or its span was over and another stepped forward
+            self._front = None
+            if isinstance(front, Tenancy):
+                self._productive = front.passes > 0
+                self._fences = min(MOST_FENCES, max(FEWEST_FENCES, 2 * front.passes))
+            head = self._seats[0] if self._seats else None
+        if head is not None:
+            head.waker.wake()
+
+    def pass_on(self, tenancy: Tenancy, holding: Holding | None, now: float) -> bool:
+        """Hand `tenancy` to the first in the seats; with `holding`, only if that is alive and well until now."""
+        seats = self._seats
+        if not seats:
+            return False
+        with self._mutex:
+            if not seats or self.closed or not tenancy.passable(now) or seats[0].ask.ttl != tenancy.ask.ttl:
+                return False
+            if holding is not None and not self._well(tenancy, holding, now):
+                return False
+            seat = seats.popleft()
+            seat.turn = tenancy.next(seat, now)
+            tenancy.seat = seat
+        seat.waker.wake()
+        return True
+
+    def _well(self, tenancy: Tenancy, holding: Holding, now: float) -> bool:
+        if holding.ttl != tenancy.ask.ttl or holding.check(now) is not State.HELD:
+            return False
+        return holding.give_back()
+
+    def close(self) -> Ask | None:
+        """Send away who waits; the tenancy that was on its way to one of them and so is to be given back."""
+        with self._mutex:
+            self.closed = True
+            waiting = list(self._seats)
+            self._seats.clear()
+            front, revoked = self._front, None
+            if isinstance(front, Tenancy) and front.seat is not None:
+                waiting.append(front.seat)
+                self._taken(front.seat)
+                revoked = front.ask
+        for seat in waiting:
+            seat.waker.wake()
+        return revoked
+
+
+class Passing:
+    """The rooms of one connection; a room lives as long as someone has a lock or a lease of it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._rooms: WeakValueDictionary[str, Room] = WeakValueDictionary()
+        self._closed = False
+
+    def room(self, name: str) -> Room:
+        with self._mutex:
+            room = self._rooms.get(name)
+            if room is None:
+                self._rooms[name] = room = Room(self, self._runtime)
+                room.closed = self._closed
+            return room
+
+    def close(self) -> list[Ask]:
+        """Close all rooms; what has to be given back to the store because nobody has taken it up."""
+        with self._mutex:
+            self._closed = True
+            rooms = list(self._rooms.values())
+        return [ask for ask in [room.close() for room in rooms] if ask is not None]
+
+
+async def acquire(
+    room: Room, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool
+) -> Turn | None:
+    """A turn, passed on or granted by the store; None when there was none until the deadline."""
+    fences = room.enter(runtime, ask) if blocking else 1
+    if isinstance(fences, Seat):
+        outcome = await _sit(room, store, runtime, fences, deadline)
+        if not isinstance(outcome, int):
+            return outcome
+        fences = outcome
+    if fences > 1:
+        return await _ask_for_tenancy(room, store, runtime, ask, deadline, fences)
+    room.askers.add(ask.holder)
+    try:
+        grant = await ask_store(store, runtime, ask, deadline, blocking=blocking)
+    finally:
+        room.askers.discard(ask.holder)
+    return None if grant is None else Turn(ask, grant, None)
+
+
+async def _ask_for_tenancy(
+    room: Room, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, fences: int
+) -> Turn | None:
+    wide = ask._replace(ttl=ask.ttl + EXTRA, fences=fences)
+    tenancy: Tenancy | None = None
+    try:
+        grant = await ask_store(store, runtime, wide, deadline, blocking=True)
+        if grant is None:
+            return None
+        tenancy = Tenancy(room, ask, grant, fences, runtime.now())
+        room.granted(tenancy)
+        return tenancy.first(grant)
+    finally:
+        if tenancy is None:
+            room.vacate(ASKING)
+
+
+async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline: Deadline) -> Turn | int | None:
+    """Wait in a seat: a turn; how many fences to ask the store for; or None when the deadline has passed."""
+    try:
+        while True:
+            await seat.waker.wait(deadline.earliest(seat.patient_until))
+            now = runtime.now()
+            outcome = room.leave(seat) if deadline.passed(now) else room.look(seat, now)
+            if isinstance(outcome, Turn) and not worth_taking(now, outcome.grant.asked_at, outcome.ask.ttl):
+                await _send_on(room, store, runtime, outcome)  # we slept too long: let the store decide anew
+                outcome = 1
+            if outcome is not None or deadline.passed(now):
+                return outcome
+    except GeneratorExit:
+        room.leave(seat)
+        raise  # the coroutine is being destroyed: no await is possible any more
+    except BaseException:  # cancelled or interrupted: what was passed to us meanwhile goes on to the next
+        turn = room.leave(seat)
+        if turn is not None:
+            await _send_on(room, store, runtime, turn)
+        raise
+
+
+async def _send_on(room: Room, store: Store, runtime: Runtime, turn: Turn) -> None:
+    """Get rid of a turn that its taker can't use."""
+    tenancy, now = turn.tenancy, runtime.now()
+    if tenancy is None or (worth_taking(now, turn.grant.asked_at, turn.ask.ttl) and room.pass_on(tenancy, None, now)):
+        return
+    try:
+        await give_back(store, runtime, turn.ask.name, turn.ask.holder, turn.ask.ttl + EXTRA, inline=True)
+    finally:
+        tenancy.end()
