@@ -148,9 +148,8 @@ class Room:
 
     def enter(self, runtime: Runtime, ask: Ask) -> Seat | int:
         """A seat to wait in; or how many fences to ask the store for, where more than one means a tenancy."""
-        if self._front is None and not self._productive and not self.askers:
-            if self.latest is None or self.latest.state not in ALIVE:
-                return 1  # alone, as nearly always
+        if not self._company():
+            return 1  # alone, as nearly always
         now = runtime.now()
         with self._mutex:
             if self.closed:
@@ -160,6 +159,11 @@ class Room:
             seat = Seat(runtime, ask, now + (LONG_PATIENCE if self._productive else PATIENCE))
             self._seats.append(seat)
             return seat
+
+    def _company(self) -> bool:
+        if self._front is not None or self._productive or self.askers:
+            return True
+        return self.latest is not None and self.latest.state in ALIVE
 
     def _leads(self, now: float) -> bool:
         """Whether whoever is in front may yet pass the lock on."""

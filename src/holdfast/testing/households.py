@@ -1,8 +1,8 @@
 """Models in which one process has several tasks on one lock, so that it is passed on inside the process.
 
 Each household is one client with one connection; its members are tasks. The rules are the same as for all models (at
-most one lease is believed in at any instant, in whatever task); and on top of them a household checks that the fences of
-its own leases rise in the order in which they are held.
+most one lease is believed in at any instant, in whatever task); and on top of them a household checks that the fences
+of its own leases rise in the order in which they are held.
 """
 
 from __future__ import annotations
