@@ -65,6 +65,9 @@ async def seated(d: Driver, count: int) -> None:
 async def household(d: Driver, *options: dict[str, Any]) -> list[Member]:
     """The first holds a tenancy, the others sit and wait for it to be passed on."""
     plain = await done(d.lock().acquire())
+    if not d.locks.store.reserves:
+        await done(plain.release())
+        pytest.skip("on this store locks are not passed on")
     first = Member(d, **options[0])
     await d.queue_length(d.lock(), 1)  # it has company, so it asks for a tenancy
     members = [first]
@@ -289,6 +292,9 @@ async def test_a_busy_process_does_not_starve_another(d: Driver) -> None:
                 assert inside.pop() == number
                 assert not inside
 
+    await done((await done(d.lock().acquire())).release())
+    if not d.locks.store.reserves:
+        pytest.skip("on this store nobody is in order")
     contenders = [d.start(busy, number) for number in range(4)]
     await d.until(lambda: len(holds) > 20, "a busy process")
     other = d.connect().lock("thing", ttl=10)

@@ -98,7 +98,7 @@ class RedisStore:
     (see `core/renew.py`)."""
 
     confirms = False
-    reserves = True
+    reserves: bool = True
 
     def __init__(
         self, wire: Wire, inbox: Inbox, *, topology: Topology = Topology.SINGLE, reasserts: bool = False
