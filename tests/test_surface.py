@@ -44,6 +44,7 @@ def test_names() -> None:
         "NotHeld",
         "Outcome",
         "Owner",
+        "QuorumNotReached",
         "StaleFence",
         "State",
         "StoreError",
@@ -187,6 +188,7 @@ TREE: dict[str, tuple[type, ...]] = {
     "ConfigurationError": (errors.LockError, ValueError),
     "StoreError": (errors.LockError,),
     "StoreUnavailable": (errors.StoreError, ConnectionError),
+    "QuorumNotReached": (errors.StoreUnavailable,),
     "StoreRefused": (errors.StoreError, PermissionError),
     "StoreProtocolError": (errors.StoreError,),
 }
@@ -219,6 +221,8 @@ ERRORS = [
     errors.StoreError("said"),
     errors.StoreUnavailable("said"),
     errors.StoreUnavailable("said", outcome=errors.Outcome.UNKNOWN),
+    errors.QuorumNotReached("said", votes=(("redis://a:6379/0", "granted"),), outcome=errors.Outcome.UNKNOWN),
+    errors.QuorumNotReached("said"),
     errors.StoreRefused("said"),
     errors.StoreProtocolError("said"),
 ]

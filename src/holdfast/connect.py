@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ from holdfast.ports import Runtime, Store
 from holdfast.values import Owner, Seconds, seconds, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+log = logging.getLogger("holdfast")
 
 TCP_SCHEMES = ("redis", "rediss", "valkey", "valkeys")
 REDIS_SCHEMES = frozenset(
@@ -29,7 +32,9 @@ def connect(target: Any = None, *, label: str = "", store_timeout: Seconds = 10.
     """Locks on the store that `target` names, for threads.
 
     `target` is a URL (redis://, rediss://, valkey://, valkeys://, unix://, sqlite:///path, memory://), a client of
-    redis-py or valkey-py, or nothing: then HOLDFAST_URL, else the embedded store in the user's state folder.
+    redis-py or valkey-py, a list of either for a quorum of independent servers, or nothing: then HOLDFAST_URL, else
+    the embedded store in the user's state folder. With a list, `sits_out` is for how many seconds a server that
+    restarted is not counted: the longest ttl in use, if the servers do not keep every grant on disk.
     `label` tells operators who we are. `store_timeout` is how many seconds a store may go on not answering
     before a wait without limit gives up with `StoreUnavailable`. Nothing is sent until a lock is used.
 
@@ -76,6 +81,8 @@ def _store_timeout(value: Seconds) -> float:
 
 
 def _store(target: Any, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
+    if isinstance(target, list | tuple):
+        return _quorum(target, runtime, colour, **choices)
     for option in choices:
         if option not in REDIS_OPTIONS:
             raise ConfigurationError(
@@ -119,6 +126,54 @@ def _store_of_url(url: str, runtime: Runtime, colour: str, choices: Mapping[str,
     if scheme == "sqlite":
         return _sqlite_store(rest, runtime, colour)
     raise ConfigurationError(f"connect() does not know the scheme {shown(scheme + '://')}. It knows {SCHEMES}.")
+
+
+def _quorum(
+    targets: Sequence[Any], runtime: Any, colour: str, *, sits_out: Seconds = 0.0, **unknown: Any
+) -> tuple[Store, str]:
+    """A quorum of the servers in the list; one alone is simply that server."""
+    from holdfast.core.quorum.store import QuorumStore
+    from holdfast.stores.redis.clients import node_of
+
+    if unknown:
+        raise ConfigurationError(
+            f"connect() does not know the option {shown(next(iter(unknown)))} for a list of servers. It knows label, "
+            "store_timeout and sits_out."
+        )
+    absence = seconds(sits_out, "sits_out")
+    _check_size(targets)
+    nodes = []
+    for target in targets:
+        if isinstance(target, str) and target.partition("://")[0].lower() not in REDIS_SCHEMES:
+            raise ConfigurationError("A quorum is made of Redis or Valkey servers: give their URLs or clients.")
+        nodes.append(node_of(target, runtime, colour))
+    _check_addresses([address for _, address in nodes])
+    shown_as = f"a quorum of {', '.join(address for _, address in nodes)}"
+    return QuorumStore(nodes, runtime, runtime.together, sits_out=absence), shown_as
+
+
+def _check_size(targets: Sequence[Any]) -> None:
+    if not targets:
+        raise ConfigurationError("A quorum needs servers, and this list is empty. Give three or five.")
+    if len(targets) < 3:
+        raise ConfigurationError(
+            f"A list of {len(targets)} makes no quorum that survives the failure of a server. Give three or five that "
+            "fail independently; to use one server alone, give it without a list."
+        )
+    if len(targets) % 2 == 0:
+        log.warning("A quorum of %d servers bears no more failures than one of %d.", len(targets), len(targets) - 1)
+
+
+def _check_addresses(addresses: Sequence[str]) -> None:
+    """Whatever the database: it is the server that fails."""
+    seen: set[str] = set()
+    for address in addresses:
+        server = address.rpartition("?db=" if address.startswith("unix:") else "/")[0]
+        if server in seen:
+            raise ConfigurationError(
+                f"{address} is in the list twice, so it would vote twice. Name each server of a quorum once."
+            )
+        seen.add(server)
 
 
 def _sqlite_store(rest: str, runtime: Runtime, colour: str) -> tuple[Store, str]:

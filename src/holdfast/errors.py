@@ -9,6 +9,7 @@
     ├── ConfigurationError (ValueError)       a value or a set-up that cannot work, found before any request
     └── StoreError
         ├── StoreUnavailable (ConnectionError)  no usable answer; `outcome` says what is known
+        │   └── QuorumNotReached                too few nodes answered; `votes` has what each one said
         ├── StoreRefused (PermissionError)      the account or its permissions do not suffice
         └── StoreProtocolError                  an answer that a healthy store would not give
 
@@ -139,6 +140,21 @@ class StoreUnavailable(StoreError, ConnectionError):
     def __init__(self, message: str, *, outcome: Outcome = Outcome.NOT_DONE) -> None:
         super().__init__(message)
         self.outcome = outcome
+
+
+class QuorumNotReached(StoreUnavailable):
+    """Fewer than a majority of a quorum's nodes gave a usable answer; `votes` pairs each node with what it said.
+
+    >>> error = QuorumNotReached("1 of 3", votes=(("redis://a:6379/0", "granted"), ("redis://b:6379/0", "no answer")))
+    >>> dict(error.votes)["redis://b:6379/0"]
+    'no answer'
+    """
+
+    def __init__(
+        self, message: str, *, votes: tuple[tuple[str, str], ...] = (), outcome: Outcome = Outcome.NOT_DONE
+    ) -> None:
+        super().__init__(message, outcome=outcome)
+        self.votes = votes
 
 
 class StoreRefused(StoreError, PermissionError):

@@ -41,11 +41,11 @@ class Facts(NamedTuple):
     """What is known of the engine behind a connection; None where it would not say.
 
     `reach` is how far its locks reach: a "process", a "host" or the "network". `eviction` is the policy by which it
-    drops keys when `memory_limit` bytes are full (0: no limit). `acknowledged` is how many of its `replicas` confirm a
-    grant before it counts. `clock_offset` is how many seconds its wall clock is ahead of ours. `identity` marks the
-    running server, so that one that was given twice is recognised. `queue` tells whether waiters are served in order.
-    `sits_out` is for how many seconds a quorum does not count a node that restarted. `silent`
-    says why nothing could be learnt of a node that did not answer.
+    drops keys when `memory_limit` bytes are full (0: no limit). `acknowledged` is how many of its `replicas` confirm
+    a grant before it counts. `clock` is its wall clock in seconds since 1970 when it was asked, `clock_offset` how
+    far that was ahead of ours. `identity` marks the running server, so that one that was given twice is recognised.
+    `queue` tells whether waiters are served in order. `sits_out` is for how many seconds a quorum does not count a
+    node that restarted. `silent` says why nothing could be learnt of a node that did not answer.
 
     >>> Facts("valkey", version="9.1.2").role is None
     True
@@ -61,6 +61,7 @@ class Facts(NamedTuple):
     memory_limit: int | None = None
     replicas: int | None = None
     acknowledged: int = 0
+    clock: float | None = None
     clock_offset: float | None = None
     uptime: float | None = None
     identity: str | None = None

@@ -142,6 +142,50 @@ class Store(Protocol):
         loop that we belonged to is closed; drop what lived in it."""
 
 
+class NodeStore(Store, Protocol):
+    """A store that can be one of the nodes of a quorum. It never dials by itself: a node that is not there must hold up
+    nobody, so its requests fail at once, and `connect` dials in the background."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether a request could be sent now."""
+
+    @property
+    def silent_since(self) -> float | None:
+        """When the oldest request was sent that is not answered yet; None when all are."""
+
+    async def connect(self, until: float) -> bool:
+        """Dial, unless it is connected; whether it was dialled anew, and so may be another server than before."""
+
+    async def who(self, until: float) -> Facts:
+        """Less than `facts` and sooner: which server it is, and since when it runs."""
+
+    async def connect_inbox(self, until: float) -> None:
+        """Dial what mailboxes need, unless that is done."""
+
+
+class Parked(Protocol):
+    """What a coroutine of the threads' colour yields while it waits as one of several: see `Together`."""
+
+    until: float
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can go on."""
+
+    def wait_any(self, others: Sequence[Parked]) -> None:
+        """Block until one of `others`, itself among them, is ready, or the first of their times is up."""
+
+
+class Together(Protocol):
+    """Several operations at the same time, in one colour."""
+
+    async def __call__(self, works: Sequence[Coroutine[Any, Any, Any]], tell: Callable[[int, Any], bool]) -> None:
+        """Start all; then call `tell(number, outcome)` as each one ends, with what it returned or the `StoreError` that
+        it raised. Return when all have ended, or `tell` says that it is enough: the others are left alone then, and
+        what they have sent stays sent."""
+
+
 class Runtime(Protocol):
     """Time, chance and tasks, in one colour."""
 

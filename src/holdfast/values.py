@@ -195,7 +195,8 @@ class Owner(_OwnerFields):
 class Ask(NamedTuple):
     """What one acquisition wants; the same through all its requests, so that a repeat changes nothing.
 
-    `fences` is how many fences the grant reserves; the one that a grant tells is the last of them.
+    `fences` is how many fences the grant reserves; the one that a grant tells is the last of them. `floor` is what a
+    quorum gives to its nodes: a fence that the grant should not be less than, so that they agree.
     """
 
     name: str
@@ -203,6 +204,7 @@ class Ask(NamedTuple):
     ttl: float
     owner: str
     fences: int = 1
+    floor: int = 0
 
 
 class Place(NamedTuple):

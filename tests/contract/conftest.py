@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.driver import COLOURS, Driver
-from tests.contract.stores import EVERYWHERE, STORES, Surroundings
+from tests.contract.stores import EVERYWHERE, NOT_ON_A_QUORUM, STORES, Surroundings
 from tests.support.servers import Server
 from tests.support.topologies import Group
 
@@ -24,3 +24,17 @@ def d(
     driver = COLOURS[colour](store, place.url, place.server)
     driver.options = place.options
     return driver
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what a store cannot do by its nature."""
+    items[:] = [item for item in items if not (_store_of(item) == "quorum" and _name_of(item) in NOT_ON_A_QUORUM)]
+
+
+def _store_of(item: pytest.Item) -> str:
+    given = getattr(getattr(item, "callspec", None), "params", {}).get("d")
+    return str(given[0]) if isinstance(given, tuple) else ""
+
+
+def _name_of(item: pytest.Item) -> str:
+    return str(getattr(item, "originalname", item.name))

@@ -15,9 +15,9 @@ from tests.support.topologies import Group
 
 
 class Place(NamedTuple):
-    """Where a store can be found; empty, and nobody else's for the length of a test."""
+    """Where a store can be found; empty, and nobody else's for the length of a test. `url` may be a list: a quorum."""
 
-    url: str
+    url: Any
     server: Server | None = None
     options: Mapping[str, Any] = MappingProxyType({})
 
@@ -52,7 +52,11 @@ STORES: dict[str, Callable[[Surroundings], Place]] = {
     "replicated": lambda around: around.among("replicated", replicas=1),
     "sentinel": lambda around: around.among("sentinel"),
     "cluster": lambda around: around.among("cluster"),
+    "quorum": lambda around: around.among("quorum"),
 }
+
+NOT_ON_A_QUORUM = ("test_every_waiter_gets_past_crashed_holders",)
+"""Its ttl is about as long as it takes to dial five servers, twice each; and order is not promised."""
 
 EVERYWHERE = [pytest.param((store, colour), id=f"{store}-{colour}") for store in STORES for colour in COLOURS]
 

@@ -304,10 +304,23 @@ class Cluster(Group):
         self.clear()
 
 
+class Five(Group):
+    """Five servers that know nothing of each other: a quorum is made of them by who uses it."""
+
+    def start(self) -> None:
+        for _ in range(5):
+            self._add(Server("valkey9")).start()
+        self.url = [server.url for server in self.servers]  # type: ignore[assignment]
+
+    def masters(self) -> list[Server]:
+        return self.servers
+
+
 GROUPS: dict[str, Callable[[], Group]] = {
     "replicated": lambda: Replicated(1),
     "sentinel": lambda: Replicated(2, 3),
     "cluster": Cluster,
+    "quorum": Five,
 }
 """The set-ups that tests share; a master of them is not to be harmed."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, StoreError
 from holdfast.ports import Stage
 from holdfast.runtime.chance import new_holder, random
 from holdfast.runtime.clock import now
@@ -172,6 +173,37 @@ class AsyncioRuntime:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("Background work of holdfast failed: %s", task.get_name(), exc_info=task.exception())
+
+    async def together(self, works: Sequence[Coroutine[Any, Any, Any]], tell: Callable[[int, Any], bool]) -> None:
+        """`ports.Together`: a task for each."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        tasks: list[asyncio.Task[Any]] = []
+        left = len(works)
+
+        def ended(number: int, task: asyncio.Task[Any]) -> None:
+            nonlocal left
+            left -= 1
+            if task.cancelled():
+                return
+            error = task.exception()
+            if error is None or isinstance(error, StoreError):
+                enough = tell(number, task.result() if error is None else error) or not left
+                if enough and not over.done():
+                    over.set_result(None)
+            elif not over.done():
+                over.set_exception(error)
+
+        for number, work in enumerate(works):
+            task = loop.create_task(work)
+            task.add_done_callback(partial(ended, number))
+            tasks.append(task)
+        try:
+            if works:
+                await over
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
         # asyncio.wait neither cancels the task nor passes its error on. If we are cancelled once more

@@ -6,11 +6,12 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from holdfast.ports import Stage
+from holdfast.errors import StoreError
+from holdfast.ports import Parked, Stage
 from holdfast.runtime.chance import new_holder, random
 from holdfast.runtime.clock import now
 from holdfast.runtime.runner import run
@@ -45,6 +46,24 @@ class ThreadWaker:
         if left <= 0:
             return self._gate.acquire(blocking=False)
         return self._gate.acquire(timeout=left)
+
+
+def _go_on(
+    number: int,
+    work: Coroutine[Any, Any, Any],
+    parked: dict[int, tuple[Coroutine[Any, Any, Any], Parked]],
+    tell: Callable[[int, Any], bool],
+) -> bool:
+    """Run `work` until it waits or ends; True when `tell` says that it is enough."""
+    try:
+        parked[number] = work, work.send(None)
+        return False
+    except StopIteration as stop:
+        outcome = stop.value
+    except StoreError as error:
+        outcome = error
+    parked.pop(number, None)
+    return tell(number, outcome)
 
 
 class ThreadRuntime:
@@ -87,6 +106,25 @@ class ThreadRuntime:
             else:
                 log.error("Background work of holdfast could not be started: %s: %s", name, error)
             return False
+
+    async def together(self, works: Sequence[Coroutine[Any, Any, Any]], tell: Callable[[int, Any], bool]) -> None:
+        """`ports.Together` without a thread for each: every work sends its request before the first waits, and then one
+        wait serves them all."""
+        parked: dict[int, tuple[Coroutine[Any, Any, Any], Parked]] = {}
+        enough = False
+        try:
+            for number, work in enumerate(works):
+                enough = _go_on(number, work, parked, tell) or enough
+            while parked and not enough:
+                tokens = [token for _, token in parked.values()]
+                tokens[0].wait_any(tokens)
+                moment = now()
+                for number, (work, token) in list(parked.items()):
+                    if token.ready or moment >= token.until:
+                        enough = _go_on(number, work, parked, tell) or enough
+        finally:
+            for work in works:
+                work.close()
 
     async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
         await work()  # bounds itself; a thread cannot be cancelled from outside

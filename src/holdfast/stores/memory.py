@@ -34,6 +34,8 @@ from holdfast.values import (
 
 MOST_SHOWN = 1000
 PAGE = 500
+MOST_AHEAD_US = 1_000_000
+"""How far ahead of the clock a quorum may ask a fence to be."""
 
 Deliver = Callable[[str, Push | Next], bool]
 """Push to an address; False when nobody listens there."""
@@ -97,12 +99,14 @@ class Space:
             return None
         return held
 
-    def _next_fence(self, name: str, count: int = 1) -> int:
-        fence = self._fences[name] = max(self._fences.get(name, 0) + count, self._wall_us())
+    def _next_fence(self, name: str, count: int = 1, floor: int = 0) -> int:
+        wall = self._wall_us()
+        wanted = floor if floor < wall + MOST_AHEAD_US else 0  # further ahead, it came from a wrong clock
+        fence = self._fences[name] = max(self._fences.get(name, 0) + count, wall, wanted)
         return fence
 
     def _grant(self, ask: Ask, now: float) -> int:
-        fence = self._next_fence(ask.name, ask.fences)
+        fence = self._next_fence(ask.name, ask.fences, ask.floor)
         self._holders[ask.name] = Holder(ask.holder, ask.owner, fence, now, ask.ttl)
         return fence
 
@@ -140,6 +144,7 @@ class Space:
             return Granted(self._grant(ask, now))
         if held.holder == ask.holder:
             held.prolong(now + ask.ttl)
+            held.fence = self._fences[ask.name] = max(held.fence, ask.floor)
             return Granted(held.fence)
         left = held.expires_at - now
         if place is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.errors import ConfigurationError
 from holdfast.facts import Topology
-from holdfast.ports import Runtime, Store
+from holdfast.ports import NodeStore, Runtime, Store
 from holdfast.stores.redis.addresses import cluster_address, sentinel_address
 from holdfast.stores.redis.building import Builder
 from holdfast.stores.redis.choices import Choices
@@ -70,6 +70,28 @@ def store_of_client(client: Any, runtime: Runtime, colour: str, choices: Choices
     return _store_of_pool(client.connection_pool, builder)
 
 
+def node_of(target: Any, runtime: Runtime, colour: str) -> tuple[NodeStore, str]:
+    """One node of a quorum, from a URL or a client of one server."""
+    from holdfast.stores.redis.voting import RedisVoter, TaskVotingInbox, TaskVotingWire
+
+    if isinstance(target, str):
+        if "+" in target.partition("://")[0]:
+            raise ConfigurationError("The nodes of a quorum are single servers, not clusters or groups with sentinels.")
+        pool = pool_of_url(target, colour)
+    else:
+        _refuse_unfit(target, colour)
+        if hasattr(target, "nodes_manager") or hasattr(target.connection_pool, "sentinel_manager"):
+            raise ConfigurationError("The nodes of a quorum are single servers, not clusters or groups with sentinels.")
+        pool = target.connection_pool
+    settings = _ours(pool.connection_kwargs)
+    dial = _dial(pool.connection_class, settings)
+    if colour == "threads":
+        from holdfast.stores.redis.parking import ThreadVotingInbox, ThreadVotingWire
+
+        return RedisVoter(ThreadVotingWire(dial, runtime), ThreadVotingInbox(dial, runtime)), _address(settings)
+    return RedisVoter(TaskVotingWire(dial, runtime), TaskVotingInbox(dial, runtime)), _address(settings)
+
+
 def _refuse_service(choices: Choices) -> None:
     if choices.service is not None:
         raise ConfigurationError("service belongs to a Sentinel object; a URL names its service itself.")
@@ -78,7 +100,7 @@ def _refuse_service(choices: Choices) -> None:
 def _refuse_unfit(client: Any, colour: str) -> None:
     kind = type(client)
     if isinstance(client, list | tuple | set):
-        raise ConfigurationError("A list of servers (a quorum) is not supported yet: give one URL or client.")
+        raise ConfigurationError("A quorum is a list of URLs and clients, and not a list of lists.")
     if hasattr(client, "command_stack") or "Pipeline" in kind.__name__:
         raise ConfigurationError("connect() needs a client, not a pipeline: pass the client that made it.")
     if hasattr(client, "nodes_manager"):

@@ -20,6 +20,8 @@ REQUESTS = (
     pack(b"TIME"),
 )
 
+WHO = pack(b"INFO", b"server")
+
 
 def facts_in(replies: Sequence[Any], wall: float) -> Facts:
     """The facts in the replies to `REQUESTS`; `wall` is our own time of day when the last of them came."""
@@ -34,6 +36,7 @@ def facts_in(replies: Sequence[Any], wall: float) -> Facts:
         eviction=told.get("maxmemory_policy"),
         memory_limit=_number(told.get("maxmemory")),
         replicas=_number(told.get("connected_slaves")),
+        clock=_seconds(told.get("server_time_usec")),
         clock_offset=_offset(time, wall),
         uptime=_number(told.get("uptime_in_seconds")),
         identity=told.get("run_id"),
@@ -76,6 +79,11 @@ def _persistence(told: Mapping[str, str], save: str | None, fsync: str | None) -
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdecimal() else None
+
+
+def _seconds(microseconds: str | None) -> float | None:
+    number = _number(microseconds)
+    return None if number is None else number / 1e6
 
 
 def _offset(time: Any, wall: float) -> float | None:

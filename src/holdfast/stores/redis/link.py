@@ -169,12 +169,15 @@ class Link:
             if poll_first and not self._poll.poll(left * 1000 if left > 0 else 0):
                 return False
             data = self._receive()
+        self._take(data)
+        return True
+
+    def _take(self, data: bytes) -> None:
         if not data:
             self.fail("the server closed the connection")
-            return True
+            return
         for reply in self._reader.feed(data):
             self._dispatch(reply)
-        return True
 
     def _receive(self) -> bytes | None:
         try:
@@ -213,7 +216,9 @@ class Link:
         self._connection.disconnect()
 
 
-def dial_link(dial: Dial, runtime: Runtime, until: float, dispatch: Callable[[Any], None]) -> Link:
+def dial_link(
+    dial: Dial, runtime: Runtime, until: float, dispatch: Callable[[Any], None], link_class: type[Link] = Link
+) -> Link:
     """Connect and shake hands by the client library's own means."""
     connection = dial(max(LEAST_DIAL, until - runtime.now()))
     try:
@@ -221,4 +226,4 @@ def dial_link(dial: Dial, runtime: Runtime, until: float, dispatch: Callable[[An
     except Exception as error:
         connection.disconnect()
         raise dialling_error(error) from error
-    return Link(connection, runtime, dispatch)
+    return link_class(connection, runtime, dispatch)

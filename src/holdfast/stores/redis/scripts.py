@@ -61,9 +61,9 @@ allow it answers with an error, and a theft is noticed at the next renewal inste
 
 
 @lru_cache(maxsize=8192)
-def _heads(name: str) -> tuple[bytes, bytes]:
+def _heads(name: str) -> tuple[bytes, bytes, bytes]:
     packed = keys_of(name).packed
-    return ACQUIRE.head(4, packed, 7), RELEASE.head(4, packed, 1)
+    return ACQUIRE.head(4, packed, 7), RELEASE.head(4, packed, 1), ACQUIRE.head(4, packed, 8)
 
 
 _NO_PLACE = bulks(b"", b"0", b"")
@@ -71,11 +71,11 @@ _ONE_FENCE = bulks(b"1")
 
 
 def acquire_request(ask: Ask, place: Place | None) -> bytes:
-    name, holder, ttl, owner, fences = ask
+    name, holder, ttl, owner, fences, floor = ask
     ttl_ms = b"%d" % ceil(ttl * 1000)
     who = owner.encode()
-    return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b%b" % (
-        _heads(name)[0],
+    request = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b%b" % (
+        _heads(name)[2 if floor else 0],
         len(holder),
         holder.encode("ascii"),
         len(ttl_ms),
@@ -85,6 +85,7 @@ def acquire_request(ask: Ask, place: Place | None) -> bytes:
         _NO_PLACE if place is None else _packed(place),
         _ONE_FENCE if fences == 1 else bulks(b"%d" % fences),
     )
+    return request + bulks(b"%d" % floor) if floor else request
 
 
 def _packed(place: Place) -> bytes:

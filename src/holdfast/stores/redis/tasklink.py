@@ -98,6 +98,11 @@ class TaskLink(asyncio.Protocol):
                 raise
             raise _no_answer("The server did not answer the subscription of the inbox in time") from None
 
+    @property
+    def silent_since(self) -> float | None:
+        """When the oldest request was sent that is not answered yet."""
+        return self._pending[0][1] if self._pending else None
+
     def _overdue(self, future: asyncio.Future[Any]) -> None:
         if not future.done():
             future.set_exception(_no_answer("The server did not answer in time"))

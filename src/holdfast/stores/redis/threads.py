@@ -41,6 +41,8 @@ from holdfast.values import Next, Push
 class ThreadWire:
     """`store.Wire`. Invariant: `_pending` has one slot per reply that `_link` owes, in order."""
 
+    link_class = Link
+
     def __init__(self, dial: Dial, runtime: Runtime, longest: float = math.inf) -> None:
         self._dial = dial
         self._runtime = runtime
@@ -132,7 +134,7 @@ class ThreadWire:
             elif pending:
                 pending.popleft().settle(reply)
 
-        link = dial_link(self._dial, self._runtime, min(until, started + self._longest), dispatch)
+        link = dial_link(self._dial, self._runtime, min(until, started + self._longest), dispatch, self.link_class)
         if self._closed:  # meanwhile, and without waiting for us
             link.close()
             raise closed_error()
@@ -166,6 +168,8 @@ class ThreadWire:
 
 class ThreadInbox:
     """`store.Inbox`. Invariant: whoever is in `_boxes` gets its pushes as long as `_link` is sound."""
+
+    link_class = Link
 
     def __init__(self, dial: Dial, runtime: Runtime, longest: float = math.inf, sharded: bool = False) -> None:
         self._dial = dial
@@ -234,7 +238,7 @@ class ThreadInbox:
             else:
                 self._deliver(reply, shards)
 
-        link = dial_link(self._dial, self.runtime, until, dispatch)
+        link = dial_link(self._dial, self.runtime, until, dispatch, self.link_class)
         error: LockError | None = None
         if not self.sharded:
             link.send(subscribe_request(self.address), until)

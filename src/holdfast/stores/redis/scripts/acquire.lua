@@ -1,7 +1,8 @@
 -- Take the lock, or join or keep the queue.
 -- KEYS  1 lock, 2 meta, 3 queue, 4 waiters
 -- ARGV  1 holder, 2 ttl_ms, 3 owner, 4 inbox ('' to try only), 5 turn, 6 ticket ('' for a new one),
---       7 how many fences to reserve
+--       7 how many fences to reserve,
+--       8 floor, which only a quorum gives: the fence is to be no less, so that the nodes of a quorum agree on one
 -- Gives fence                       the last of those reserved; granted, or ours already: then with the same fence and a full ttl
 --       {pttl, ticket, position}    queued; pttl is -1 when the holder has no ttl
 --       {pttl}                      taken, and not asked to queue
@@ -11,8 +12,15 @@ local lock, meta, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local holder, ttl_ms, owner, inbox, fences = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[7]
 local now, digits = clock()
 
+-- A floor that is far ahead of our own clock came from a wrong one: heeding it would spoil the fences to come.
+local function stamp(fences)
+  local floor = ARGV[8] and tonumber(ARGV[8])
+  if floor and floor > now and floor < now + 1000000 then return floor, ARGV[8], fences end
+  return now, digits, fences
+end
+
 if call('EXISTS', lock, queue) == 0 then
-  return grant(lock, meta, holder, ttl_ms, owner, now, digits, fences)
+  return grant(lock, meta, holder, ttl_ms, owner, stamp(fences))
 end
 
 -- A ticket from before keeps its place: whoever was passed over while its connection was down is not sent to
@@ -41,13 +49,19 @@ if not held then
   hand_over(lock, meta, queue, waiters, holder, now, digits)
   held = call('GET', lock)
   if not held then
-    return grant(lock, meta, holder, ttl_ms, owner, now, digits, fences)
+    return grant(lock, meta, holder, ttl_ms, owner, stamp(fences))
   end
 end
 if held == holder then
   prolong(lock, ttl_ms)
-  local fence = fence_in(call('GET', meta))
-  return fence > 0 and fence or grant(lock, meta, holder, ttl_ms, owner, now, digits, fences)
+  local about = call('GET', meta)
+  local fence = fence_in(about)
+  -- Our own grant may be raised to whatever a majority was found to have.
+  if ARGV[8] and fence > 0 and fence < tonumber(ARGV[8]) then
+    call('SET', meta, ARGV[8] .. about:match('^%d+(.*)$'), 'KEEPTTL')
+    return tonumber(ARGV[8])
+  end
+  return fence > 0 and fence or grant(lock, meta, holder, ttl_ms, owner, stamp(fences))
 end
 if inbox == '' then
   return {call('PTTL', lock)}

@@ -1,0 +1,354 @@
+"""`QuorumStore`: `ports.Store` made of the stores of several independent servers.
+
+    ask all at once ──majority granted, one fence──▶ GRANTED
+          │          ──majority granted, fences differ──▶ raise the lower ones ──▶ GRANTED
+          │          ──too few answers──▶ QuorumNotReached
+          └─ no majority ──with a place──▶ QUEUED: `mailbox.py` waits for the other votes
+                         └─without──▶ split vote? give way or insist, and ask again; else give back, TAKEN
+
+Rules kept here:
+
+- What may have been left on a node is given back there too, whatever it answered: what it did not answer is unknown.
+- A grant counts from before the first request of its round, and is not given when little is left of its ttl.
+- A lease is renewed when a majority renews it, and lost when that is impossible.
+- Not promised: order. Each node has its queue, and they can differ.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.core import backoff
+from holdfast.core.quorum import looking, rules
+from holdfast.core.quorum.ballot import Ballot
+from holdfast.core.quorum.mailbox import QuorumMailbox
+from holdfast.core.quorum.nodes import PATIENCE, Node, Nodes
+from holdfast.core.quorum.round import Round, vote
+from holdfast.core.quorum.rules import Standing
+from holdfast.errors import QuorumNotReached, StoreError
+from holdfast.facts import Facts
+from holdfast.ports import Mailbox, NodeStore, Reassert, Runtime, Together
+from holdfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Queued, Renewal, Taken, clean
+
+log = logging.getLogger("holdfast")
+
+MOST_ROUNDS = 8
+"""Rounds of a try that others split; each time those who are behind give way."""
+MOST_TRACES = 100_000
+
+
+class Trace(NamedTuple):
+    """What an acquisition may have left on the nodes: what it asked for, and what fence it was given if any."""
+
+    ask: Ask
+    fence: int
+
+
+class QuorumStore:
+    """`_traces` are by holder id and `_boxes` by address: one of an acquisition each."""
+
+    def __init__(
+        self,
+        stores: Sequence[tuple[NodeStore, str]],
+        runtime: Runtime,
+        together: Together,
+        *,
+        sits_out: float = 0.0,
+    ) -> None:
+        self._floor = rules.Floor()
+        self.nodes = Nodes(stores, runtime, together, self._floor, sits_out)
+        self.runtime = runtime
+        self._traces: dict[str, Trace] = {}
+        self._boxes: dict[str, QuorumMailbox] = {}
+
+    confirms = False
+    reserves = False  # a lock that is passed on within a process would make those on other hosts wait even longer
+    reassert: Reassert | None = None  # a node's own, where a majority stands: see `_put_back`
+
+    @property
+    def grace(self) -> float:
+        graces = sorted(node.store.grace for node in self.nodes.all)
+        return graces[self.nodes.majority - 1]
+
+    @property
+    def listening(self) -> bool:
+        return all(node.store.listening for node in self.nodes.all if node.admitted) and any(
+            node.admitted for node in self.nodes.all
+        )
+
+    def mailbox(self, holder: str) -> Mailbox:
+        return QuorumMailbox(self, holder)
+
+    def add_box(self, box: QuorumMailbox) -> None:
+        self._boxes[box.holder] = box
+
+    def remove_box(self, box: QuorumMailbox) -> None:
+        self._boxes.pop(box.holder, None)
+
+    def limit(self, until: float) -> float:
+        """Until when one node may take: others may have answered long ago."""
+        return min(until, self.runtime.now() + PATIENCE)
+
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        among = await self.nodes.reach(until)
+        box = None if place is None else self._boxes.get(place.address)
+        round_ = Round(self.runtime.now(), 0 if place is None else place.turn)
+        ask = self._traced(ask, round_.asked_at)
+        if box is not None and place is not None:
+            await box.refresh(until)
+            box.ticket = box.ticket or place.ticket or 0
+        await self.ask_for_votes(ask, among, round_, box, until)
+        granted = await self.settle(ask, round_, until)
+        if granted is not None:
+            return granted
+        if round_.answered < self.nodes.majority:
+            raise round_.failure(self.nodes)
+        if box is not None and place is not None:
+            box.start(ask, round_)
+            ticket = box.ticket if place.ticket is None else place.ticket
+            return Queued(ticket, round_.position(self.nodes), round_.time_left(self.nodes))
+        return await self._try_again(ask, round_, until)
+
+    def _traced(self, ask: Ask, now: float) -> Ask:
+        """`ask` with the fence to propose; the same for each request of an acquisition, so that a repeat is one."""
+        trace = self._traces.get(ask.holder)
+        floor = self._floor.propose(now) if trace is None else trace.ask.floor
+        ask = ask._replace(floor=floor)
+        if len(self._traces) >= MOST_TRACES:
+            self._traces.pop(next(iter(self._traces)), None)  # of leases that were never given back
+        self._traces[ask.holder] = Trace(ask, 0 if trace is None else trace.fence)
+        return ask
+
+    async def ask_for_votes(
+        self, ask: Ask, among: Sequence[Node], round_: Round, box: QuorumMailbox | None, until: float
+    ) -> None:
+        limit = self.limit(until)
+        turn = round_.turn
+
+        def work(node: Node) -> Any:
+            place = None if box is None else box.place(node, turn)
+            return node.store.acquire(ask, place, limit)
+
+        await vote(self.nodes, among, round_, work)
+
+    async def settle(self, ask: Ask, round_: Round, until: float) -> Granted | None:
+        """The grant, if a majority gave it, all of these have one fence, and enough of its ttl is left."""
+        nodes = self.nodes
+        if len(round_.granted) < nodes.majority:
+            return None
+        self._floor.learn(round_.asked_at, round_.granted.values())
+        fence, behind = rules.highest(round_.granted, len(nodes.all))
+        trace = self._traces.get(ask.holder)
+        if trace is not None and trace.fence:
+            fence, behind = trace.fence, []  # a repeat: this is what a majority was raised to before
+        if behind:
+            await self._raise(ask, fence, behind, round_, until)
+            if len(round_.granted) < nodes.majority or rules.highest(round_.granted, len(nodes.all))[1]:
+                return None
+        if not rules.is_worth_it(self.runtime.now(), round_.asked_at, ask.ttl):
+            log.debug("A majority granted a lock, but so slowly that little is left of its ttl of %g s.", ask.ttl)
+            return None
+        self._traces[ask.holder] = Trace(ask, fence)
+        return Granted(fence)
+
+    async def _raise(self, ask: Ask, fence: int, behind: Sequence[int], round_: Round, until: float) -> None:
+        """Write the largest fence to the nodes that gave less, before anyone uses it."""
+        higher = ask._replace(floor=fence)
+        among = [self.nodes.all[number] for number in behind]
+        limit = self.limit(until)
+        for number in behind:
+            del round_.granted[number]
+
+        def tell(node: Node, outcome: Any) -> bool:
+            round_.note(node, outcome)
+            return sum(one >= fence for one in round_.granted.values()) >= self.nodes.majority
+
+        await self.nodes.ask(among, lambda node: node.store.acquire(higher, None, limit), tell)
+
+    async def _try_again(self, ask: Ask, round_: Round, until: float) -> Answer:
+        """A try without a majority: while the vote is split and time is left, those who are behind give way."""
+        for attempt in range(1, MOST_ROUNDS):
+            if not round_.granted:
+                break
+            where = await self.standing(ask, until)
+            if where is Standing.TAKEN:
+                break
+            if where is Standing.BEHIND:
+                await self._give_back(ask, until)
+            pause = backoff.pause(attempt, self.runtime.random()) / 4
+            if self.runtime.now() + pause >= until:
+                break
+            await self.runtime.sleep(pause)
+            round_ = Round(self.runtime.now())
+            await self.ask_for_votes(ask, await self.nodes.reach(until), round_, None, until)
+            granted = await self.settle(ask, round_, until)
+            if granted is not None:
+                return granted
+        left = round_.time_left(self.nodes)
+        await self._give_back(ask, until)
+        self._traces.pop(ask.holder, None)
+        return Taken(left)
+
+    async def _give_back(self, ask: Ask, until: float) -> None:
+        """Remove all traces of a try; what a node does not confirm is left to the background or the ttl."""
+        try:
+            await self._release(ask.name, ask.holder, until, Trace(ask, 0), thorough=True)
+        except QuorumNotReached:
+            pass
+
+    async def standing(self, ask: Ask, until: float) -> Standing:
+        """Who holds the nodes that we do not."""
+        holders: list[str | None] = []
+
+        def tell(node: Node, outcome: Any) -> bool:
+            if isinstance(outcome, LockInfo):
+                holders.append(outcome.holder)
+            return False
+
+        limit = self.limit(until)
+        among = self.nodes.ready(self.runtime.now())
+        await self.nodes.ask(among, lambda node: node.store.inspect(ask.name, limit), tell)
+        return rules.standing(holders, ask.holder, len(self.nodes.all))
+
+    async def release(self, name: str, holder: str, until: float) -> bool:
+        trace = self._traces.get(holder)
+        released = await self._release(name, holder, until, trace, thorough=False)
+        self._traces.pop(holder, None)
+        return released
+
+    async def _release(self, name: str, holder: str, until: float, trace: Trace | None, *, thorough: bool) -> bool:
+        """Give back on all nodes: on those that are connected now, on the others when they come back."""
+        nodes, now = self.nodes, self.runtime.now()
+        among = [node for node in nodes.all if node.store.connected]
+        gone_at = now + (trace.ask.ttl if trace is not None else 60.0)
+        for node in nodes.all:
+            if not node.store.connected and node.tried:
+                node.owe(name, holder, gone_at)
+        awake = {node.number for node in among if node.can_be_asked(now)}
+        said: dict[int, str] = {}
+        votes: dict[int, bool] = {}
+
+        def tell(node: Node, outcome: Any) -> bool:
+            awake.discard(node.number)
+            if isinstance(outcome, StoreError):
+                said[node.number] = clean(str(outcome))
+                node.owe(name, holder, gone_at)
+            else:
+                votes[node.number] = outcome
+            return not awake or (not thorough and sum(votes.values()) >= nodes.majority)
+
+        limit = self.limit(until)
+        await nodes.ask(among, lambda node: node.store.release(name, holder, limit), tell)
+        for node in among:  # it is sent, and comes after what we asked before; but a silent node may lose it
+            if node.number not in votes and node.number not in said and not node.can_be_asked(now):
+                node.owe(name, holder, gone_at)
+        if len(votes) < nodes.majority:
+            raise nodes.not_reached(said, sent=bool(among))
+        return sum(votes.values()) >= nodes.majority
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool | None]:
+        nodes = self.nodes
+        among = await nodes.reach(until)
+        ballot = Ballot(renewals, len(nodes.all))
+        limit = self.limit(until)
+        await nodes.ask(among, lambda node: node.store.renew(renewals, limit), ballot.tell)
+        if ballot.answered < nodes.majority:
+            raise ballot.failure(nodes)
+        self._mend(ballot.lost(), ballot.forgotten())
+        return ballot.answers()
+
+    def _mend(self, lost: Sequence[Renewal], forgotten: Sequence[tuple[int, Renewal]]) -> None:
+        """In the background: remove what is left of lost leases, and put others back on nodes that forgot them."""
+        if not lost and not forgotten:
+            return
+
+        async def mend() -> None:
+            for line in lost:
+                trace = self._traces.pop(line.holder, None)
+                await self._release(line.name, line.holder, self.runtime.now() + 1.0, trace, thorough=True)
+            for number, line in forgotten:
+                await self._put_back(self.nodes.all[number], line)
+
+        self.runtime.spawn(lambda: self._quietly(mend), "mend")
+
+    async def _put_back(self, node: Node, line: Renewal) -> None:
+        """Holding more nodes than a majority is what lets others fail later. A release may cross this on its way."""
+        trace = self._traces.get(line.holder)
+        if trace is None:
+            return
+        limit = self.runtime.now() + PATIENCE
+        if node.store.reassert is not None:
+            ask = trace.ask._replace(ttl=line.ttl)
+            await self.nodes.one(_again(node.store.reassert, ask, trace.fence, limit))
+        if line.holder not in self._traces:
+            await self.nodes.one(node.store.release(line.name, line.holder, limit))
+
+    async def _quietly(self, work: Callable[[], Any]) -> None:
+        try:
+            await work()
+        except StoreError as error:
+            log.debug("A node of the quorum could not be mended: %s", error)
+
+    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+        among = await self.nodes.reach(until)
+        round_ = Round(self.runtime.now())
+        ask = self._traced(ask, round_.asked_at)
+        limit = self.limit(until)
+
+        def tell(node: Node, outcome: Any) -> bool:
+            round_.note(node, Taken(None) if outcome is None else outcome)
+            return len(round_.granted) >= self.nodes.majority
+
+        await self.nodes.ask(among, lambda node: node.store.adopt(ask, old_holder, limit), tell)
+        granted = await self.settle(ask, round_, until)
+        if granted is None and round_.answered < self.nodes.majority:
+            raise round_.failure(self.nodes)
+        if granted is None:
+            await self._give_back(ask, until)
+        return granted
+
+    @property
+    def notices(self) -> bool:
+        return any(node.store.notices for node in self.nodes.all)
+
+    def on_change(self, tell: Callable[[str | None], None]) -> None:
+        for node in self.nodes.all:
+            node.store.on_change(tell)
+
+    def listen(self) -> None:
+        for node in self.nodes.all:
+            node.store.listen()
+
+    async def inspect(self, name: str, until: float) -> LockInfo:
+        return await looking.inspect(self.nodes, name, self.limit(until), until)
+
+    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+        return await looking.survey(self.nodes, pattern, cursor, self.limit(until), until)
+
+    async def take_away(self, name: str, holder: str, until: float) -> bool:
+        return await looking.take_away(self.nodes, name, holder, self.limit(until), until)
+
+    async def facts(self, until: float) -> Facts:
+        return await looking.facts(self.nodes, self.runtime.now(), self.limit(until), until)
+
+    async def close(self) -> None:
+        self.nodes.close()
+        first, *others = self.nodes.all
+        await first.store.close()  # this tells all who wait, and gives them time to leave all queues
+        for box in list(self._boxes.values()):
+            box.close()
+        for node in others:
+            await node.store.close()
+
+    def forget(self, *, forked: bool) -> None:
+        self._traces.clear()
+        self._boxes.clear()
+        for node in self.nodes.all:
+            node.store.forget(forked=forked)
+        self.nodes.reset()
+
+
+async def _again(reassert: Reassert, ask: Ask, fence: int, limit: float) -> bool:
+    return await reassert(ask, fence, limit)
