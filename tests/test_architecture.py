@@ -27,7 +27,7 @@ MEDIAN_FUNCTION = 10
 LONGEST_MODULE = 400
 
 PUBLIC = {
-    *("", "aio", "connect", "connection", "guarantees", "guards", "leases", "locks", "options", "sharing", "simple"),
+    *("", "aio", "connect", "connection", "guarantees", "guards", "leases", "locks", "options", "sharing", "simple", "targets"),
     *("blocks", "fenced", "once", "optimistic", "recipes", "reentrant"),
 }
 """The modules that users meet, the package itself among them."""
@@ -46,7 +46,7 @@ BELOW: dict[str, set[str]] = {
 
 IMPURE = {"asyncio", "os", "random", "secrets", "select", "socket", "threading", "time"}
 DOORS = {("fenced", "stores"), ("", "_version")} | {
-    (top, target) for top in ("connect", "simple") for target in ("runtime", "stores")
+    (top, target) for top in ("connect", "simple", "targets") for target in ("runtime", "stores")
 }
 """Public modules reach the runtimes and stores only to make them, `fenced` for the names of keys; `runner` is how a
 public method blocks."""

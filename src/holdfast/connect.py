@@ -1,31 +1,22 @@
-"""`connect()`: from a URL, a client or nothing to a connection. Loads only what the target needs."""
+"""`connect()`: from a URL, a client or nothing to a connection.
+
+Nothing is loaded before it is called: `import holdfast` is on the way of every command, however short. What a target
+may be is known to `targets.py`.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
-from typing import TYPE_CHECKING, Any
 
-from holdfast.connection import AsyncLocks, Locks
-from holdfast.errors import ConfigurationError
-from holdfast.ports import Runtime, Store
-from holdfast.values import Owner, Seconds, seconds, shown
+TYPE_CHECKING = False
+"""As in `typing`, whose import would be a good part of the time that a short command takes."""
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from typing import Any
 
-log = logging.getLogger("holdfast")
-
-TCP_SCHEMES = ("redis", "rediss", "valkey", "valkeys")
-REDIS_SCHEMES = frozenset(
-    {*TCP_SCHEMES, "unix", *(f"{one}+{kind}" for one in TCP_SCHEMES for kind in ("sentinel", "cluster"))}
-)
-SCHEMES = (
-    "redis://, rediss://, valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster://, sqlite:///path "
-    "and memory://"
-)
-REDIS_OPTIONS = ("replicas", "replica_timeout", "aof", "reassert", "service")
+    from holdfast.connection import AsyncLocks, Locks
+    from holdfast.stores.sqlite.quick import QuickGrant
+    from holdfast.values import Owner, Seconds
 
 
 def connect(target: Any = None, *, label: str = "", store_timeout: Seconds = 10.0, **choices: Any) -> Locks:
@@ -48,11 +39,13 @@ def connect(target: Any = None, *, label: str = "", store_timeout: Seconds = 10.
     >>> holdfast.connect("memory://")
     <Locks on memory://>
     """
+    from holdfast.connection import Locks
     from holdfast.runtime.threads import ThreadRuntime
+    from holdfast.targets import checked_timeout, store_of
 
     runtime = ThreadRuntime()
-    store, address = _store(target, runtime, "threads", choices)
-    return Locks(store, runtime, owner=_owner(label), store_timeout=_store_timeout(store_timeout), address=address)
+    store, address = store_of(target, runtime, "threads", choices)
+    return Locks(store, runtime, owner=_owner(label), store_timeout=checked_timeout(store_timeout), address=address)
 
 
 def connect_asyncio(
@@ -64,125 +57,38 @@ def connect_asyncio(
     >>> holdfast.aio.connect("memory://")
     <AsyncLocks on memory://>
     """
+    from holdfast.connection import AsyncLocks
     from holdfast.runtime.asyncio import AsyncioRuntime
+    from holdfast.targets import checked_timeout, store_of
 
     runtime = AsyncioRuntime()
-    store, address = _store(target, runtime, "asyncio", choices)
-    return AsyncLocks(store, runtime, owner=_owner(label), store_timeout=_store_timeout(store_timeout), address=address)
+    store, address = store_of(target, runtime, "asyncio", choices)
+    return AsyncLocks(store, runtime, owner=_owner(label), store_timeout=checked_timeout(store_timeout), address=address)
+
+
+def take_at_once(target: str | None, name: str, ttl: float, label: str) -> QuickGrant | None:
+    """A lease on a free lock of the embedded store, without loading the library; None when that is not so simple, and
+    `connect()` has to do it. For commands that are over before the library would be loaded."""
+    url = target or os.environ.get("HOLDFAST_URL") or "sqlite://"
+    if not url.startswith("sqlite:"):
+        return None
+    from holdfast.stores.sqlite import quick
+
+    path = quick.path_in(url)
+    return None if path is None else quick.take(path, name, ttl, f"{_host()}:{os.getpid()}:{label}")
 
 
 def _owner(label: str) -> Owner:
-    host = "".join(char for char in socket.gethostname() if char.isprintable() and char != ":")[:64]
-    return Owner(host, os.getpid(), label)
+    from holdfast.values import Owner
+
+    return Owner(_host(), os.getpid(), label)
 
 
-def _store_timeout(value: Seconds) -> float:
-    return seconds(value, "store_timeout", least=0.05)
+def _host() -> str:
+    if hasattr(os, "uname"):
+        host = os.uname().nodename  # what socket.gethostname() gives, without loading it
+    else:
+        import socket
 
-
-def _store(target: Any, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
-    if isinstance(target, list | tuple):
-        return _quorum(target, runtime, colour, **choices)
-    for option in choices:
-        if option not in REDIS_OPTIONS:
-            raise ConfigurationError(
-                f"connect() does not know the option {shown(option)}. It knows label and store_timeout, and for Redis "
-                f"and Valkey {', '.join(REDIS_OPTIONS)}."
-            )
-    if target is None:
-        target = os.environ.get("HOLDFAST_URL") or "sqlite://"
-    if isinstance(target, str):
-        return _store_of_url(target, runtime, colour, choices)
-    from holdfast.stores.redis.choices import choices_of
-    from holdfast.stores.redis.clients import store_of_client
-
-    return store_of_client(target, runtime, colour, choices_of(choices))
-
-
-def _store_of_url(url: str, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
-    scheme, separator, rest = url.partition("://")
-    scheme = scheme.lower()
-    if (
-        not separator or not scheme.replace("+", "").isalnum()
-    ):  # the beginning of a broken URL may be a password: it is not shown
-        raise ConfigurationError(
-            "The target of connect() is no URL, as it does not begin with a scheme and '://'. Give one of "
-            + SCHEMES
-            + "."
-        )
-    if scheme in REDIS_SCHEMES:
-        from holdfast.stores.redis.choices import choices_of
-        from holdfast.stores.redis.clients import store_of_url
-
-        return store_of_url(url, runtime, colour, choices_of(choices))
-    if scheme in ("memory", "sqlite") and choices:
-        raise ConfigurationError(
-            f"The option {shown(next(iter(choices)))} belongs to Redis and Valkey; {scheme}:// has no replicas."
-        )
-    if scheme == "memory":
-        from holdfast.stores.memory import MemoryStore, hub
-
-        return MemoryStore(hub(rest), runtime), f"memory://{rest}"
-    if scheme == "sqlite":
-        return _sqlite_store(rest, runtime, colour)
-    raise ConfigurationError(f"connect() does not know the scheme {shown(scheme + '://')}. It knows {SCHEMES}.")
-
-
-def _quorum(
-    targets: Sequence[Any], runtime: Any, colour: str, *, sits_out: Seconds = 0.0, **unknown: Any
-) -> tuple[Store, str]:
-    """A quorum of the servers in the list; one alone is simply that server."""
-    from holdfast.core.quorum.store import QuorumStore
-    from holdfast.stores.redis.clients import node_of
-
-    if unknown:
-        raise ConfigurationError(
-            f"connect() does not know the option {shown(next(iter(unknown)))} for a list of servers. It knows label, "
-            "store_timeout and sits_out."
-        )
-    absence = seconds(sits_out, "sits_out")
-    _check_size(targets)
-    nodes = []
-    for target in targets:
-        if isinstance(target, str) and target.partition("://")[0].lower() not in REDIS_SCHEMES:
-            raise ConfigurationError("A quorum is made of Redis or Valkey servers: give their URLs or clients.")
-        nodes.append(node_of(target, runtime, colour))
-    _check_addresses([address for _, address in nodes])
-    shown_as = f"a quorum of {', '.join(address for _, address in nodes)}"
-    return QuorumStore(nodes, runtime, runtime.together, sits_out=absence), shown_as
-
-
-def _check_size(targets: Sequence[Any]) -> None:
-    if not targets:
-        raise ConfigurationError("A quorum needs servers, and this list is empty. Give three or five.")
-    if len(targets) < 3:
-        raise ConfigurationError(
-            f"A list of {len(targets)} makes no quorum that survives the failure of a server. Give three or five that "
-            "fail independently; to use one server alone, give it without a list."
-        )
-    if len(targets) % 2 == 0:
-        log.warning("A quorum of %d servers bears no more failures than one of %d.", len(targets), len(targets) - 1)
-
-
-def _check_addresses(addresses: Sequence[str]) -> None:
-    """Whatever the database: it is the server that fails."""
-    seen: set[str] = set()
-    for address in addresses:
-        server = address.rpartition("?db=" if address.startswith("unix:") else "/")[0]
-        if server in seen:
-            raise ConfigurationError(
-                f"{address} is in the list twice, so it would vote twice. Name each server of a quorum once."
-            )
-        seen.add(server)
-
-
-def _sqlite_store(rest: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
-    from holdfast.stores.sqlite import SqliteStore, default_path
-
-    if rest and not rest.startswith("/"):
-        raise ConfigurationError(
-            "A sqlite URL has three slashes and then the path: sqlite:///locks.db is relative, "
-            "sqlite:////var/lib/app/locks.db is absolute, and sqlite:// alone is the default place."
-        )
-    path = rest[1:] or str(default_path())
-    return SqliteStore(path, runtime, colour=colour), f"sqlite:///{path}"
+        host = socket.gethostname()
+    return "".join(char for char in host if char.isprintable() and char != ":")[:64]

@@ -2,56 +2,52 @@
 
 Rules kept here: only the sub-command that was asked for is loaded, so that the others cost nothing; what users can
 cause or mend (a wrong option, a store that does not answer, Ctrl-C) ends in one sentence on stderr and an exit code,
-never in a traceback. The codes: 0 done, 1 failed, 2 called wrongly, 130 interrupted, 141 nobody reads any more.
+never in a traceback. The codes: 0 done, 1 failed, 2 called wrongly, 70 a fault of ours, 130 interrupted, 141 nobody
+reads any more;
+`holdfast run` has more of them.
 
-A sub-command is a module with `add_arguments(parser)` and `run(args) -> int`, and one line in `COMMANDS`.
+A sub-command is a module with `add_arguments(parser)` and `run(args) -> int`, and one line in `COMMANDS`. `run` alone
+reads its words itself: it is started often, and loading argparse would take longer than it does.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from importlib import import_module
-from typing import NamedTuple, NoReturn
 
 from holdfast._version import __version__
-from holdfast.errors import LockError
 
-FAILED, CALLED_WRONGLY, INTERRUPTED, NO_READER = 1, 2, 130, 141
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+    from typing import NoReturn
 
+FAILED, CALLED_WRONGLY, FAULT, INTERRUPTED, NO_READER = 1, 2, 70, 130, 141
 
-class Command(NamedTuple):
-    """A sub-command that is not loaded yet; `example` is a line to type."""
-
-    module: str
-    summary: str
-    example: str
-
-
+RUN = "run"
 COMMANDS = {
-    "demo": Command("holdfast.cli.demo.command", "show the lock at work, in about ten seconds", "holdfast demo"),
+    RUN: ("holdfast.cli.run.command", "run a command under a lock", "holdfast run backup -- ./backup.sh"),
+    "ls": ("holdfast.cli.ls", "list the locks that are held or waited for", "holdfast ls 'report:*'"),
+    "show": ("holdfast.cli.show", "all about one lock, with its queue", "holdfast show backup"),
+    "top": ("holdfast.cli.top", "watch the locks change hands", "holdfast top"),
+    "break": ("holdfast.cli.breaking", "take a lock away from its holder", "holdfast break backup"),
+    "doctor": ("holdfast.cli.doctor", "check whether the store is fit to keep locks", "holdfast doctor"),
+    "bench": ("holdfast.cli.bench", "measure the store, in a few seconds", "holdfast bench"),
+    "completion": ("holdfast.cli.completion", "print a script for your shell", 'eval "$(holdfast completion bash)"'),
+    "demo": ("holdfast.cli.demo.command", "show the lock at work, in about ten seconds", "holdfast demo"),
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """Answers a wrong call in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(CALLED_WRONGLY, f"{self.prog}: {message}. Try {self.prog} --help.\n")
+"""For each sub-command its module, what it does, and a line to type."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command with these arguments (by default the process's own) and return its exit code."""
+    own = argv is None
     argv = sys.argv[1:] if argv is None else argv
     try:
-        parser = _parser(argv)
-        args = parser.parse_args(argv)
-        if args.command is None:
-            parser.print_help(sys.stderr)
-            return CALLED_WRONGLY
-        code: int = args.run(args)
+        code = _run(argv)
         sys.stdout.flush()  # here, where a reader who has left is still an answer and not a traceback
+        if own and argv[:1] == [RUN] and "holdfast.connection" not in sys.modules:
+            os._exit(code)  # nothing is left to do, and taking the interpreter down would take a while
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
@@ -60,27 +56,62 @@ def main(argv: list[str] | None = None) -> int:
         return _say("interrupted.", INTERRUPTED)
     except BrokenPipeError:
         return _no_reader()
-    except (LockError, OSError) as error:
-        return _say(str(error), FAILED)
+    except Exception as error:
+        return _failed(error)
     return code
 
 
-def _parser(argv: list[str]) -> Parser:
-    asked_for = next((arg for arg in argv if not arg.startswith("-")), None)
+def _run(argv: list[str]) -> int:
+    if argv[:1] == [RUN]:
+        from holdfast.cli.run.command import run
+
+        return run(argv[1:])
+    parser = _parser(argv)
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return CALLED_WRONGLY
+    code: int = args.run(args)
+    return code
+
+
+def _failed(error: Exception) -> int:
+    from holdfast.errors import LockError
+
+    if isinstance(error, LockError | OSError):
+        return _say(str(error), FAILED)
+    if os.environ.get("HOLDFAST_TRACEBACK"):
+        raise error
+    what = f"{type(error).__name__}: {ascii(str(error)[:200])}"
+    return _say(f"this is a fault of holdfast: {what}. HOLDFAST_TRACEBACK=1 shows where; please report it.", FAULT)
+
+
+def _parser(argv: list[str]) -> ArgumentParser:
+    import argparse
+    from importlib import import_module
+
+    class Parser(argparse.ArgumentParser):
+        """Answers a wrong call in one sentence."""
+
+        def error(self, message: str) -> NoReturn:
+            self.exit(CALLED_WRONGLY, f"{self.prog}: {message}. Try {self.prog} --help.\n")
+
+    how = argparse.RawDescriptionHelpFormatter
     parser = Parser(
         prog="holdfast",
         description="A lock that several processes on several machines can trust.",
-        epilog="example:\n" + "\n".join(f"  $ {command.example}" for command in COMMANDS.values()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n" + "\n".join(f"  $ {example}" for _, _, example in COMMANDS.values()),
+        formatter_class=how,
     )
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     choices = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog="holdfast")
-    for name, command in COMMANDS.items():
-        below = choices.add_parser(name, help=command.summary, formatter_class=argparse.RawDescriptionHelpFormatter)
-        if name == asked_for:
-            module = import_module(command.module)
-            module.add_arguments(below)
-            below.set_defaults(run=module.run)
+    asked_for = next((arg for arg in argv if not arg.startswith("-")), None)
+    for name, (module, summary, example) in COMMANDS.items():
+        below = choices.add_parser(name, help=summary, epilog=f"example:\n  $ {example}", formatter_class=how)
+        if name == asked_for and name != RUN:
+            loaded = import_module(module)
+            loaded.add_arguments(below)
+            below.set_defaults(run=loaded.run)
     return parser
 
 

@@ -5,10 +5,26 @@
 - `database.py`: one connection, asked again while the file is busy; opening.py, faults.py, forks.py,
   checkpoint.py help it
 - `inbox.py`: how a waiter hears of its grant; leading.py on threads, looping.py on asyncio, pipe.py below both
-- `folder.py`: where the file may lie and who may touch it; mounts.py, boot.py
+- `quick.py`: the common case alone, for commands that are over before all this is loaded
+- `folder.py`: where the file may lie and who may touch it; checks.py, mounts.py, boot.py
 """
 
-from holdfast.stores.sqlite.folder import default_path
-from holdfast.stores.sqlite.store import SqliteStore
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.stores.sqlite.folder import default_path
+    from holdfast.stores.sqlite.store import SqliteStore
 
 __all__ = ["SqliteStore", "default_path"]
+
+
+def __getattr__(name: str) -> object:
+    """Load the store when it is asked for: `quick.py` does without it."""
+    if name == "SqliteStore":
+        from holdfast.stores.sqlite.store import SqliteStore
+
+        return SqliteStore
+    if name == "default_path":
+        from holdfast.stores.sqlite.folder import default_path
+
+        return default_path
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

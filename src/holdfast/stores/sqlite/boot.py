@@ -6,26 +6,23 @@ where the system does not tell its boots apart, or shows this process a shifted 
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from holdfast.errors import ConfigurationError
-
-LINUX_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-TIME_OFFSETS = Path("/proc/self/timens_offsets")
+LINUX_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+TIME_OFFSETS = "/proc/self/timens_offsets"
 
 
 def boot_id() -> str:
     """A name for this boot that no other has."""
-    try:
-        boot = LINUX_BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        boot = _ask_sysctl("kern.bootsessionuuid")
+    boot = _text(LINUX_BOOT_ID).strip() or _ask_sysctl("kern.bootsessionuuid")
     if not boot:
+        from holdfast.errors import ConfigurationError
+
         raise ConfigurationError(
             "This system does not tell its boots apart, so the embedded store could not know which locks are "
             "from before a restart. Use a Redis or Valkey server instead."
         )
-    if shifted(_time_offsets()):
+    if shifted(_text(TIME_OFFSETS)):  # nothing in it on a kernel without time namespaces
+        from holdfast.errors import ConfigurationError
+
         raise ConfigurationError(
             "This process runs in a time namespace whose boot-time clock is shifted, so it would disagree with "
             "others on when a lock expires. Use a Redis or Valkey server, or run it without a time namespace."
@@ -48,11 +45,12 @@ def shifted(offsets: str) -> bool:
     return False
 
 
-def _time_offsets() -> str:
+def _text(path: str) -> str:
     try:
-        return TIME_OFFSETS.read_text(encoding="ascii")
+        with open(path, encoding="utf-8") as file:
+            return file.read()
     except OSError:
-        return ""  # a kernel without time namespaces
+        return ""
 
 
 def _ask_sysctl(key: str) -> str:

@@ -8,14 +8,10 @@ file when it closes any descriptor of it, and those locks are SQLite's.
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 from holdfast.errors import ConfigurationError, StoreError, StoreRefused
-from holdfast.stores.sqlite.mounts import refuse_shared
-
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
+from holdfast.stores.sqlite.checks import check_file, check_folder
 
 
 def default_path() -> Path:
@@ -53,10 +49,9 @@ def prepare(path: str) -> Path:
     folder = real.parent
     try:
         make_private(folder)
-        _check_folder(folder)
-        refuse_shared(str(folder))
+        check_folder(str(folder))
         _make_file(real)
-        _check_file(real)
+        check_file(str(real))
     except PermissionError as error:
         raise StoreRefused(
             f"The lock file {real} cannot be made or used: {error.strerror}. Give this user the right to write in "
@@ -81,36 +76,8 @@ def make_private(folder: Path) -> None:
         one.mkdir(mode=0o700, exist_ok=True)
 
 
-def _check_folder(folder: Path) -> None:
-    status = folder.stat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise ConfigurationError(f"{folder} is no folder, so the lock file cannot lie in it.")
-    if status.st_mode & OTHERS_WRITE or status.st_uid not in (0, os.geteuid()):
-        raise ConfigurationError(
-            f"Other users can write in {folder}, so they could replace the lock file. Make it this user's alone "
-            f"(chmod go-w {folder}), or choose a folder that is."
-        )
-    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise PermissionError(13, f"no right to write in {folder}")
-
-
 def _make_file(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
         return  # another's, or ours from before; SQLite gives its side files the same mode
-
-
-def _check_file(path: Path) -> None:
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigurationError(f"{path} is no regular file, so it cannot hold locks. Choose another path.")
-    if status.st_uid != os.geteuid():
-        raise ConfigurationError(
-            f"The lock file {path} belongs to another user. Processes share an embedded store only as the same "
-            "user; run them so, or use a Redis or Valkey server."
-        )
-    if status.st_mode & OTHERS:
-        raise ConfigurationError(
-            f"Other users can open the lock file {path}. If that was not meant, run chmod 600 on it."
-        )

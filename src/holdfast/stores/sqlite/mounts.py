@@ -7,12 +7,7 @@ what a folder lies on; a system without that table (macOS) is not checked.
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-from holdfast.errors import ConfigurationError
-
-MOUNT_TABLE = Path("/proc/self/mountinfo")
+MOUNT_TABLE = "/proc/self/mountinfo"
 
 SHARED_BETWEEN_MACHINES = frozenset({
     "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "fhgfs", "gfs2", "glusterfs", "gpfs",
@@ -25,13 +20,13 @@ SHARED_THROUGH_FUSE = frozenset({
     "osxfs", "rclone", "s3fs", "seaweedfs", "smbnetfs", "sshfs", "vmhgfs-fuse",
 })  # fmt: skip
 
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-
 
 def refuse_shared(folder: str, table: str | None = None) -> None:
     """An error when `folder` lies on a file system that other machines write too."""
     kind = file_system(folder, _mount_table() if table is None else table)
     if is_shared(kind):
+        from holdfast.errors import ConfigurationError
+
         raise ConfigurationError(
             f"{folder} lies on {kind}, a file system that other machines share. SQLite's locks cannot be trusted "
             "there, so two machines could hold the same lock. Choose a folder on a local disk, or use a Redis or "
@@ -62,11 +57,21 @@ def file_system(folder: str, table: str) -> str:
         fields = left.split(" ")
         if len(fields) < 5 or not right:
             continue
-        point = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4])
+        point = _plain(fields[4])
         # A later mount at the same point covers the earlier one.
         if len(point) >= longest and _is_below(folder, point):
             found, longest = right.split(" ", 1)[0], len(point)
     return found
+
+
+def _plain(point: str) -> str:
+    """A mount point as it is; the table writes a space as its octal number.
+
+    >>> _plain(r"/media/my\\040disk")
+    '/media/my disk'
+    """
+    first, *rest = point.split("\\")
+    return first + "".join(chr(int(part[:3], 8)) + part[3:] for part in rest)
 
 
 def _is_below(folder: str, point: str) -> bool:
@@ -75,6 +80,7 @@ def _is_below(folder: str, point: str) -> bool:
 
 def _mount_table() -> str:
     try:
-        return MOUNT_TABLE.read_text(encoding="utf-8", errors="surrogateescape")
+        with open(MOUNT_TABLE, encoding="utf-8", errors="surrogateescape") as table:
+            return table.read()
     except OSError:
         return ""

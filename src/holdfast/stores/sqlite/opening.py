@@ -13,15 +13,16 @@ Rules kept here:
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable
-from pathlib import Path
-from typing import TypeVar
-
-from holdfast.errors import ConfigurationError
 from holdfast.stores.sqlite import statements as sql
 
-T = TypeVar("T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    import sqlite3
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 APPLICATION_ID = 0x686F6C64
 """Marks the file as ours in SQLite's own header ("hold")."""
@@ -42,17 +43,16 @@ def in_transaction(connection: sqlite3.Connection, work: Callable[[], T], begin:
     return answer
 
 
-def open_connection(path: Path, boot: str) -> sqlite3.Connection:
+def open_connection(path: str | os.PathLike[str], boot: str) -> sqlite3.Connection:
     """A connection on which every statement is a transaction of its own, unless it says BEGIN."""
+    import sqlite3
+
     connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64)
     try:
         # In one transaction, or another process could make the file ours between two looks at it.
         if not in_transaction(connection, lambda: _is_ours(connection, path), "BEGIN"):
             _make_ours(connection, path)
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA secure_delete = OFF")
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("PRAGMA journal_size_limit = 0")
+        settle(connection)
         _void_other_boots(connection, boot)
     except BaseException:
         connection.close()
@@ -60,18 +60,30 @@ def open_connection(path: Path, boot: str) -> sqlite3.Connection:
     return connection
 
 
-def _is_ours(connection: sqlite3.Connection, path: Path) -> bool:
+def settle(connection: sqlite3.Connection) -> None:
+    """Set what holds for one connection only."""
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA secure_delete = OFF")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA journal_size_limit = 0")
+
+
+def _is_ours(connection: sqlite3.Connection, path: str | os.PathLike[str]) -> bool:
     """False when the file is still empty; an error when it is somebody else's."""
     application: int = connection.execute("PRAGMA application_id").fetchone()[0]
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if application == APPLICATION_ID:
         if version != VERSION:
+            from holdfast.errors import ConfigurationError
+
             raise ConfigurationError(
                 f"The lock file {path} was made by another release of holdfast (layout {version}, here "
                 f"{VERSION}). Use the same release in all processes, or another path."
             )
         return True
     if application or version or connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+        from holdfast.errors import ConfigurationError
+
         raise ConfigurationError(
             f"{path} is the database of another program; nothing was changed in it. Choose another path for the "
             "lock file."
@@ -79,10 +91,12 @@ def _is_ours(connection: sqlite3.Connection, path: Path) -> bool:
     return False
 
 
-def _make_ours(connection: sqlite3.Connection, path: Path) -> None:
+def _make_ours(connection: sqlite3.Connection, path: str | os.PathLike[str]) -> None:
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     mode: str = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
+        from holdfast.errors import ConfigurationError
+
         raise ConfigurationError(
             f"The file system of {path} cannot do shared memory, which the lock file needs. Choose a folder on a "
             "local disk, or use a Redis or Valkey server."

@@ -5,19 +5,24 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-_NAMED = re.compile(r"^-- (\w+): .*\n(?:--.*\n)*((?:(?!--).*\n)*)", re.MULTILINE)
+import os
 
 
 def _text(file_name: str) -> str:
-    return Path(__file__).with_name(file_name).read_text(encoding="utf-8")
+    with open(os.path.join(os.path.dirname(__file__), file_name), encoding="utf-8") as file:
+        return file.read()
 
 
 def _named(text: str) -> dict[str, str]:
     """Each statement under the name that its contract begins with, without comments and its semicolon."""
-    return {name: body.strip().removesuffix(";") for name, body in _NAMED.findall(text)}
+    found = {}
+    for part in text.split("\n\n"):
+        comments = [line for line in part.splitlines() if line.startswith("--")]
+        body = part.strip().splitlines()[len(comments) :]
+        if body:
+            name = comments[0].removeprefix("-- ").partition(":")[0]
+            found[name] = "\n".join(body).removesuffix(";")
+    return found
 
 
 def schema() -> list[str]:
