@@ -130,7 +130,7 @@ class BaseLocks(Generic[LeaseT]):
     def _resume(self, name: str, holder: str, fence: int, asked_at: float, chosen: dict[str, Any]) -> LeaseT:
         """A lease on what was granted to `holder` by a request sent at `asked_at`, before this connection was."""
         self.ensure_open()
-        lock = self._lock_class(self, name, options(self._owner, chosen))
+        lock = self._lock_class(self, name, **chosen)
         ask = Ask(lock.name, holder, lock._options.ttl, lock._options.owner)
         return lock._lease(ask, Grant(fence, asked_at, valid_until(asked_at, ask.ttl)))
 

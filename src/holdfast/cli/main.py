@@ -82,7 +82,7 @@ def _failed(error: Exception) -> int:
         return _say(str(error), FAILED)
     if os.environ.get("HOLDFAST_TRACEBACK"):
         raise error
-    what = f"{type(error).__name__}: {ascii(str(error)[:200])}"
+    what = f"{type(error).__name__}: {str(error)[:200]!a}"
     return _say(f"this is a fault of holdfast: {what}. HOLDFAST_TRACEBACK=1 shows where; please report it.", FAULT)
 
 

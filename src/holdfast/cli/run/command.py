@@ -74,7 +74,7 @@ def _under(options: Options, launch: Launch, hold: QuickHold | LeaseHold, bell: 
         front.take_back(launch.pid)
         _give_back(watch, code)
     if code == LOST and watch.why_lost:
-        _say(f"the lock {ascii(options.name)} was lost, so the command was ended: {watch.why_lost}.", code)
+        _say(f"the lock {options.name!a} was lost, so the command was ended: {watch.why_lost}.", code)
     return code
 
 

@@ -68,7 +68,7 @@ class Launch:
         if failure:
             number = int(failure)
             code = NOT_FOUND if number in (errno.ENOENT, errno.ENOTDIR) else NOT_RUNNABLE
-            raise NotStarted(f"{ascii(self._command[0])} cannot be run: {os.strerror(number)}", code)
+            raise NotStarted(f"{self._command[0]!a} cannot be run: {os.strerror(number)}", code)
 
     def end(self) -> None:
         """Let go of both; a command that was not begun never runs."""

@@ -171,11 +171,11 @@ def seconds_in(text: str, flag: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e9:  # false for NaN too
-        raise CalledWrongly(f"{flag} needs a time such as 90, 1.5m or 2h, not {ascii(text[:40])}")
+        raise CalledWrongly(f"{flag} needs a time such as 90, 1.5m or 2h, not {text[:40]!a}")
     return value
 
 
 def _code(text: str) -> int:
     if text.isascii() and text.isdecimal() and int(text) <= 255:
         return int(text)
-    raise CalledWrongly(f"-E needs an exit code from 0 to 255, not {ascii(text[:40])}")
+    raise CalledWrongly(f"-E needs an exit code from 0 to 255, not {text[:40]!a}")

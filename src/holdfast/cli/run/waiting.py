@@ -79,7 +79,7 @@ def _busy(lock: Any, options: Options) -> str:
         return ""
     info = lock.inspect()
     waited = "" if options.no_wait else f" after {options.wait:g} s"
-    return f"{ascii(options.name)} is taken{waited}: {_held(info)}."
+    return f"{options.name!a} is taken{waited}: {_held(info)}."
 
 
 def _held(info: LockInfo) -> str:
@@ -117,7 +117,7 @@ class Teller:
             try:
                 line = self._line()
             except Exception:
-                line = f"waiting for {ascii(self._name)}; the store does not answer"
+                line = f"waiting for {self._name!a}; the store does not answer"
             if line and not self._over.is_set():
                 self._write("\r" + line[: _columns() - 1] + "\x1b[K")
                 written = True

@@ -1,0 +1,180 @@
+"""Start the real command, look at what it writes, and at what it leaves running."""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import holdfast
+from tests.support.waiting import until
+
+HOLDFAST = [sys.executable, "-m", "holdfast"]
+LONGEST = 40.0
+"""Seconds for what takes one, on a machine that does much else."""
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Place:
+    """A store, and the environment in which the command finds it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def environment(self, **more: str) -> dict[str, str]:
+        unwanted = ("CI", "NO_COLOR", "COLUMNS", "LINES", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+        kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+        return {**kept, "TERM": "xterm-256color", "HOLDFAST_URL": self.url, "PYTHONIOENCODING": "utf-8", **more}
+
+    def run(self, *words: str, given: bytes | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the command to its end."""
+        done = subprocess.run(
+            [*HOLDFAST, *words],
+            input=given,
+            stdin=subprocess.DEVNULL if given is None else None,
+            env=self.environment(**variables),
+            cwd=self.folder,
+            capture_output=True,
+            timeout=LONGEST,
+            check=False,
+        )
+        out, err = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+        return subprocess.CompletedProcess(done.args, done.returncode, out, err)
+
+    def json(self, *words: str) -> Any:
+        done = self.run(*words, "--json")
+        assert done.stderr == ""
+        return json.loads(done.stdout)
+
+    def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Begin a command; it is killed when the test ends."""
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        process = subprocess.Popen([*HOLDFAST, *words], env=self.environment(), cwd=self.folder, **options)
+        self._started.append(process)
+        return process
+
+    def held(self, name: str, *words: str) -> subprocess.Popen[bytes]:
+        """A command that holds `name` until it is ended; returns when it does."""
+        process = self.start("run", name, *words, "--", "sh", "-c", "echo ready; exec sleep 300")
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    def inspect(self, name: str) -> holdfast.LockInfo:
+        with holdfast.connect(self.url) as locks:
+            return locks.lock(name).inspect()
+
+    def await_waiting(self, name: str, count: int) -> holdfast.LockInfo:
+        with holdfast.connect(self.url) as locks:
+            lock = locks.lock(name)
+
+            def reached() -> holdfast.LockInfo | None:
+                info = lock.inspect()
+                return info if info.waiting == count else None
+
+            return until(reached, f"{count} waiters", LONGEST)  # type: ignore[return-value]
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+def ended(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGTERM) -> int:
+    """Send a signal and wait for the end; the exit code."""
+    process.send_signal(number)
+    return process.wait(LONGEST)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def await_gone(*pids: int) -> None:
+    until(lambda: not any(map(is_alive, pids)), f"{pids} to be gone", LONGEST)
+
+
+def descendants(pid: int) -> set[int]:
+    """All that a process started and that is alive, whatever group or session it is in."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended while we looked
+            parents[int(entry.name)] = int(fields[1])
+    found, new = set[int](), {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new} - found
+        found |= new
+    return found
+
+
+class Pty:
+    """A program on a terminal of its own, of which it is the foreground."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], size: tuple[int, int] = (24, 100)) -> None:
+        self._master, slave = os.openpty()
+        self.text = ""
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+        start = f"import os; os.login_tty(0); os.execvp({command[0]!r}, {command!r})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", start], stdin=slave, stdout=slave, stderr=slave, env=environment
+        )
+        os.close(slave)
+        os.set_blocking(self._master, False)
+
+    def look(self) -> str:
+        """Everything that was written so far."""
+        try:
+            while new := os.read(self._master, 65536):
+                self.text += new.decode("utf-8", "replace")
+        except OSError:
+            pass  # nothing more now, or ever
+        return self.text
+
+    @property
+    def plain(self) -> str:
+        return ESCAPES.sub("", self.look()).replace("\r\n", "\n")
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def await_text(self, text: str, after: int = 0) -> None:
+        until(lambda: text in self.look()[after:], f"{text!r} on the terminal, which has {self.text!r}", LONGEST)
+
+    def end(self) -> int:
+        def over() -> bool:
+            self.look()  # or it would wait for room to write
+            return self.process.poll() is not None
+
+        until(over, "the end", LONGEST)
+        self.look()
+        return self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+Terminals = Callable[..., Pty]

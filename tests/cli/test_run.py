@@ -1,0 +1,355 @@
+"""`holdfast run`: exit codes, signals, process groups, what is left when something is killed, and who comes first."""
+
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.cli.driving import HOLDFAST, LONGEST, Place, await_gone, descendants, ended, is_alive
+from tests.support.waiting import until
+
+TREE = 'trap "" TERM; sh -c \'trap "" TERM; sleep 300 & echo $!; wait\' & echo $!; echo $$; wait'
+"""A command whose grandchildren do not end when asked to; it writes their process ids."""
+
+
+def shell(script: str) -> list[str]:
+    return ["--", "sh", "-c", script]
+
+
+def lines(process: subprocess.Popen[bytes], count: int) -> list[str]:
+    assert process.stdout is not None
+    return [process.stdout.readline().decode().strip() for _ in range(count)]
+
+
+# Exit codes
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("true", 0), ("exit 3", 3), ("exit 255", 255), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("exit 75", 75)],
+)
+def test_the_commands_own_exit_code(place: Place, script: str, code: int) -> None:
+    done = place.run("run", "job", *shell(script))
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    assert not place.inspect("job").locked
+
+
+def test_a_command_that_is_not_there_or_no_program(place: Place) -> None:
+    for command, code in ((["no-such-command"], 127), (["./no/such"], 127), ([str(place.folder)], 126), (["a\0"], 126)):
+        if "\0" in command[0]:
+            continue  # no shell can pass one
+        done = place.run("run", "job", "--", *command)
+        assert done.returncode == code
+        assert re.fullmatch(r"holdfast: '.*' cannot be run: .*\.\n", done.stderr)
+    plain = place.folder / "plain.txt"
+    plain.write_text("no program")
+    plain.chmod(0o755)
+    assert place.run("run", "job", "--", str(plain)).returncode == 126
+    assert not place.inspect("job").locked
+
+
+def test_a_taken_lock(place: Place) -> None:
+    holder = place.held("job", "--label", "in front")
+    for words, code in (
+        (["-n"], 75),
+        (["-n", "-E", "9"], 9),
+        (["-w", "0.1"], 75),
+        (["--wait=0.1", "--busy-code=0"], 0),
+        (["-w0.1", "-E3"], 3),
+    ):
+        done = place.run("run", *words, "job", *shell("echo never"))
+        assert (done.returncode, done.stdout) == (code, "")
+        assert ("" if "-n" in words else "is taken after 0.1 s: held by in front (") in done.stderr
+    assert place.inspect("job").waiting == 0
+    assert ended(holder) == 143
+    assert place.run("run", "-n", "job", "true").returncode == 0
+
+
+def test_a_store_that_cannot_be_used(embedded: Place) -> None:
+    for url, code in (("redis://127.0.0.1:1", 69), ("nonsense", 2), ("ftp://x", 2), ("sqlite:///", 2)):
+        done = embedded.run("run", "-w", "0.2", "--url", url, "job", *shell("echo never"))
+        if url == "sqlite:///":
+            continue  # the default place: it may be there
+        assert (done.returncode, done.stdout) == (code, ""), url
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("holdfast: ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["job"],
+        ["--", "true"],
+        ["job", "--"],
+        ["--nonsense", "job", "true"],
+        ["-w", "soon", "job", "true"],
+        ["-w", "nan", "job", "true"],
+        ["-w", "-1", "job", "true"],
+        ["-E", "256", "job", "true"],
+        ["-n", "-w", "1", "job", "true"],
+        ["--at-least", "1m", "-w", "1", "job", "true"],
+        ["--ttl"],
+        ["--ttl", "0", "job", "true"],
+        ["holdfast:x", "true"],
+        ["evil\nname", "true"],
+        ["job", "--label", "x" * 200, "true"],
+    ],
+)
+def test_called_wrongly(embedded: Place, words: list[str]) -> None:
+    done = embedded.run("run", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("holdfast: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_help(embedded: Place) -> None:
+    done = embedded.run("run", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "examples:" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+# What belongs to the command
+
+
+def test_the_command_is_told_its_fence(place: Place) -> None:
+    done = place.run("run", "job", "--label", "us", *shell("env | grep ^HOLDFAST_; sleep 0"), HOLDFAST_FENCE="old")
+    told = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert told["HOLDFAST_NAME"] == "job"
+    assert int(told["HOLDFAST_FENCE"]) == place.inspect("job").fence
+    assert len(told["HOLDFAST_HOLDER"]) >= 20
+
+
+def test_words_after_the_name_are_the_commands(embedded: Place) -> None:
+    done = embedded.run("run", "job", "printf", "%s,", "-n", "--", "--help", "-w")
+    assert (done.returncode, done.stdout) == (0, "-n,--,--help,-w,")
+
+
+def test_standard_input_and_output_pass_through(place: Place) -> None:
+    sent = os.urandom(10_000_000)
+    process = subprocess.run(
+        [*HOLDFAST, "run", "job", "--", "sh", "-c", "cat; echo said >&2"],
+        input=sent,
+        env=place.environment(),
+        capture_output=True,
+        timeout=LONGEST,
+        check=False,
+    )
+    assert process.returncode == 0
+    assert hashlib.sha256(process.stdout).digest() == hashlib.sha256(sent).digest()
+    assert process.stderr == b"said\n"
+
+
+def test_signals_are_as_a_program_expects_them(embedded: Place) -> None:
+    """Python ignores SIGPIPE for itself; a command must not inherit that."""
+    done = embedded.run("run", "job", *shell("yes | head -n 1; grep -i sigign /proc/self/status"))
+    assert done.stdout.splitlines()[0] == "y"
+    ignored = int(done.stdout.split("SigIgn:")[1], 16)
+    assert not ignored & 1 << (signal.SIGPIPE - 1)
+    assert done.stderr == ""
+
+
+# Signals
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "USR1", "QUIT"])
+def test_signals_are_passed_on_to_the_command_and_its_children(embedded: Place, name: str) -> None:
+    inner = f"trap 'echo child; exit 0' {name}; echo ready; while :; do sleep 0.02; done"
+    script = f'trap \'wait; echo parent; exit 9\' {name}; sh -c "$0" & while :; do sleep 0.02; done'
+    process = embedded.start("run", "job", "--", "sh", "-c", script, inner)
+    assert lines(process, 1) == ["ready"]
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    out, err = process.communicate(timeout=LONGEST)
+    assert (process.returncode, err) == (9, b"")
+    assert sorted(out.split()) == [b"child", b"parent"]
+    assert not embedded.inspect("job").locked
+
+
+def test_under_nohup_a_hangup_is_ignored(embedded: Place) -> None:
+    words = [*HOLDFAST, "run", "job", "--", "sh", "-c", "echo ready; sleep 0.3; echo survived"]
+    process = subprocess.Popen(["nohup", *words], env=embedded.environment(), stdout=subprocess.PIPE, stdin=-3, stderr=-3)
+    try:
+        assert lines(process, 1) == ["ready"]
+        process.send_signal(signal.SIGHUP)
+        assert lines(process, 1) == ["survived"]
+        assert process.wait(LONGEST) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_while_waiting_leaves_no_place_behind(place: Place, number: signal.Signals) -> None:
+    place.held("job")
+    waiting = place.start("run", "job", *shell("echo never"))
+    place.await_waiting("job", 1)
+    family = descendants(waiting.pid)
+    waiting.send_signal(number)
+    out, err = waiting.communicate(timeout=LONGEST)
+    assert (waiting.returncode, out, err) == (128 + number, b"", b"")
+    assert place.inspect("job").waiting == 0
+    await_gone(*family)
+
+
+# What is left when something is killed
+
+
+def test_a_lost_lock_ends_the_whole_group(place: Place) -> None:
+    process = place.start("run", "job", "--ttl", "2", "--grace", "0.3", *shell(TREE))
+    pids = [int(line) for line in lines(process, 3)]
+    with holdfast.connect(place.url) as locks:
+        broken = locks.lock("job").break_()
+    assert broken is not None
+    assert broken.owner is not None
+    assert broken.owner.pid == process.pid
+    _, err = process.communicate(timeout=LONGEST)
+    assert process.returncode == 76
+    assert re.fullmatch(rb"holdfast: the lock 'job' was lost, so the command was ended: .*\.\n", err)
+    assert not any(map(is_alive, pids))
+
+
+def test_a_command_that_ends_when_asked_is_not_killed(embedded: Place) -> None:
+    script = "trap 'echo tidy; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
+    process = embedded.start("run", "job", "--ttl", "1", "--max-hold", "1", *shell(script))
+    out, err = process.communicate(timeout=LONGEST)
+    assert (process.returncode, out) == (76, b"ready\ntidy\n")
+    assert b"max_hold" in err
+
+
+def test_holdfast_killed_takes_its_command_along(place: Place) -> None:
+    process = place.start("run", "job", "--grace", "0.2", *shell(TREE))
+    pids = [int(line) for line in lines(process, 3)]
+    family = descendants(process.pid)
+    assert set(pids) <= family
+    process.kill()
+    await_gone(*family)
+
+
+def test_holdfast_killed_while_it_waits_leaves_nothing_running(place: Place) -> None:
+    place.held("job")
+    waiting = place.start("run", "job", *shell("echo never"))
+    place.await_waiting("job", 1)
+    family = descendants(waiting.pid)
+    assert len(family) >= 2
+    waiting.kill()
+    await_gone(*family)
+
+
+def test_nothing_is_left_running_and_no_output_is_kept_open(place: Place) -> None:
+    process = place.start("run", "job", *shell("echo $PPID; sleep 0.1"))
+    family = descendants(process.pid)
+    out, _ = process.communicate(timeout=LONGEST)  # ends only when nobody has the output open any more
+    assert out.decode().strip() == str(process.pid)
+    await_gone(*family)
+
+
+def test_stopped_past_its_deadline_it_ends_the_command_when_it_runs_again(place: Place) -> None:
+    process = place.start("run", "job", "--ttl", "1", "--grace", "0.2", *shell("echo ready; exec sleep 300"))
+    assert lines(process, 1) == ["ready"]
+    os.kill(process.pid, signal.SIGSTOP)
+    until(lambda: not place.inspect("job").locked, "the ttl to be over", LONGEST)
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.wait(LONGEST) == 76
+
+
+def test_a_command_that_outlasts_the_ttl_keeps_the_lock(place: Place) -> None:
+    """On the embedded store the lock is taken without the library, which has to take over in time."""
+    process = place.start("run", "job", "--ttl", "1", *shell("echo $HOLDFAST_FENCE; sleep 2.5; echo $HOLDFAST_FENCE"))
+    (fence,) = lines(process, 1)
+    while process.poll() is None:
+        info = place.inspect("job")
+        assert (info.locked and info.fence == int(fence)) or process.wait(LONGEST) == 0
+        time.sleep(0.1)
+    assert process.communicate()[0].decode().split() == [fence]
+    assert process.returncode == 0
+
+
+def test_a_successor_gets_the_lock_from_one_that_took_it_at_once(embedded: Place) -> None:
+    holder = embedded.start("run", "job", *shell("echo ready; read _"), stdin=subprocess.PIPE)
+    assert lines(holder, 1) == ["ready"]
+    waiting = embedded.start("run", "job", *shell("echo mine"))
+    embedded.await_waiting("job", 1)
+    assert holder.stdin is not None
+    holder.stdin.close()
+    assert waiting.communicate(timeout=LONGEST)[0] == b"mine\n"
+    assert holder.wait(LONGEST) == 1
+
+
+# Many
+
+
+def test_fifty_at_once_run_one_at_a_time_in_the_order_of_the_queue(place: Place) -> None:
+    script = "mkdir inside || echo clash >> log; echo $PPID $HOLDFAST_FENCE >> log; rmdir inside"
+    with holdfast.connect(place.url) as locks:
+        lease = locks.lock("job").acquire()
+        assert lease is not None
+        processes = [place.start("run", "job", *shell(script)) for _ in range(50)]
+        queue = place.await_waiting("job", 50)
+        lease.release()
+        assert [process.wait(LONGEST) for process in processes] == [0] * 50
+    log = [line.split() for line in (place.folder / "log").read_text().splitlines()]
+    assert [int(pid) for pid, _ in log] == [one.owner.pid for one in queue.waiters if one.owner]
+    fences = [int(fence) for _, fence in log]
+    assert fences == sorted(set(fences))
+    assert fences[0] > lease.fence
+
+
+# Start-up
+
+
+COUNT = """
+import sys
+from holdfast.cli.main import main
+code = main({words!r})
+own = [name for name in sys.modules if name.partition(".")[0] == "holdfast"]
+print(code, len(sys.modules), *sorted(sys.modules))
+"""
+HEAVY = {"typing", "argparse", "logging", "asyncio", "json", "re", "enum", "pathlib", "subprocess", "socket", "threading"}
+
+
+def test_a_short_command_loads_next_to_nothing(embedded: Place) -> None:
+    """Counted in modules, for the seconds of a busy machine say nothing; `python -m bench.command` has the times."""
+    environment = {**embedded.environment(), "PYTHONSTARTUP": ""}
+
+    def loaded(code: str) -> list[str]:
+        ran = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.split()
+
+    baseline = set(loaded("import sys; print(*sys.modules)"))
+    for _ in range(3):  # one in 256 is left to the library, which sweeps
+        code, _, *modules = loaded(COUNT.format(words=["run", "job", "--", "true"]))
+        if "holdfast.connection" not in modules:
+            break
+    assert code == "0"
+    assert not HEAVY & set(modules)
+    assert len(set(modules) - baseline) < 45, sorted(set(modules) - baseline)
+
+
+def test_on_a_server_nothing_is_loaded_that_is_not_needed(served: Place) -> None:
+    code = COUNT.format(words=["run", "job", "--", "true"])
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=served.environment(), capture_output=True, text=True, timeout=LONGEST, check=True
+    )
+    assert not {"sqlite3", "argparse", "holdfast.stores.sqlite", "holdfast.runtime.asyncio"} & set(ran.stdout.split())
+
+
+def test_the_embedded_store_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
+    place = Place(f"sqlite:///{tmp_path}/new/folder/locks.db", tmp_path)
+    assert [place.run("run", "job", "true").returncode for _ in range(2)] == [0, 0]
