@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
+from holdfast.core.acquire import Grant
 from holdfast.core.adopt import adopt
 from holdfast.core.errands import Errands
 from holdfast.core.holding import Holding
@@ -25,6 +26,7 @@ from holdfast.core.once import Once
 from holdfast.core.passing import Passing
 from holdfast.core.release import BUDGET, give_back
 from holdfast.core.survey import Survey
+from holdfast.core.validity import valid_until
 from holdfast.errors import LeaseLost, closed_error
 from holdfast.guards import NameOf, check_function, name_function
 from holdfast.leases import Exported

@@ -17,7 +17,7 @@ import holdfast
 from tests.support.waiting import until
 
 HOLDFAST = [sys.executable, "-m", "holdfast"]
-LONGEST = 40.0
+LONGEST = 50.0
 """Seconds for what takes one, on a machine that does much else."""
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -73,7 +73,7 @@ class Place:
         with holdfast.connect(self.url) as locks:
             return locks.lock(name).inspect()
 
-    def await_waiting(self, name: str, count: int) -> holdfast.LockInfo:
+    def await_waiting(self, name: str, count: int, timeout: float = LONGEST) -> holdfast.LockInfo:
         with holdfast.connect(self.url) as locks:
             lock = locks.lock(name)
 
@@ -81,7 +81,7 @@ class Place:
                 info = lock.inspect()
                 return info if info.waiting == count else None
 
-            return until(reached, f"{count} waiters", LONGEST)  # type: ignore[return-value]
+            return until(reached, f"{count} waiters", timeout)  # type: ignore[return-value]
 
     def close(self) -> None:
         for process in self._started:

@@ -101,9 +101,7 @@ def examine(args: argparse.Namespace, locks: holdfast.Locks, name: str) -> Itera
 def _speed(locks: holdfast.Locks, name: str) -> Iterator[Finding]:
     started = time.perf_counter()
     locks.lock(name).inspect()
-    yield Finding(
-        "connection", OK, f"{str(locks).strip('<>')}, connected in {ago(time.perf_counter() - started)}."
-    )
+    yield Finding("connection", OK, f"{str(locks).strip('<>')}, connected in {ago(time.perf_counter() - started)}.")
     trip = median(_timed(lambda: locks.lock(name).inspect()) for _ in range(PROBES))
     if trip > SLOW:
         text = f"{trip * 1000:.1f} ms: timeouts may be overrun by a few round trips on a link this slow."

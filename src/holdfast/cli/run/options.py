@@ -64,7 +64,7 @@ exit codes: the command's own; 128+n if signal n ended it; {BUSY} the lock was t
 
 examples:
   $ holdfast run backup -- pg_dump -f /backup/db.sql shop
-  $ holdfast run -n -E 0 report --at-least 10m -- ./report.sh      (the same crontab on three machines)
+  $ holdfast run -E 0 --at-least 10m report -- ./report.sh    (the same crontab on three machines)
   $ holdfast run -w 30 deploy --url redis://cache:6379 -- make deploy
 """
 

@@ -1,0 +1,215 @@
+"""`ls`, `show`, `top`, `break`, `doctor`, `bench` and `completion`: what they print, and what programs can read."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.cli.main import COMMANDS
+from tests.cli.driving import LONGEST, Place, descendants
+from tests.support.servers import Server
+
+
+def test_a_list_of_locks(place: Place) -> None:
+    assert place.run("ls").stdout == "No lock is held or waited for.\n"
+    assert place.json("ls") == []
+    with holdfast.connect(place.url, label="nightly") as locks:
+        lease = locks.lock("report:nightly").acquire()
+        assert lease is not None
+        locks.lock("backup").acquire()
+        waiting = place.start("run", "report:nightly", "true")
+        place.await_waiting("report:nightly", 1)
+        text = place.run("ls").stdout.splitlines()
+        assert text[0].split() == ["LOCK", "HOLDER", "HELD", "FOR", "TTL", "LEFT", "FENCE", "WAITING"]
+        assert [line.split()[0] for line in text[1:]] == ["backup", "report:nightly"]
+        assert re.search(rf"nightly \(.*, pid \d+\) .* s  +{lease.fence} +1$", text[2])
+        (one,) = place.json("ls", "report:*")
+        assert (one["name"], one["holder"], one["fence"]) == ("report:nightly", lease.holder, lease.fence)
+        assert (one["owner"]["label"], one["waiting"]) == ("nightly", 1)
+        assert place.run("ls", "--names", "--sort", "waiting").stdout == "report:nightly\nbackup\n"
+        shown = place.run("show", "report:nightly").stdout
+        assert re.search(r"waiting +1\n +1  true \(.*, pid \d+\), for ", shown)
+        told = place.json("show", "report:nightly")
+        assert told["waiters"][0]["owner"]["label"] == "true"
+        assert "report:nightly" in place.run("top").stdout
+    assert waiting.wait(LONGEST) == 0
+    assert place.run("ls").stdout == "No lock is held or waited for.\n"
+    assert {one["name"] for one in place.json("ls", "--all")} == {"report:nightly", "backup"}
+    assert "state      free" in place.run("show", "backup").stdout
+
+
+def test_breaking(place: Place) -> None:
+    holder = place.held("job", "--ttl", "1", "--label", "stuck")
+    refused = place.run("break", "job")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "give --yes" in refused.stderr
+    assert place.run("break", "--yes", "--holder", "another", "job").returncode == 1
+    next_one = place.start("run", "job", "--label", "next", "--", "sleep", "300")
+    place.await_waiting("job", 1)
+    fence = place.inspect("job").fence
+    assert fence is not None
+    done = place.run("break", "--yes", "job")
+    assert (done.returncode, done.stderr) == (0, "")
+    said, now = done.stdout.splitlines()
+    assert re.fullmatch(r"job was taken away from stuck \(.*\)\.", said)
+    assert re.fullmatch(r"next \(.*\) holds it now, with fence \d+\.", now)
+    assert int(re.findall(r"\d+", now)[-1]) > fence
+    assert holder.wait(LONGEST) == 76
+    told = place.json("break", "--yes", "job")
+    assert (told["broken"]["owner"]["label"], told["now"]["locked"]) == ("next", False)
+    again = place.run("break", "--yes", "job")
+    assert (again.returncode, again.stderr) == (1, "holdfast: 'job' is free: nobody holds it.\n")
+    del next_one
+
+
+EVIL = "evil\x1b[2J\x07\r\u202e"
+
+
+def test_names_and_labels_of_strangers_cannot_steer_a_terminal(served: Place, valkey: Server) -> None:
+    key = f"holdfast:{{{EVIL}}}:m"
+    valkey.raw("SET", EVIL, "mallory-id", "PX", "60000")
+    valkey.raw("SET", key, f"1700000000000000 mallor host:1:{EVIL}", "PX", "60000")
+    for words in (["ls"], ["ls", "--names"], ["top"]):
+        done = served.run(*words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "evil\ufffd[2J" in done.stdout
+        assert not set("\x1b\x07\r\u202e") & set(done.stdout)
+    (told,) = served.json("ls")
+    assert told["name"] == EVIL
+    assert "\x1b" not in told["owner"]["label"]
+
+
+def test_a_store_that_is_fit(place: Place) -> None:
+    done = place.run("doctor")
+    lines = done.stdout.splitlines()
+    topics = {line.split()[1]: line.split()[0] for line in lines if line[:1].isalpha() and len(line.split()) > 2}
+    for topic in ("connection", "locking", "waiting", "breaking", "listing"):
+        assert topics[topic] == "ok", done.stdout
+    told = json.loads(place.run("doctor", "--json").stdout)
+    assert told["fit"] is (done.returncode == 0)
+    assert place.json("ls", "--all") == [] or all("doctor" in one["name"] for one in place.json("ls", "--all"))
+    assert place.json("ls") == []
+
+
+def test_a_server_without_persistence_is_not_fit(served: Place) -> None:
+    done = served.run("doctor")
+    assert done.returncode == 1
+    assert re.search(r"^bad +restart ", done.stdout, re.MULTILINE)
+    assert done.stdout.rstrip().endswith("must be mended before locks can be trusted here.")
+
+
+def test_a_store_that_does_not_answer(embedded: Place) -> None:
+    done = embedded.run("doctor", "--url", "redis://127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stdout.startswith("bad      connection   No connection to the server")
+    for command in ("ls", "top"):
+        done = embedded.run(command, "--url", "redis://127.0.0.1:1")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert re.fullmatch(r"holdfast: .*\n", done.stderr)
+
+
+def test_an_account_that_may_too_little(served: Place, valkey: Server) -> None:
+    valkey.raw("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@read", "+@connection", "-scan")
+    try:
+        done = served.run("doctor", "--url", valkey.url.replace("//", "//weak:pw@"))
+        assert done.returncode == 1
+        assert "permissions.md" in done.stdout
+        assert "Traceback" not in done.stdout + done.stderr
+    finally:
+        valkey.raw("ACL", "DELUSER", "weak")
+
+
+def test_a_quick_measurement(place: Place) -> None:
+    done = place.run("bench", "--seconds", "0.05")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()[1:]] == [
+        "one request (inspect)",
+        "take and give back a free lock",
+        "hand over to who waits",
+    ]
+    assert place.json("ls") == []
+
+
+WRONG = [
+    ["nonsense"],
+    ["ls", "--sort", "size"],
+    ["show"],
+    ["top", "--every", "0"],
+    ["bench", "--seconds", "x"],
+    ["completion", "tcsh"],
+    ["break"],
+    [],
+]
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_called_wrongly(embedded: Place, words: list[str]) -> None:
+    done = embedded.run(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert not words or done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["show", "holdfast:x"], ["show", ""], ["ls", "--url", "nonsense"], ["ls", ""]])
+def test_values_that_cannot_be(embedded: Place, words: list[str]) -> None:
+    done = embedded.run(*words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"holdfast: .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_has_help_with_an_example(embedded: Place, command: str) -> None:
+    done = embedded.run(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"$ holdfast {command}" in done.stdout or f"(holdfast {command}" in done.stdout
+
+
+def test_a_reader_who_leaves_early_is_no_error(embedded: Place) -> None:
+    with holdfast.connect(embedded.url) as locks:
+        for number in range(2000):
+            locks.lock(f"{number:0100}", renew=False).acquire(timeout=0)
+        process = embedded.start("ls")
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(LONGEST) == 141
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert descendants(process.pid) == set()
+
+
+COMPLETIONS = [
+    (["holdfast", ""], "completion"),
+    (["holdfast", "ru"], "run"),
+    (["holdfast", "run", "--at"], "--at-least"),
+    (["holdfast", "show", "rep"], "report:nightly"),
+]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(embedded: Place, shell: str, tmp_path: Path) -> None:
+    script = embedded.run("completion", shell).stdout
+    assert all(command in script for command in COMMANDS)
+    if shell == "bash" or shutil.which(shell):
+        path = tmp_path / "script"
+        path.write_text(script)
+        subprocess.run([shell, "-n", str(path)], check=True, timeout=LONGEST)
+
+
+@pytest.mark.parametrize(("words", "wanted"), COMPLETIONS)
+def test_completing_in_bash(embedded: Place, tmp_path: Path, words: list[str], wanted: str) -> None:
+    (tmp_path / "holdfast").write_text("#!/bin/sh\necho report:nightly\n")
+    (tmp_path / "holdfast").chmod(0o755)
+    program = (
+        f"{embedded.run('completion', 'bash').stdout}\nCOMP_WORDS=({' '.join(map(repr, words))})\n"
+        f"COMP_CWORD={len(words) - 1}\n_holdfast\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    path = f"{tmp_path}:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", "-c", program], env={"PATH": path}, capture_output=True, text=True, timeout=LONGEST, check=True
+    )
+    assert wanted in done.stdout.split()
