@@ -27,7 +27,20 @@ MEDIAN_FUNCTION = 10
 LONGEST_MODULE = 400
 
 PUBLIC = {
-    *("", "aio", "connect", "connection", "guarantees", "guards", "leases", "locks", "options", "sharing", "simple", "targets"),
+    *(
+        "",
+        "aio",
+        "connect",
+        "connection",
+        "guarantees",
+        "guards",
+        "leases",
+        "locks",
+        "options",
+        "sharing",
+        "simple",
+        "targets",
+    ),
     *("blocks", "fenced", "once", "optimistic", "recipes", "reentrant"),
 }
 """The modules that users meet, the package itself among them."""

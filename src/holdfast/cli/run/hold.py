@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.cli.run.options import Options
+    from holdfast.connect import QuickGrant
     from holdfast.leases import Lease
-    from holdfast.stores.sqlite.quick import QuickGrant
 
 LOAD_AFTER = 1.0
 """Seconds that a command may take before the library is loaded to look after its lease."""
