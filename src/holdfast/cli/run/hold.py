@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.cli.run.options import Options
-    from holdfast.connect import QuickGrant
     from holdfast.leases import Lease
 
 LOAD_AFTER = 1.0
@@ -27,7 +26,7 @@ class QuickHold:
 
     lost = ""
 
-    def __init__(self, options: Options, grant: QuickGrant) -> None:
+    def __init__(self, options: Options, grant: Any) -> None:
         self._options = options
         self._grant = grant
         self.fence = grant.fence
