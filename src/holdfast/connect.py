@@ -63,7 +63,9 @@ def connect_asyncio(
 
     runtime = AsyncioRuntime()
     store, address = store_of(target, runtime, "asyncio", choices)
-    return AsyncLocks(store, runtime, owner=_owner(label), store_timeout=checked_timeout(store_timeout), address=address)
+    return AsyncLocks(
+        store, runtime, owner=_owner(label), store_timeout=checked_timeout(store_timeout), address=address
+    )
 
 
 def take_at_once(target: str | None, name: str, ttl: float, label: str) -> QuickGrant | None:
