@@ -1,0 +1,384 @@
+"""The thread shell's shared state under every schedule: who leads on a connection, and how the keeper starts and ends.
+
+Rules checked: no wake-up is lost, so nobody returns later than what it waited for was there; no two keepers run; no
+lease is forgotten.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from greenlet import getcurrent
+
+from holdfast.core import keep
+from holdfast.core.acquire import Grant
+from holdfast.core.holding import ALIVE, Holding
+from holdfast.core.keep import Keeper
+from holdfast.core.validity import valid_until
+from holdfast.errors import StoreUnavailable
+from holdfast.runtime.runner import run
+from holdfast.stores.memory import Hub, MemoryStore
+from holdfast.stores.redis import link, threads
+from holdfast.stores.redis.link import SLICE, Link, Slot
+from holdfast.stores.redis.resp import Reader, pack
+from holdfast.stores.redis.threads import ThreadInbox, ThreadWire
+from holdfast.values import Ask, Granted, Push
+from tests.explore.mutation import python
+from tests.shells.turns import Choice, TurnLock, TurnRuntime, Turns, every_schedule
+
+WIRE_FILES = (link.__file__,)
+KEEPER_FILES = (keep.__file__,)
+SWITCHES = int(os.environ.get("HOLDFAST_SWITCHES", "1"))
+"""Switches at lines, besides those where a thread waits; `make explore` plays all schedules with two."""
+
+
+class Socket:
+    """The client's end of a connection. `told` is what the client has sent and the server not yet read."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self.arrived = b""
+        self.told: list[Any] = []
+        self.closed = False
+
+    def setblocking(self, blocking: bool) -> None: ...
+
+    def setsockopt(self, *option: object) -> None: ...
+
+    def readable(self) -> bool:
+        return bool(self.arrived) or self.closed
+
+    def send(self, data: bytes) -> int:
+        self.told += Reader().feed(data)
+        return len(data)
+
+    def recv(self, size: int) -> bytes:
+        if not self.readable() and not self._turns.wait(self.readable, self._turns.now + SLICE):
+            raise BlockingIOError
+        data, self.arrived = self.arrived, b""
+        return data
+
+    def shutdown(self, how: int) -> None:
+        self.closed = True
+
+
+class Poll:
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def register(self, socket: Socket, events: int) -> None:
+        self._socket = socket
+
+    def poll(self, milliseconds: float) -> bool:
+        return self._turns.wait(self._socket.readable, self._turns.now + milliseconds / 1000)
+
+
+class Place:
+    """One play: the turns, a connection, and what came of it."""
+
+    def __init__(self, watched: Sequence[str], schedule: Sequence[int], switches: int = 0) -> None:
+        self.turns = Turns(watched, schedule, switches)
+        self.runtime = TurnRuntime(self.turns)
+        self.socket = Socket(self.turns)
+        self.ended: dict[str, tuple[float, Any]] = {}
+
+    def dial(self, limit: float) -> Any:
+        return SimpleNamespace(_sock=self.socket, protocol=2, connect=lambda: None, disconnect=lambda: None)
+
+    def thread(self, name: str, work: Callable[[], Any]) -> None:
+        def body() -> None:
+            result = work()
+            self.ended[name] = round(self.turns.now - 100.0, 6), result
+
+        self.turns.add(body, name)
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Turns], None]:
+    """Locks and polls of the shipped modules become those of a play."""
+
+    def patch(turns: Turns) -> None:
+        locks = SimpleNamespace(Lock=lambda: TurnLock(turns))
+        monkeypatch.setattr(link, "threading", locks)
+        monkeypatch.setattr(threads, "threading", locks)
+        monkeypatch.setattr(link, "select", SimpleNamespace(poll=lambda: Poll(turns), POLLIN=1, POLLOUT=4))
+
+    return patch
+
+
+Patch = Callable[[Turns], None]
+
+
+def search(
+    prepare: Callable[[Place], None], ends: dict[str, Any], patch: Patch, files: Sequence[str], switches: int
+) -> int:
+    """Play every schedule; how many there are. `ends` says for each thread when it must have ended, and how."""
+
+    def play(schedule: Sequence[int]) -> list[Choice]:
+        place = Place(files, schedule, switches)
+        patch(place.turns)
+        prepare(place)
+        errors = place.turns.play()
+        said = f"schedule {[choice.taken for choice in place.turns.choices]}: {place.ended} {errors}"
+        assert not errors, said
+        assert place.ended == ends, said
+        return place.turns.choices
+
+    played = 0
+    for played in every_schedule(play, switches):
+        assert played < 2_000_000
+    return played
+
+
+def ask(wire: ThreadWire, word: bytes, until: float) -> Any:
+    try:
+        return run(wire.ask(pack(word), 100.0 + until))
+    except StoreUnavailable as error:
+        return error.outcome.value
+
+
+def connected(place: Place) -> ThreadWire:
+    """A wire that has dialled, so that the plays are about the rest."""
+    wire = ThreadWire(place.dial, place.runtime)
+    wire._connect(110.0)
+    return wire
+
+
+def answers(place: Place, count: int, *, after: float = 0.0) -> None:
+    """A server that reads one request after the other and echoes it."""
+    for _ in range(count):
+        place.turns.wait(lambda: bool(place.socket.told))
+        if after:
+            place.turns.wait(lambda: False, 100.0 + after)
+        (word,) = place.socket.told.pop(0)
+        place.socket.arrived += b"$%d\r\n%s\r\n" % (len(word), word)
+        place.turns.point()
+
+
+def two_ask(place: Place) -> None:
+    wire = connected(place)
+    place.thread("one", lambda: ask(wire, b"one", 10))
+    place.thread("two", lambda: ask(wire, b"two", 10))
+    place.thread("server", lambda: answers(place, 2))
+
+
+def the_leader_gives_up(place: Place) -> None:
+    """The answers come after a second; one of the two who wait has time for half of it only."""
+    wire = connected(place)
+    place.thread("short", lambda: ask(wire, b"short", 0.2))
+    place.thread("long", lambda: ask(wire, b"long", 10))
+    place.thread("server", lambda: answers(place, 2, after=0.3))
+
+
+def one_listens(place: Place) -> None:
+    """The keeper takes in what is there, while another waits for an answer."""
+    wire = connected(place)
+    place.thread("asker", lambda: ask(wire, b"asker", 10))
+    place.thread("keeper", wire.listen)
+    place.thread("server", lambda: answers(place, 1))
+
+
+def the_connection_breaks(place: Place) -> None:
+    wire = connected(place)
+    place.thread("one", lambda: ask(wire, b"one", 10))
+    place.thread("two", lambda: ask(wire, b"two", 10))
+
+    def server() -> None:
+        place.turns.wait(lambda: len(place.socket.told) == 2)
+        place.socket.closed = True
+
+    place.thread("server", server)
+
+
+def two_mailboxes(place: Place) -> None:
+    inbox = ThreadInbox(place.dial, place.runtime)
+    place.socket.arrived = b"*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n"
+    inbox._connect(110.0)
+
+    def wait(holder: str, until: float) -> Any:
+        box = inbox.mailbox(holder)
+        run(box.open(110.0))
+        push = None
+        while push is None and place.turns.now < 100.0 + until:
+            push = run(box.wait(100.0 + until))
+        box.close()
+        return push
+
+    place.thread("ann", lambda: wait("ann", 10))
+    place.thread("bob", lambda: wait("bob", 10))
+
+    def server() -> None:
+        place.turns.wait(lambda: {"ann", "bob"} <= inbox._boxes.keys())
+        for payload in (b"bob 1 7", b"ann 1 8"):
+            place.socket.arrived += b"*3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$%d\r\n%s\r\n" % (len(payload), payload)
+            place.turns.point()
+
+    place.thread("server", server)
+
+
+SERVED = (0.0, None)
+WIRES: dict[str, tuple[Callable[[Place], None], dict[str, Any]]] = {
+    "two ask": (two_ask, {"one": (0.0, b"one"), "two": (0.0, b"two"), "server": SERVED}),
+    "the leader gives up": (
+        the_leader_gives_up,
+        {"short": (0.2, "unknown"), "long": (0.3, b"long"), "server": (0.3, None)},
+    ),
+    "one listens": (one_listens, {"asker": (0.0, b"asker"), "keeper": SERVED, "server": SERVED}),
+    "the connection breaks": (
+        the_connection_breaks,
+        {"one": (0.0, "unknown"), "two": (0.0, "unknown"), "server": SERVED},
+    ),
+    "two mailboxes": (two_mailboxes, {"ann": (0.0, Push(1, 8)), "bob": (0.0, Push(1, 7)), "server": SERVED}),
+}
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_no_wake_up_is_lost_on_a_connection(name: str, patched: Patch) -> None:
+    prepare, ends = WIRES[name]
+    assert search(prepare, ends, patched, WIRE_FILES, SWITCHES) > 500
+
+
+FOLLOWS = """\
+elif slot.waker is None:
+                slot.waker = self._runtime.waker()
+                self._followers[slot] = None
+            elif not await slot.waker.wait(until):"""
+LOST_CALLS = {
+    "a leader that leaves wakes nobody": ("_lead", "if self._followers:", "if False:"),
+    "a follower does not try once more to lead": ("await_slot", FOLLOWS, "elif not await self._follow(slot, until):"),
+    "who leaves while nobody leads wakes nobody": ("await_slot", "if not self._leading.locked():", "if False:"),
+    "a failing connection wakes nobody": ("fail", "slot.wake()", "pass"),
+}
+
+
+async def _follow(self: Link, slot: Slot, until: float) -> bool:
+    """A follower as one might write it: make yourself known and sleep."""
+    slot.waker = self._runtime.waker()
+    self._followers[slot] = None
+    return await slot.waker.wait(until)
+
+
+@pytest.mark.parametrize("name", LOST_CALLS)
+def test_a_planted_error_on_a_connection_is_found(name: str, patched: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Link, "_follow", _follow, raising=False)
+    watched = (f"<mutant of {LOST_CALLS[name][0]}>", *WIRE_FILES, __file__)
+
+    def all_of_them() -> None:
+        for prepare, ends in WIRES.values():
+            search(prepare, ends, patched, watched, 1)
+
+    with python(Link, *LOST_CALLS[name]), pytest.raises(AssertionError, match="schedule"):
+        all_of_them()
+
+
+# The keeper
+
+TTL = 0.9
+
+
+class Counted(Keeper):
+    """Knows which of its actors are at work: those that have looked round and not retired since."""
+
+    def __init__(self, store: MemoryStore, runtime: TurnRuntime) -> None:
+        super().__init__(store, runtime)
+        self.actors: set[object] = set()
+        self.most = 0
+
+    async def _round(self) -> float:
+        self.actors.add(getcurrent())
+        self.most = max(self.most, len(self.actors))
+        return await super()._round()
+
+    def _retire(self, idle_for: float) -> bool:
+        retires = super()._retire(idle_for)
+        if retires:
+            self.actors.discard(getcurrent())
+        return retires
+
+
+def hold(place: Place, keeper: Counted, store: MemoryStore, name: str, begins: float, lasts: float) -> bool:
+    """Take a lock at that moment, have it kept for so long, and give it back; whether it was ours all the time, and
+    one keeper looked after it."""
+    place.turns.wait(lambda: False, 100.0 + begins)
+    asked_at = place.turns.now
+    ask = Ask(name, name, TTL, "")
+    granted = run(store.acquire(ask, None, 0.0))
+    assert isinstance(granted, Granted)
+    grant = Grant(granted.fence, asked_at, valid_until(asked_at, TTL))
+    held = Holding(place.runtime, ask, grant, renewing=True, max_hold=None)
+    keeper.watch(held)
+    place.turns.wait(lambda: False, asked_at + lasts)
+    kept = held.check(place.turns.now) in ALIVE
+    held.give_back()
+    kept = run(store.release(name, name, 0.0)) and kept
+    keeper.unwatch(held)
+    return kept and keeper.most == 1
+
+
+def keeping(second: float) -> Callable[[Place], None]:
+    """One lease at the beginning, and another at the given moment, when the keeper may be about to retire."""
+
+    def prepare(place: Place) -> None:
+        store = MemoryStore(Hub(), place.runtime)
+        keeper = Counted(store, place.runtime)
+        place.thread("first", lambda: hold(place, keeper, store, "first", 0.0, 0.1))
+        place.thread("second", lambda: hold(place, keeper, store, "second", second, 2.0))
+
+    return prepare
+
+
+def keeper_moments() -> list[float]:
+    """When the keeper looks up, left to itself after one short lease: at these moments it may retire."""
+    place = Place((), ())
+    found: list[float] = []
+
+    class Noting(Counted):
+        async def _round(self) -> float:
+            found.append(round(place.turns.now - 100.0, 6))
+            return await super()._round()
+
+    store = MemoryStore(Hub(), place.runtime)
+    keeper = Noting(store, place.runtime)
+    place.thread("first", lambda: hold(place, keeper, store, "first", 0.0, 0.1))
+    assert place.turns.play() == []
+    assert place.ended == {"first": (0.1, True)}
+    return sorted(set(found))
+
+
+def kept(second: float) -> dict[str, Any]:
+    return {"first": (0.1, True), "second": (round(second + 2.0, 6), True)}
+
+
+@pytest.mark.parametrize("look", range(3))
+def test_a_keeper_that_retires_forgets_nobody(look: int, patched: Patch) -> None:
+    moments = keeper_moments()
+    assert len(moments) == 3, moments
+    second = moments[look]
+    assert search(keeping(second), kept(second), patched, KEEPER_FILES, SWITCHES) > 50
+
+
+FORGETFUL = {
+    "it retires whoever came meanwhile": (
+        "_retire",
+        "if self._held or idle_for < LINGER or self._in_use:",
+        "if idle_for < LINGER:",
+    ),
+    "it is not woken for a lease that is due early": ("watch", "elif early:", "elif False:"),
+    "a second one is started": ("watch", "start, self._active = not self._active, True", "start = True"),
+    "none is started again": ("_retire", "self._active = False", "pass"),
+}
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_a_planted_error_of_the_keeper_is_found(name: str, patched: Patch) -> None:
+    watched = (f"<mutant of {FORGETFUL[name][0]}>", *KEEPER_FILES)
+    moments = keeper_moments()
+
+    def all_of_them() -> None:
+        for second in moments:
+            search(keeping(second), kept(second), patched, watched, 1)
+
+    with python(Keeper, *FORGETFUL[name]), pytest.raises(AssertionError, match="schedule"):
+        all_of_them()
