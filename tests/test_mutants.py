@@ -137,9 +137,7 @@ MUTANTS = {
         "CL",
     ),
     "nothing is given back when cancelled": mutant(
-        lambda: python(
-            acquire, "acquire", "await attempt.abandon(inline=not isinstance(error, StoreUnavailable))", "pass"
-        ),
+        lambda: python(ATTEMPT, "abandon", "if not self._traces:", "if True:"),
         world(once, once, cancel=1, cancellable="B"),
         "CL",
     ),
@@ -227,7 +225,7 @@ MUTANTS = {
         lambda: lua("acquire", "if held == holder then", "if false then"), world(once, lose_reply=1), "NL"
     ),
     "the fence is not raised": mutant(
-        lambda: lua("acquire", "if last < now then return now end", "if last > 0 then return last end"),
+        lambda: lua("acquire", "if last + fences <= now then return now end", "if last > 0 then return last end"),
         world(once, once),
         "FT",
     ),

@@ -11,8 +11,9 @@ from functools import partial
 from multiprocessing import get_context
 from typing import NamedTuple
 
-from holdfast.testing import models
+from holdfast.testing import households, models
 from holdfast.testing.explorer import Explorer
+from holdfast.testing.world import Model
 
 
 class Row(NamedTuple):
@@ -42,8 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes to spread the models over")
     parser.add_argument("names", nargs="*", help="models whose names begin so; all when left out")
     chosen = parser.parse_args(arguments)
-    known = models.quick() if chosen.quick else models.full()
-    names = [one.name for one in known if not chosen.names or one.name.startswith(tuple(chosen.names))]
+    names = [
+        one.name for one in known(quick=chosen.quick) if not chosen.names or one.name.startswith(tuple(chosen.names))
+    ]
     one_search = partial(search, quick=chosen.quick, most_states=chosen.most_states)
     started = time.monotonic()
     if chosen.jobs > 1:
@@ -55,9 +57,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if rows and all(row.complete for row in rows) else 1
 
 
+def known(*, quick: bool) -> list[Model]:
+    """All models, in the order in which they are searched; each is one function of `models` or `households`."""
+    return [*models.quick(), *households.quick()] if quick else [*models.full(), *households.full()]
+
+
 def search(name: str, *, quick: bool, most_states: int) -> Row:
     """Search the model of that name to its end, or up to the limit."""
-    (model,) = (one for one in (models.quick() if quick else models.full()) if one.name == name)
+    (model,) = (one for one in known(quick=quick) if one.name == name)
     report = Explorer(model).run(most_states=most_states)
     return Row(
         report.model,
