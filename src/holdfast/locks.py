@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 from holdfast.blocks import Block, leave_block
 from holdfast.core import passing
 from holdfast.core.acquire import Grant
-from holdfast.core.acquire import acquire as ask_store
 from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
 from holdfast.core.holding import ALIVE, Holding, State
@@ -83,23 +82,23 @@ class BaseLock(Generic[LeaseT]):
             deadline, blocking = Deadline(runtime.now(), client.store_timeout), False
         else:
             deadline = Deadline(None if wait is None else runtime.now() + wait, client.store_timeout)
-        ask = Ask(self._name, runtime.new_holder(), chosen.ttl, chosen.owner)
-        turn = await self._turn(ask, deadline, blocking)
-        if turn is None:
-            return None
-        lease = self._lease(turn.ask, turn.grant, turn.tenancy)
-        self._remember(lease, runtime.caller())
-        return lease
-
-    async def _turn(self, ask: Ask, deadline: Deadline, blocking: bool) -> passing.Turn | None:
-        client = self._client
-        if not self._options.passing or not client.store.reserves:
-            grant = await ask_store(client.store, client.runtime, ask, deadline, blocking=blocking)
-            return None if grant is None else passing.Turn(ask, grant, None)
         room = self._room
         if room is None or room.home is not client.passing:  # the first time, or the first in a forked process
-            room = self._room = client.passing.room(self._name)
-        return await passing.acquire(room, client.store, client.runtime, ask, deadline, blocking=blocking)
+            room = self._find_room()
+        ask = Ask(self._name, runtime.new_holder(), chosen.ttl, chosen.owner)
+        turn = await passing.acquire(room, client.store, runtime, ask, deadline, blocking=blocking)
+        if turn is None:
+            return None
+        ask, grant, tenancy = turn
+        lease = self._lease(ask, grant, tenancy)
+        self._remember(lease, lease._holding.caller)
+        return lease
+
+    def _find_room(self) -> passing.Room | None:
+        client = self._client
+        may_pass = self._options.passing and client.store.reserves
+        self._room = client.passing.room(self._name) if may_pass else None
+        return self._room
 
     def _remember(self, lease: LeaseT, caller: Hashable) -> None:
         table = self._taken

@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 from holdfast.core.acquire import Grant
 from holdfast.core.acquire import acquire as ask_store
 from holdfast.core.deadline import Deadline
-from holdfast.core.holding import ALIVE, Holding, State
+from holdfast.core.holding import Holding, State
 from holdfast.core.release import give_back
 from holdfast.core.validity import DRIFT, valid_until, worth_taking
 from holdfast.errors import closed_error
@@ -74,7 +74,7 @@ class Tenancy:
     """One grant of the store, for several leases in a row. Invariants: the fences above `used` up to `last` are
     nobody's yet; at most one lease of it is alive; `seat` is whom it was passed to and who has not noticed yet."""
 
-    __slots__ = ("_age", "_last", "_until", "_used", "ask", "passes", "room", "seat", "span_ends")
+    __slots__ = ("_acknowledged", "_age", "_last", "_until", "_used", "ask", "passes", "room", "seat", "span_ends")
 
     def __init__(self, room: Room, ask: Ask, grant: Grant, fences: int, now: float) -> None:
         self.room = room
@@ -82,6 +82,7 @@ class Tenancy:
         self.seat: Seat | None = None
         self.span_ends = now + SPAN
         self.passes = 0
+        self._acknowledged = grant.acknowledged
         self._age = now - grant.asked_at
         self._until = grant.valid_until
         self._last = grant.fence
@@ -89,7 +90,8 @@ class Tenancy:
 
     def first(self, grant: Grant) -> Turn:
         """For the one who asked."""
-        return Turn(self.ask, Grant(self._used, grant.asked_at, valid_until(grant.asked_at, self.ask.ttl)), self)
+        until = valid_until(grant.asked_at, self.ask.ttl)
+        return Turn(self.ask, grant._replace(fence=self._used, valid_until=until), self)
 
     def passable(self, now: float) -> bool:
         return now < self.span_ends and self._used < self._last
@@ -99,7 +101,8 @@ class Tenancy:
         self._used += 1
         self.passes += 1
         asked_at = now - self._age
-        grant = Grant(self._used, asked_at, min(self._until, valid_until(asked_at, self.ask.ttl)))
+        until = min(self._until, valid_until(asked_at, self.ask.ttl))
+        grant = Grant(self._used, asked_at, until, self._acknowledged)
         return Turn(seat.ask._replace(holder=self.ask.holder), grant, self)
 
     def pass_on(self, holding: Holding, now: float) -> bool:
@@ -148,7 +151,8 @@ class Room:
 
     def enter(self, runtime: Runtime, ask: Ask) -> Seat | int:
         """A seat to wait in; or how many fences to ask the store for, where more than one means a tenancy."""
-        if not self._company():
+        latest = self.latest
+        if self._front is None and not self._productive and not self.askers and not (latest and latest.alive):
             return 1  # alone, as nearly always
         now = runtime.now()
         with self._mutex:
@@ -159,11 +163,6 @@ class Room:
             seat = Seat(runtime, ask, now + (LONG_PATIENCE if self._productive else PATIENCE))
             self._seats.append(seat)
             return seat
-
-    def _company(self) -> bool:
-        if self._front is not None or self._productive or self.askers:
-            return True
-        return self.latest is not None and self.latest.state in ALIVE
 
     def _leads(self, now: float) -> bool:
         """Whether whoever is in front may yet pass the lock on."""
@@ -286,9 +285,13 @@ class Passing:
 
 
 async def acquire(
-    room: Room, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool
+    room: Room | None, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool
 ) -> Turn | None:
-    """A turn, passed on or granted by the store; None when there was none until the deadline."""
+    """A turn, passed on or granted by the store; None when there was none until the deadline. Without a room, nothing
+    is passed on."""
+    if room is None:
+        alone = await ask_store(store, runtime, ask, deadline, blocking=blocking)
+        return None if alone is None else Turn(ask, alone, None)
     fences = room.enter(runtime, ask) if blocking else 1
     if isinstance(fences, Seat):
         outcome = await _sit(room, store, runtime, fences, deadline)

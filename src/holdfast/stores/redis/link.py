@@ -49,7 +49,8 @@ class Slot:
     def settle(self, value: Any) -> None:
         self.value = value
         self.ready = True
-        self.wake()
+        if self.waker is not None:
+            self.wake()
 
     def wake(self) -> bool:
         waker = self.waker  # read once: its owner takes it away when its time is up
@@ -162,11 +163,11 @@ class Link:
 
     def _read(self, until: float) -> bool:
         """Read once and dispatch; False when nothing came in time."""
-        data = self._receive() if self._tls_mutex is not None else None  # what TLS had decrypted already
+        tls = self._tls_mutex is not None
+        data = self._receive() if tls else None  # what TLS had decrypted already
         while data is None:
             left = until - self._runtime.now()
-            poll_first = left < SLICE or self._tls_mutex is not None
-            if poll_first and not self._poll.poll(left * 1000 if left > 0 else 0):
+            if (tls or left < SLICE) and not self._poll.poll(left * 1000 if left > 0 else 0):
                 return False
             data = self._receive()
         self._take(data)
