@@ -32,7 +32,8 @@ def connect(target: Any = None, *, label: str = "", store_timeout: Seconds = 10.
     For Redis and Valkey: `replicas` (0) is how many replicas must acknowledge a grant or a renewal before it counts,
     within `replica_timeout` (1) seconds, with `aof=True` on disk. `reassert`: whether a grant that the server forgot is
     taken back in if the lock is free; by default where another server may take over, with Sentinel or a cluster.
-    `service` names the master for a Sentinel object. URLs of several servers: redis+sentinel://host1,host2/service,
+    `scripts`: False does without (transactions instead, for accounts that may not run scripts), True never does, and
+    None finds out. `service` names the master for a Sentinel object. URLs of several servers: redis+sentinel://host1,host2/service,
     redis+cluster://host1,host2.
 
     >>> import holdfast

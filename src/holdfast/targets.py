@@ -23,7 +23,7 @@ SCHEMES = (
     "redis://, rediss://, valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster://, sqlite:///path "
     "and memory://"
 )
-REDIS_OPTIONS = ("replicas", "replica_timeout", "aof", "reassert", "service")
+REDIS_OPTIONS = ("replicas", "replica_timeout", "aof", "reassert", "service", "scripts")
 
 
 def checked_timeout(value: Seconds) -> float:

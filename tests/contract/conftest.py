@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.driver import COLOURS, Driver
-from tests.contract.stores import EVERYWHERE, NOT_ON_A_QUORUM, STORES, Surroundings
+from tests.contract.stores import EVERYWHERE, NOT_ON_A_QUORUM, STORES, WITHOUT_A_QUEUE, Surroundings
 from tests.support.servers import Server
 from tests.support.topologies import Group
 
@@ -28,7 +28,11 @@ def d(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what a store cannot do by its nature."""
-    items[:] = [item for item in items if not (_store_of(item) == "quorum" and _name_of(item) in NOT_ON_A_QUORUM)]
+    missing = {
+        "quorum": set(NOT_ON_A_QUORUM),
+        "transactions": {name for names in WITHOUT_A_QUEUE.values() for name in names},
+    }
+    items[:] = [item for item in items if not missing.get(_store_of(item), set()) & _names_of(item)]
 
 
 def _store_of(item: pytest.Item) -> str:
@@ -36,5 +40,7 @@ def _store_of(item: pytest.Item) -> str:
     return str(given[0]) if isinstance(given, tuple) else ""
 
 
-def _name_of(item: pytest.Item) -> str:
-    return str(getattr(item, "originalname", item.name))
+def _names_of(item: pytest.Item) -> set[str]:
+    """The scenario's name, and that of the check that it runs."""
+    check = getattr(getattr(item, "callspec", None), "params", {}).get("check")
+    return {str(getattr(item, "originalname", item.name)), str(getattr(check, "__name__", ""))}

@@ -43,6 +43,15 @@ def _sqlite(around: Surroundings) -> Place:
     return Place(f"sqlite:///{around.folder}/locks.db")
 
 
+def _transactions(around: Surroundings) -> Place:
+    """Locks without scripts, as an account has to take them that may run none."""
+    server = around.shared_server("valkey9")
+    server.raw("ACL", "SETUSER", "plain", "reset", "on", ">word", "~*", "&*", "+@all", *NO_SCRIPTS)
+    return Place(server.url.replace("//", "//plain:word@"), server)
+
+
+NO_SCRIPTS = ("-eval", "-evalsha", "-eval_ro", "-evalsha_ro", "-script", "-function", "-fcall", "-fcall_ro")
+
 STORES: dict[str, Callable[[Surroundings], Place]] = {
     "memory": lambda _: Place(f"memory://{uuid.uuid4()}"),
     "sqlite": _sqlite,
@@ -53,10 +62,41 @@ STORES: dict[str, Callable[[Surroundings], Place]] = {
     "sentinel": lambda around: around.among("sentinel"),
     "cluster": lambda around: around.among("cluster"),
     "quorum": lambda around: around.among("quorum"),
+    "transactions": _transactions,
 }
 
 NOT_ON_A_QUORUM = ("test_every_waiter_gets_past_crashed_holders",)
 """Its ttl is about as long as it takes to dial five servers, twice each; and order is not promised."""
+
+WITHOUT_A_QUEUE = {
+    "first-come order": (
+        "test_first_come_first_served",
+        "test_who_comes_new_does_not_overtake",
+        "test_every_waiter_gets_past_crashed_holders",
+        "test_those_who_wait_in_order",
+        "order",
+        "places",
+        "told_first",
+    ),
+    "hand-off": (
+        "handed_over",
+        "inherited",
+        "passed_over",
+        "forgotten",
+        "test_a_waiter_whose_inbox_breaks_asks_again_and_keeps_its_place",
+        "test_a_waiter_that_was_killed_is_passed_over",
+    ),
+    "those who wait are not listed or counted, and a mailbox tells them to look again": (
+        "inspected",
+        "surveyed",
+        "taken_away",
+        "patience",
+        "test_labels_come_back_as_they_were_given",
+        "test_every_name_has_a_queue_of_its_own",
+        "test_what_is_told_of_each",
+    ),
+}
+"""What a store cannot do where nobody queues, and the scenarios and checks that show it elsewhere."""
 
 EVERYWHERE = [pytest.param((store, colour), id=f"{store}-{colour}") for store in STORES for colour in COLOURS]
 

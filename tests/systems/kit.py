@@ -41,6 +41,12 @@ class Kit:
         self._clients.append(client)
         return client
 
+    def connect(self, url: str | None = None, **options: Any) -> Any:
+        """A connection of holdfast's; closed when the scenario ends."""
+        locks = self.library.connect(url or self.server.url, **options)
+        self._clients.insert(0, locks)
+        return locks
+
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         raise NotImplementedError
 

@@ -46,7 +46,7 @@ async def test_b1_taken_once_given_back_once(k: Kit, decode: bool) -> None:
 async def test_b1_it_is_the_lock_that_a_connection_makes(k: Kit, protocol: int) -> None:
     client = k.client(protocol=protocol)
     lock = k.library.Lock(client, "counter", ttl=5, label="till")
-    made = k.library.connect(k.server.url)
+    made = k.connect()
     assert type(lock) is type(made.lock("counter"))
     assert repr(lock) == repr(made.lock("counter", ttl=5))
     async with held(lock) as lease:
@@ -54,7 +54,6 @@ async def test_b1_it_is_the_lock_that_a_connection_makes(k: Kit, protocol: int) 
         assert (info.holder, info.fence, info.owner.label) == (lease.holder, lease.fence, "till")
     with pytest.raises(ConfigurationError, match="no option"):
         k.library.Lock(client, "counter", sleep=1)
-    await done(made.close())
 
 
 @scenario

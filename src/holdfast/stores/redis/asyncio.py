@@ -22,6 +22,7 @@ from holdfast.stores.redis.messages import (
     grace_after,
     new_address,
     push_in,
+    sound,
     subscribe_error,
     subscribe_request,
 )
@@ -56,8 +57,10 @@ class TaskWire:
             link = await self._dialler.get(until)
         return await link.ask(request, min(until, self._runtime.now() + self._longest), before)
 
-    async def post(self, requests: Sequence[bytes], until: float) -> tuple[TaskLink, list[asyncio.Future[Any]]]:
-        link = await self._dialler.get(until)
+    async def post(
+        self, requests: Sequence[bytes], until: float, on: TaskLink | None = None
+    ) -> tuple[TaskLink, list[asyncio.Future[Any]]]:
+        link = await self._dialler.get(until) if on is None else sound(on, self._dialler.link)
         return link, link.post(requests)
 
     async def collect(self, posted: tuple[TaskLink, list[asyncio.Future[Any]]], until: float) -> list[Any]:

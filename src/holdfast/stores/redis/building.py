@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from holdfast.facts import Topology
-from holdfast.ports import Runtime
+from holdfast.ports import Runtime, Store
 from holdfast.stores.redis.choices import Choices
 from holdfast.stores.redis.dialling import Dial
 from holdfast.stores.redis.store import RedisStore
@@ -45,6 +45,20 @@ class Builder(NamedTuple):
         from holdfast.stores.redis.replicas import ConfirmingStore
 
         return ConfirmingStore(wire, inbox, self.runtime, self.choices.wanted, **setup)
+
+    def with_or_without_scripts(self, wire: Any, inbox: Any, topology: Topology) -> Store:
+        """The same, or the one without scripts where that was chosen or turns out to be needed."""
+        scripted = self.store(wire, inbox, topology)
+        if self.choices.scripts or self.choices.wanted is not None:
+            return scripted
+        from holdfast.stores.redis.choosing import ChoosingStore
+
+        def without() -> RedisStore:
+            from holdfast.stores.redis.transactions import TransactionStore
+
+            return TransactionStore(wire, self.runtime, topology=topology)
+
+        return ChoosingStore(scripted, without) if self.choices.scripts is None else without()
 
     @property
     def longest(self) -> float:

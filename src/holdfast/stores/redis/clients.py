@@ -150,7 +150,7 @@ def _store_of_pool(pool: Any, builder: Builder) -> tuple[Store, str]:
         return _sentinel_store(sentinels, pool.connection_class, settings, builder)
     settings = _ours(pool.connection_kwargs)
     wire, inbox = builder.connections(_dial(pool.connection_class, settings))
-    return builder.store(wire, inbox, Topology.SINGLE), _address(settings)
+    return builder.with_or_without_scripts(wire, inbox, Topology.SINGLE), _address(settings)
 
 
 def _sentinels(builder: Builder, service: str, watchers: list[Watcher], **rules: Any) -> Sentinels:
@@ -169,7 +169,7 @@ def _sentinel_store(
 
     sentinels.on_switch = switch
     address = clean(f"sentinel service {sentinels.service_name}, database {settings.get('db') or 0}")
-    return builder.store(wire, inbox, Topology.SENTINEL), address
+    return builder.with_or_without_scripts(wire, inbox, Topology.SENTINEL), address
 
 
 def _store_of_sentinel_url(url: str, builder: Builder) -> tuple[Store, str]:
@@ -219,6 +219,8 @@ def _cluster_store(
     from holdfast.stores.redis.cluster import ClusterStore
     from holdfast.stores.redis.node import Node
 
+    if builder.choices.scripts is False:
+        raise ConfigurationError("A cluster needs scripts: leave scripts=False out.")
     ours = _ours(settings, "host", "port", *NOT_OF_A_NODE)
 
     def node(host: str, port: int) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from holdfast.errors import StoreError, StoreUnavailable
 from holdfast.ports import Runtime
@@ -33,6 +33,23 @@ def grace_after(dialled_in: float) -> float:
     (0.08, 0.6, 1.0)
     """
     return min(FIRST_GRACE, max(LEAST_GRACE, 2 * dialled_in))
+
+
+class HasError(Protocol):
+    """A connection; `error` once it is of no use any more."""
+
+    @property
+    def error(self) -> StoreError | None: ...
+
+
+LinkT = TypeVar("LinkT", bound=HasError)
+
+
+def sound(wanted: LinkT, current: LinkT | None) -> LinkT:
+    """The connection over which a conversation must go on, if it is still the one in use."""
+    if current is not wanted or wanted.error is not None:
+        raise StoreUnavailable("The connection broke in the midst of a transaction, so nothing was changed.")
+    return wanted
 
 
 def new_address(runtime: Runtime) -> str:

@@ -217,7 +217,7 @@ class RedisStore:
     async def inspect(self, name: str, until: float, before: Sequence[bytes] = ()) -> LockInfo:
         reply = await self._run(scripts.INSPECT, scripts.inspect_request(name, MOST_SHOWN), name, until, before)
         try:
-            return _info(name, reply)
+            return info_of(name, reply)
         except (TypeError, ValueError, IndexError):
             raise _nonsense(name, reply) from None
 
@@ -247,7 +247,7 @@ class RedisStore:
             return ()
         reply = await self._run(scripts.SURVEY, scripts.survey_request(names), names[0], until)
         try:
-            return tuple(_info(name, reply[KNOWN * at : KNOWN * (at + 1)]) for at, name in enumerate(names))
+            return tuple(info_of(name, reply[KNOWN * at : KNOWN * (at + 1)]) for at, name in enumerate(names))
         except (TypeError, ValueError, IndexError):
             raise _nonsense(names[0], reply) from None
 
@@ -278,7 +278,7 @@ def _nonsense(name: str, reply: object) -> StoreError:
     )
 
 
-def _info(name: str, reply: list[Any]) -> LockInfo:
+def info_of(name: str, reply: list[Any]) -> LockInfo:
     exists, holder, pttl, meta, now_us, waiting = reply[:6]
     fence, holder_start, owner = _meta(meta)
     waiters = [_waiter(*reply[at : at + 3], now_us=now_us) for at in range(6, len(reply), 3)]

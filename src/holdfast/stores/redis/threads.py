@@ -30,6 +30,7 @@ from holdfast.stores.redis.messages import (
     grace_after,
     new_address,
     push_in,
+    sound,
     subscribe_error,
     subscribe_request,
 )
@@ -72,9 +73,9 @@ class ThreadWire:
             raise link.error
         raise self._overdue(link)
 
-    async def post(self, requests: Sequence[bytes], until: float) -> tuple[Link, list[Slot]]:
+    async def post(self, requests: Sequence[bytes], until: float, on: Link | None = None) -> tuple[Link, list[Slot]]:
         slots: list[Slot] = []
-        link, last = self._send(requests[-1], until, requests[:-1], slots)
+        link, last = self._send(requests[-1], until, requests[:-1], slots, on)
         return link, [*slots, last]
 
     async def collect(self, posted: tuple[Link, list[Slot]], until: float) -> list[Any]:
@@ -96,15 +97,20 @@ class ThreadWire:
             link.try_to_lead(Slot(), 0.0)
 
     def _send(
-        self, request: bytes, until: float, before: Sequence[bytes], early: list[Slot] | None = None
+        self,
+        request: bytes,
+        until: float,
+        before: Sequence[bytes],
+        early: list[Slot] | None = None,
+        on: Link | None = None,
     ) -> tuple[Link, Slot]:
         mutex = self._mutex
         if not mutex.acquire(blocking=False) and not mutex.acquire(timeout=max(0.0, until - self._runtime.now())):
             raise StoreUnavailable("The connection is busy, so the request was not sent. Try again later.")
         try:
             link = self._link
-            if link is None or link.error is not None:
-                link = self._connect(until)
+            if link is None or link.error is not None or on is not None:
+                link = self._connect(until) if on is None else sound(on, link)
             slot = Slot(self._runtime.now())
             if before:
                 slots = [Slot(slot.sent_at) for _ in before]

@@ -1,0 +1,148 @@
+"""With scripts, until the server says that this account may run none; from then on by transactions.
+
+Rules kept here: an account that may do neither is told what it lacks for scripts, the better way; the change is logged
+once, as a warning, since waiting is then slower and without an order; what was asked is answered all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from holdfast.errors import StoreError, StoreProtocolError, StoreRefused
+from holdfast.facts import Facts
+from holdfast.ports import Mailbox, Reassert
+from holdfast.stores.redis.store import RedisStore
+from holdfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal
+
+log = logging.getLogger("holdfast")
+
+T = TypeVar("T")
+
+NO_SCRIPTS = re.compile(r"\[(NOPERM|(ERR )?unknown command).*\beval(sha)?\b", re.IGNORECASE)
+"""How errors of ours quote a server that denies scripts, by its ACL or by a renamed command."""
+PROBE = "holdfast"
+"""A name to ask about where nothing else is known; nothing is changed."""
+
+
+class ChoosingStore:
+    """`ports.Store`. `_store` is the one in use; `_without` makes the one without scripts."""
+
+    def __init__(self, scripted: RedisStore, without: Callable[[], RedisStore]) -> None:
+        self._scripted = self._store = scripted
+        self._without = without
+        self._chosen = False
+
+    @property
+    def grace(self) -> float:
+        return self._store.grace
+
+    @property
+    def reserves(self) -> bool:
+        return self._store.reserves
+
+    @property
+    def confirms(self) -> bool:
+        return self._store.confirms
+
+    @property
+    def reassert(self) -> Reassert | None:
+        return self._store.reassert
+
+    @property
+    def listening(self) -> bool:
+        return self._store.listening
+
+    @property
+    def notices(self) -> bool:
+        return self._store.notices
+
+    def mailbox(self, holder: str) -> Mailbox:
+        return self._store.mailbox(holder)
+
+    def on_change(self, tell: Callable[[str | None], None]) -> None:
+        self._store.on_change(tell)
+
+    def listen(self) -> None:
+        self._store.listen()
+
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        try:
+            return await self._store.acquire(ask, place, until)
+        except (StoreRefused, StoreProtocolError) as refusal:
+            return await self._instead(refusal, lambda store: store.acquire(ask, place, until))
+
+    async def release(self, name: str, holder: str, until: float) -> bool:
+        try:
+            return await self._store.release(name, holder, until)
+        except (StoreRefused, StoreProtocolError) as refusal:
+            return await self._instead(refusal, lambda store: store.release(name, holder, until))
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
+        return await self._run(lambda store: store.renew(renewals, until))
+
+    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+        return await self._run(lambda store: store.adopt(ask, old_holder, until))
+
+    async def inspect(self, name: str, until: float) -> LockInfo:
+        return await self._run(lambda store: store.inspect(name, until))
+
+    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+        return await self._run(lambda store: store.survey(pattern, cursor, until))
+
+    async def take_away(self, name: str, holder: str, until: float) -> bool:
+        return await self._run(lambda store: store.take_away(name, holder, until))
+
+    async def facts(self, until: float) -> Facts:
+        try:
+            await self.inspect(PROBE, until)  # so that the facts are those of the store that will be used
+        except (StoreRefused, StoreProtocolError):
+            pass
+        return await self._store.facts(until)
+
+    async def _run(self, operation: Callable[[RedisStore], Awaitable[T]]) -> T:
+        try:
+            return await operation(self._store)
+        except (StoreRefused, StoreProtocolError) as refusal:
+            return await self._instead(refusal, operation)
+
+    async def _instead(self, refusal: StoreError, operation: Callable[[RedisStore], Awaitable[T]]) -> T:
+        """The answer without scripts, if it is for want of them that there was none."""
+        if not NO_SCRIPTS.search(str(refusal)):
+            raise refusal
+        other = self._store if self._chosen else self._without()
+        try:
+            answer = await operation(other)
+        except StoreRefused:
+            raise refusal from None
+        self._choose(other, refusal)
+        return answer
+
+    def _choose(self, other: RedisStore, refusal: StoreError) -> None:
+        if self._chosen:
+            return
+        self._store, self._chosen = other, True
+        log.warning(
+            "This account may not run scripts, so locks are taken by transactions from now on: who waits looks again "
+            "and again instead of being told, and may be overtaken. Allow EVAL and EVALSHA, or say "
+            "connect(..., scripts=False) if it is meant so. %s",
+            refusal,
+        )
+
+    def hang_up(self) -> None:
+        for store in self._all():
+            store.hang_up()
+
+    async def close(self) -> None:
+        for store in self._all():
+            await store.close()
+
+    def forget(self, *, forked: bool) -> None:
+        for store in self._all():
+            store.forget(forked=forked)
+
+    def _all(self) -> Sequence[RedisStore]:
+        """They share a wire, and have an inbox each."""
+        return (self._store, self._scripted) if self._chosen else (self._store,)

@@ -1,0 +1,312 @@
+"""A2, for the whole lock: `connect(..., scripts=False)`, and what happens to an account that may run no scripts.
+
+The contract suite runs on it too (`tests/contract/stores.py`), but for what needs a queue.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import State, StoreRefused, StoreUnavailable
+from holdfast.guarantees import Verdict
+from holdfast.runtime.runner import run
+from holdfast.runtime.threads import ThreadRuntime
+from holdfast.stores.redis.turns import Turns
+from tests.contract.driver import done, held
+from tests.contract.stores import NO_SCRIPTS
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.support.waiting import until
+from tests.systems.conftest import on_all_servers
+from tests.systems.kit import Kit, scenario
+from tests.traps.watching import Stopwatch
+
+
+def denied(server: Server, *rules: str) -> str:
+    """The URL of an account that may run no scripts."""
+    known = [rule for rule in NO_SCRIPTS if server.kind != "redis62" or rule[1:] in ("eval", "evalsha", "script")]
+    server.raw("ACL", "SETUSER", "plain", "reset", "on", ">word", "~*", "&*", "+@all", *known, *rules)
+    return server.url.replace("//", "//plain:word@")
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@on_all_servers
+@scenario
+async def test_a2_an_account_without_scripts_gets_its_locks_all_the_same(k: Kit) -> None:
+    first, second = (k.connect(denied(k.server)) for _ in range(2))
+    async with held(first.lock("thing", ttl=5)) as lease:
+        assert k.server.raw("GET", "thing") == lease.holder
+        assert 4000 < k.server.raw("PTTL", "thing") <= 5000
+        assert await done(second.lock("thing").acquire(timeout=0)) is None
+        assert await done(second.lock("thing").acquire(timeout=0.05)) is None
+        await done(lease.renew(60))
+        assert k.server.raw("PTTL", "thing") > 55_000
+        info = await done(second.lock("thing").inspect())
+        assert (info.holder, info.fence, info.waiting) == (lease.holder, lease.fence, 0)
+    following = await done(second.lock("thing").acquire(timeout=0))
+    assert following.fence > lease.fence
+
+
+@scenario
+async def test_a2_the_change_is_logged_once_and_told_by_guarantees(k: Kit, caplog: pytest.LogCaptureFixture) -> None:
+    locks = k.connect(denied(k.server))
+    for _ in range(3):
+        async with held(locks.lock("thing")):
+            pass
+    assert len([line for line in warnings(caplog) if "may not run scripts" in line]) == 1
+    order = (await done(locks.guarantees())).about("order")
+    assert order.verdict is Verdict.NO
+    assert "overtaken" in order.text
+
+
+@scenario
+async def test_a2_guarantees_are_right_before_any_lock_was_taken(k: Kit) -> None:
+    locks = k.connect(denied(k.server))
+    assert (await done(locks.guarantees())).about("order").verdict is Verdict.NO
+    locks = k.connect(k.server.url)
+    assert (await done(locks.guarantees())).about("order").verdict is Verdict.YES
+
+
+@scenario
+async def test_a2_who_asks_for_it_is_not_warned_and_runs_no_script(k: Kit, caplog: pytest.LogCaptureFixture) -> None:
+    locks = k.connect(k.server.url, scripts=False)
+    async with held(locks.lock("thing")):
+        pass
+    assert warnings(caplog) == []
+    assert not [name for name in k.server.commands_processed() if "eval" in name]
+    assert (await done(locks.guarantees())).about("order").verdict is Verdict.NO
+
+
+@scenario
+async def test_a2_who_insists_on_scripts_is_refused(k: Kit) -> None:
+    locks = k.connect(denied(k.server), scripts=True)
+    with pytest.raises(StoreRefused, match="evalsha"):
+        await done(locks.lock("thing").acquire(timeout=0))
+
+
+@scenario
+async def test_a2_an_account_that_may_do_neither_is_told_of_the_better_way(
+    k: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    locks = k.connect(denied(k.server, "-watch"))
+    with pytest.raises(StoreRefused, match="evalsha"):
+        await done(locks.lock("thing").acquire(timeout=0))
+    assert not [line for line in warnings(caplog) if "by transactions" in line]
+
+
+@pytest.mark.parametrize("scripts", [0.5, "no", []])
+@scenario
+async def test_a2_scripts_is_a_yes_a_no_or_unknown(k: Kit, scripts: Any) -> None:
+    with pytest.raises(holdfast.ConfigurationError, match="scripts must be"):
+        k.connect(k.server.url, scripts=scripts)
+
+
+@scenario
+async def test_a2_both_kinds_of_client_exclude_one_another_with_one_sequence_of_fences(k: Kit) -> None:
+    clients = [k.connect(k.server.url, scripts=scripts) for scripts in (True, False)]
+    fences: list[int] = []
+    inside = 0
+
+    async def worker(number: int) -> None:
+        nonlocal inside
+        for _ in range(6):
+            async with held(clients[number % 2].lock("thing", ttl=5, timeout=9)) as lease:
+                inside += 1
+                assert inside == 1
+                fences.append(lease.fence)
+                await k.sleep(0)
+                inside -= 1
+
+    workers = [k.start(worker, number) for number in range(6)]
+    for one in workers:
+        await one.result()
+    assert len(fences) == 36
+    assert fences == sorted(set(fences))
+
+
+@scenario
+async def test_a2_adoption_and_breaking_know_both_kinds(k: Kit) -> None:
+    plain, scripted = (k.connect(k.server.url, scripts=scripts) for scripts in (False, True))
+    lease = await done(scripted.lock("thing", label="till").acquire())
+    adopted = await done(plain.adopt(lease.export(), label="desk"))
+    assert adopted.fence > lease.fence
+    info = await done(scripted.lock("thing").inspect())
+    assert (info.holder, info.fence, info.owner.label) == (adopted.holder, adopted.fence, "desk")
+    assert await done(plain.store.take_away("thing", "somebody", plain.runtime.now() + 5)) is False
+    assert await done(plain.store.take_away("thing", adopted.holder, plain.runtime.now() + 5)) is True
+    info = await done(plain.lock("thing").inspect())
+    assert (info.locked, info.fence > adopted.fence) == (False, True)
+    following = await done(scripted.lock("thing").acquire(timeout=0))
+    assert following.fence > info.fence
+
+
+@scenario
+async def test_a2_locks_are_listed_and_a_key_of_another_type_is_none(k: Kit) -> None:
+    locks = k.connect(k.server.url, scripts=False)
+    lease = await done(locks.lock("a:1").acquire())
+    k.server.raw("HSET", "a:2", "field", "value")
+    k.server.raw("SET", "a:3", "another's")
+    page = await locks.store.survey("a:*", "", locks.runtime.now() + 5)
+    assert {info.name: info.holder for info in page.infos if info.locked}.get("a:1") == lease.holder
+    with pytest.raises(holdfast.StoreProtocolError, match="holds other data"):
+        await done(locks.lock("a:2").acquire(timeout=0))
+    with pytest.raises(holdfast.StoreProtocolError, match="holds other data"):
+        await done(locks.lock("a:2").inspect())
+    assert (await done(locks.lock("a:3").inspect())).holder == "another's"
+
+
+@scenario
+async def test_a2_a_key_that_became_other_data_does_not_stop_the_renewal_of_the_rest(k: Kit) -> None:
+    locks = k.connect(k.server.url, scripts=False)
+    leases = [await done(locks.lock(f"thing:{number}", ttl=0.3).acquire()) for number in range(3)]
+    k.server.raw("DEL", "thing:1")
+    k.server.raw("HSET", "thing:1", "field", "value")
+    await k.until(lambda: leases[1].state is State.LOST, "the loss to be told")
+    await k.sleep(0.4)
+    assert [leases[0].state, leases[2].state] == [State.HELD, State.HELD]
+
+
+@scenario
+async def test_a2_many_leases_are_kept_while_others_come_and_go(k: Kit) -> None:
+    """A batch of renewals that keeps losing races is renewed one by one."""
+    locks = k.connect(k.server.url, scripts=False)
+    leases = [await done(locks.lock(f"thing:{number}", ttl=0.5).acquire()) for number in range(10)]
+    ending = False
+
+    async def busy(number: int) -> None:
+        while not ending:
+            async with held(locks.lock(f"busy:{number}", ttl=0.5)):
+                await k.sleep(0.001)
+
+    contenders = [k.start(busy, number) for number in range(3)]
+    await k.sleep(1.2)
+    ending = True
+    for one in contenders:
+        await one.result()
+    assert {lease.state for lease in leases} <= {State.HELD, State.AT_RISK}
+
+
+@scenario
+async def test_a2_polling_is_polite_and_quick(k: Kit) -> None:
+    locks = k.connect(k.server.url, scripts=False)
+    lease = await done(locks.lock("thing").acquire())
+
+    async def wait() -> Any:
+        return await done(locks.lock("thing").acquire(timeout=9))
+
+    waiting = k.start(wait)
+    await k.until(lambda: len(locks.store._inbox.open) == 1, "the waiter")
+    await k.sleep(0.3)
+    k.server.raw("CONFIG", "RESETSTAT")
+    await k.sleep(0.5)
+    looks = k.server.commands_processed().get("get", 0)
+    assert 2 <= looks <= 12, "pauses of 50 to 100 ms"
+    watch = Stopwatch()
+    await done(lease.release())
+    assert await waiting.result() is not None
+    assert watch.seconds < 1
+
+
+# Faults
+
+
+@pytest.fixture
+def plain(proxy: FaultProxy) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(proxy.url, scripts=False) as locks:
+        yield locks
+
+
+def test_a2_a_lost_answer_to_exec_is_the_same_grant_again(plain: holdfast.Locks, proxy: FaultProxy) -> None:
+    lost = proxy.drop_reply(b"EXEC")
+    lease = plain.lock("thing", ttl=10).acquire(timeout=5)
+    lost.wait()
+    assert lease is not None
+    info = plain.lock("thing").inspect()
+    assert (info.holder, info.fence) == (lease.holder, lease.fence)
+    lost = proxy.drop_reply(b"EXEC")
+    assert lease.release() is True
+    lost.wait()
+    assert not plain.lock("thing").locked()
+
+
+def test_a2_a_watch_that_was_lost_with_its_connection_guards_nothing_and_writes_nothing(
+    plain: holdfast.Locks, proxy: FaultProxy, valkey: Server
+) -> None:
+    """The reply to the look comes, then the connection is cut and another takes the lock: EXEC must not go out."""
+    plain.lock("other").locked()
+    store: Any = plain.store
+    exchange = store._conversation.exchange
+    cut: list[bool] = []
+
+    async def cut_after_looking(requests: Any, until: float, on: Any = None) -> Any:
+        if on is None and b"WATCH" in b"".join(requests[1:]) and not cut:
+            cut.append(True)
+            found = await exchange(requests, until)
+            proxy.reset_connections()
+            valkey.raw("SET", "thing", "another", "PX", 60_000)
+            store._conversation.drop()
+            return found
+        return await exchange(requests, until, on)
+
+    store._conversation.exchange = cut_after_looking
+    assert plain.lock("thing").acquire(timeout=0.3) is None
+    assert cut
+    assert valkey.raw("GET", "thing") == "another"
+
+
+def test_a2_a_cancelled_transaction_leaves_nothing_behind(valkey: Server) -> None:
+    async def main() -> None:
+        async with holdfast.aio.connect(valkey.url, scripts=False) as locks:
+            await locks.lock("thing").locked()
+            for steps in range(20):
+                task = asyncio.create_task(locks.lock("thing").acquire(timeout=5))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                task.cancel()
+                try:
+                    lease = await task
+                except asyncio.CancelledError:
+                    continue
+                if lease is not None:
+                    await lease.release()
+            await asyncio.to_thread(until, lambda: not valkey.raw("EXISTS", "thing"), "the lock to be free")
+            async with locks.lock("thing", timeout=5):
+                pass
+
+    asyncio.run(main())
+
+
+def test_a2_a_turn_that_does_not_come_is_an_error_in_time() -> None:
+    runtime = ThreadRuntime()
+    turns = Turns(runtime)
+
+    async def nested() -> None:
+        async with turns.turn(runtime.now() + 1):
+            started = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="busy"):
+                async with turns.turn(runtime.now() + 0.05):
+                    pass
+            assert 0.04 <= time.monotonic() - started < 1
+        async with turns.turn(runtime.now()):
+            pass
+
+    run(nested())
+
+
+def test_a2_renewal_and_release_need_no_memory_and_taking_says_so(fresh_server: Server) -> None:
+    with holdfast.connect(fresh_server.url, scripts=False, store_timeout=0.2) as locks:
+        lease = locks.lock("thing", ttl=10).acquire(timeout=0)
+        assert lease is not None
+        fresh_server.raw("CONFIG", "SET", "maxmemory", "1")
+        lease.renew()
+        with pytest.raises(StoreUnavailable, match="out of memory"):
+            locks.lock("other").acquire(timeout=0.05)
+        assert lease.release() is True
