@@ -5,8 +5,10 @@ The contract suite runs on it too (`tests/contract/stores.py`), but for what nee
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,6 +215,21 @@ async def test_a2_polling_is_polite_and_quick(k: Kit) -> None:
     await done(lease.release())
     assert await waiting.result() is not None
     assert watch.seconds < 1
+
+
+@on_all_servers
+@scenario
+async def test_a2_the_permissions_that_the_page_lists_are_enough(k: Kit) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "permissions.md").read_text("utf-8").partition("## Without scripts")[2]
+    (rules,) = re.findall(r"^ACL SETUSER billing (.*)$", page, re.MULTILINE)
+    k.server.raw("ACL", "SETUSER", "billing", "reset", *rules.split())
+    first, second = (k.connect(k.server.url.replace("//", "//billing:secret@"), scripts=False) for _ in range(2))
+    lease = await done(first.lock("billing:report", ttl=5).acquire())
+    assert await done(second.lock("billing:report").acquire(timeout=0.05)) is None
+    await done(lease.renew())
+    assert (await done(second.lock("billing:report").inspect())).holder == lease.holder
+    adopted = await done(second.adopt(lease.export()))
+    assert await done(adopted.release()) is True
 
 
 # Faults
