@@ -41,7 +41,7 @@ PUBLIC = {
         "simple",
         "targets",
     ),
-    *("blocks", "fenced", "once", "optimistic", "recipes", "reentrant"),
+    *("blocks", "compat", "fenced", "once", "optimistic", "recipes", "reentrant"),
 }
 """The modules that users meet, the package itself among them."""
 
@@ -59,7 +59,7 @@ BELOW: dict[str, set[str]] = {
 
 IMPURE = {"asyncio", "os", "random", "secrets", "select", "socket", "threading", "time"}
 DOORS = {("fenced", "stores"), ("", "_version")} | {
-    (top, target) for top in ("connect", "simple", "targets") for target in ("runtime", "stores")
+    (top, target) for top in ("compat", "connect", "simple", "targets") for target in ("runtime", "stores")
 }
 """Public modules reach the runtimes and stores only to make them, `fenced` for the names of keys; `runner` is how a
 public method blocks."""

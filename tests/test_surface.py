@@ -70,6 +70,12 @@ def test_names_of_the_plain_functions() -> None:
         assert signature(getattr(holdfast.simple, name)) == signature(getattr(holdfast.aio.simple, name))
 
 
+def test_names_for_who_comes_from_redis_py() -> None:
+    from holdfast.compat import redis_py
+
+    assert sorted(redis_py.__all__) == ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "errors"]
+
+
 def test_version() -> None:
     parts = holdfast.__version__.split(".")
     assert len(parts) == 3

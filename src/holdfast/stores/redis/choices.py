@@ -47,7 +47,7 @@ def choices_of(given: Mapping[str, Any]) -> Choices:
     holdfast.errors.ConfigurationError: replicas must be a whole number from 0 to 100, not -1.
     """
     chosen = {**DEFAULTS, **given}
-    replicas, on_disk, reassert, service = (chosen[key] for key in ("replicas", "aof", "reassert", "service", "scripts"))
+    replicas, on_disk, reassert, service = (chosen[key] for key in ("replicas", "aof", "reassert", "service"))
     if type(replicas) is not int or not 0 <= replicas <= MOST_REPLICAS:
         raise ConfigurationError(f"replicas must be a whole number from 0 to {MOST_REPLICAS}, not {shown(replicas)}.")
     if not isinstance(on_disk, bool):

@@ -67,9 +67,10 @@ class Plain:
                 return TAKEN
         return int(await self.run(TAKE, uid, ttl_ms))
 
-    async def take_once(self, uid: str | bytes, ttl: float) -> bool:
-        """Take the lock only if it is free, even of this id."""
-        return bool(await self._call("SET", self._key, uid, "NX", "PX", ceil(ttl * 1000)))
+    async def take_once(self, uid: str | bytes, ttl: float | None) -> bool:
+        """Take the lock only if it is free, even of this id. Without a ttl it does not end by itself."""
+        limit: tuple[str | int, ...] = () if ttl is None else ("PX", ceil(ttl * 1000))
+        return bool(await self._call("SET", self._key, uid, "NX", *limit))
 
     async def give(self, uid: str | bytes) -> bool:
         """Whether the lock was the id's, and is free now."""
@@ -161,13 +162,16 @@ class Plain:
             return OURS if await watched.execute(("DEL", self._key)) else None
 
 
-async def acquire(runtime: Runtime, plain: Plain, uid: str, ttl: float) -> bool:
-    """`take`, to its end: if the caller is cancelled meanwhile, what was taken is given back behind its back."""
+async def acquire(runtime: Runtime, plain: Plain, uid: str | bytes, ttl: float | None, *, once: bool = False) -> bool:
+    """`take` (or `take_once`), to its end: if the caller is cancelled meanwhile, what was taken is given back."""
     found: dict[str, Any] = {}
 
     async def work() -> None:
         try:
-            found["answer"] = await plain.take(uid, ttl)
+            if once or ttl is None:
+                found["answer"] = NEW if await plain.take_once(uid, ttl) else TAKEN
+            else:
+                found["answer"] = await plain.take(uid, ttl)
         except Exception as error:
             found["error"] = error
         if "left" in found:
@@ -205,7 +209,7 @@ async def acquire_waiting(runtime: Runtime, plain: Plain, uid: str, ttl: float, 
     return True
 
 
-async def give_quietly(plain: Plain, uid: str) -> None:
+async def give_quietly(plain: Plain, uid: str | bytes) -> None:
     """Give back what may be there; where that fails, the ttl does it."""
     try:
         await plain.give(uid)
