@@ -260,7 +260,7 @@ def test_a2_a_watch_that_was_lost_with_its_connection_guards_nothing_and_writes_
     """The reply to the look comes, then the connection is cut and another takes the lock: EXEC must not go out."""
     plain.lock("other").locked()
     store: Any = plain.store
-    exchange = store._conversation.exchange
+    exchange = store._exchange
     cut: list[bool] = []
 
     async def cut_after_looking(requests: Any, until: float, on: Any = None) -> Any:
@@ -269,11 +269,11 @@ def test_a2_a_watch_that_was_lost_with_its_connection_guards_nothing_and_writes_
             found = await exchange(requests, until)
             proxy.reset_connections()
             valkey.raw("SET", "thing", "another", "PX", 60_000)
-            store._conversation.drop()
+            store._wire.drop()
             return found
         return await exchange(requests, until, on)
 
-    store._conversation.exchange = cut_after_looking
+    store._exchange = cut_after_looking
     assert plain.lock("thing").acquire(timeout=0.3) is None
     assert cut
     assert valkey.raw("GET", "thing") == "another"
