@@ -58,6 +58,24 @@ async def test_a2_an_account_without_scripts_gets_its_locks_all_the_same(k: Kit)
 
 
 @scenario
+async def test_a2_many_that_are_refused_at_the_same_time_exclude_one_another(k: Kit) -> None:
+    """They share a connection, and so must take turns in their transactions from the first."""
+    locks = k.connect(denied(k.server))
+    inside: list[int] = []
+
+    async def worker(number: int) -> None:
+        async with held(locks.lock("thing", timeout=9, passing=False)):
+            inside.append(number)
+            assert len(inside) == 1
+            await k.sleep(0.01)
+            inside.remove(number)
+
+    workers = [k.start(worker, number) for number in range(6)]
+    for one in workers:
+        await one.result()
+
+
+@scenario
 async def test_a2_the_change_is_logged_once_and_told_by_guarantees(k: Kit, caplog: pytest.LogCaptureFixture) -> None:
     locks = k.connect(denied(k.server))
     for _ in range(3):

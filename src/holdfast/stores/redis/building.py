@@ -58,7 +58,7 @@ class Builder(NamedTuple):
 
             return TransactionStore(wire, self.runtime, topology=topology)
 
-        return ChoosingStore(scripted, without) if self.choices.scripts is None else without()
+        return ChoosingStore(scripted, without, self.runtime) if self.choices.scripts is None else without()
 
     @property
     def longest(self) -> float:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from holdfast.errors import StoreError, StoreProtocolError, StoreRefused
 from holdfast.facts import Facts
-from holdfast.ports import Mailbox, Reassert
+from holdfast.ports import Mailbox, Reassert, Runtime
 from holdfast.stores.redis.store import RedisStore
 from holdfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal
 
@@ -28,11 +28,13 @@ PROBE = "holdfast"
 
 
 class ChoosingStore:
-    """`ports.Store`. `_store` is the one in use; `_without` makes the one without scripts."""
+    """`ports.Store`. `_store` is the one in use; `_other` the one without scripts, once it was needed."""
 
-    def __init__(self, scripted: RedisStore, without: Callable[[], RedisStore]) -> None:
+    def __init__(self, scripted: RedisStore, without: Callable[[], RedisStore], runtime: Runtime) -> None:
         self._scripted = self._store = scripted
         self._without = without
+        self._other: RedisStore | None = None
+        self._mutex = runtime.mutex()
         self._chosen = False
 
     @property
@@ -112,7 +114,9 @@ class ChoosingStore:
         """The answer without scripts, if it is for want of them that there was none."""
         if not NO_SCRIPTS.search(str(refusal)):
             raise refusal
-        other = self._store if self._chosen else self._without()
+        with self._mutex:
+            # One for all who are refused: those on one connection must take turns in their transactions.
+            other = self._other = self._other or self._without()
         try:
             answer = await operation(other)
         except StoreRefused:
@@ -145,4 +149,4 @@ class ChoosingStore:
 
     def _all(self) -> Sequence[RedisStore]:
         """They share a wire, and have an inbox each."""
-        return (self._store, self._scripted) if self._chosen else (self._store,)
+        return (self._scripted,) if self._other is None else (self._other, self._scripted)
