@@ -24,12 +24,11 @@ TTL = 3.0
 DELAYS = (0.0, 0.0, 0.001, 0.01, 0.02, 0.2)
 
 
-@ROUNDS
-def test_on_a_wire_that_delays_each_as_it_likes(rounds: int) -> None:
+def test_on_a_wire_that_delays_each_as_it_likes() -> None:
     """By a manual clock, and harder than a network: requests may overtake each other."""
     chance = random.Random(20261115)
     world = World()
-    for _ in range(rounds):
+    for _ in range(LONG):
         world.store.delays = {kind: (chance.choice(DELAYS), chance.choice(DELAYS)) for kind in ("renew", "release")}
         lease = world.acquire(ttl=TTL)
         outcome: list[bool] = []
