@@ -105,6 +105,7 @@ SIGNATURES = {
     "Locks.guard": "(self, name, **chosen)",
     "Locks.rlock": "(self, name, **chosen)",
     "Locks.once": "(self, name, *, every=None, at_least=0.0, at_most=None, busy='skip', **chosen)",
+    "Locks.update": "(self, key, change, *, attempts=100, timeout=10.0, adaptive=True)",
     "Locks.adopt": "(self, text, **chosen)",
     "Locks.guarantees": "(self)",
     "Locks.list": "(self, pattern='*', *, free=False)",

@@ -186,6 +186,24 @@ class Together(Protocol):
         what they have sent stays sent."""
 
 
+class Draft(Protocol):
+    """A value as it was read, and what becomes of it. Ends with `commit` or `abandon`, exactly once."""
+
+    @property
+    def value(self) -> bytes | None: ...
+
+    async def commit(self, value: bytes, until: float) -> bool:
+        """Write it, unless somebody else has written since it was read: then False, and nothing was written."""
+
+    def abandon(self) -> None: ...
+
+
+class Editor(Protocol):
+    """What a store that also holds values has, as `editor`: changes that fail when another came in between."""
+
+    async def watch(self, key: str, until: float) -> Draft: ...
+
+
 class Runtime(Protocol):
     """Time, chance and tasks, in one colour."""
 

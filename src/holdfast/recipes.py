@@ -4,13 +4,17 @@ which are loaded when they are first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Never, overload
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, overload
 
+from holdfast.runtime.runner import run
 from holdfast.values import Seconds
 
 if TYPE_CHECKING:
     from holdfast.once import AsyncOnce, Once, Skipped
     from holdfast.reentrant import AsyncRLock, RLock
+
+V = TypeVar("V", bound="bytes | str | int | float | None")
 
 
 class Recipes:
@@ -85,6 +89,30 @@ class Recipes:
         how = terms(every, at_least, at_most, busy)
         return Once(Lock(self, name, **lock_options(how, chosen)), how)
 
+    def update(
+        self,
+        key: str,
+        change: Callable[[bytes | None], V],
+        *,
+        attempts: int = 100,
+        timeout: Seconds = 10.0,
+        adaptive: bool = True,
+    ) -> V:
+        """Change the value of a key of the server: `locks.update("stock:7", lambda old: int(old or 0) - 1)`.
+
+        `change` is given the value as bytes (None if there is none) and returns the new one, or None to leave it; it is
+        called again when another came in between, up to `attempts` times and `timeout` seconds, then `UpdateConflict`.
+        What it returned last is returned. `adaptive`: go over to a lock while conflicts are frequent.
+
+        >>> import holdfast
+        >>> holdfast.connect("memory://").update("stock:7", lambda old: 1)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        holdfast.errors.ConfigurationError: <Locks on memory://> holds locks and no values, ...
+        """
+        from holdfast.optimistic import limits, update
+
+        return run(update(self, key, change, limits(attempts, timeout, adaptive)))  # type: ignore[arg-type]
+
 
 class AsyncRecipes:
     """For asyncio; `connection.AsyncLocks` has these methods."""
@@ -135,3 +163,17 @@ class AsyncRecipes:
 
         how = terms(every, at_least, at_most, busy)
         return AsyncOnce(AsyncLock(self, name, **lock_options(how, chosen)), how)
+
+    async def update(
+        self,
+        key: str,
+        change: Callable[[bytes | None], V | Awaitable[V]],
+        *,
+        attempts: int = 100,
+        timeout: Seconds = 10.0,
+        adaptive: bool = True,
+    ) -> V:
+        """Change the value of a key of the server, as `Locks.update` tells; `change` may be a coroutine function."""
+        from holdfast.optimistic import limits, update
+
+        return await update(self, key, change, limits(attempts, timeout, adaptive))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """What the scenarios are given: a kit of servers and clients in both colours, or a driver of a store in one colour."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.contract.stores import STORES, Surroundings
 from tests.support.proxy import FaultProxy
 from tests.support.servers import KINDS, Server
 from tests.support.topologies import Group
+from tests.systems.databases import postgres_server
 from tests.systems.kit import KITS, Kit
 
 ON_ALL = [pytest.param((kind, colour), id=f"{kind}-{colour}") for kind in KINDS for colour in KITS]
@@ -41,6 +43,20 @@ def d(
     store, colour = request.param
     place = STORES[store](Surroundings(tmp_path, shared_server, shared_group))
     return COLOURS[colour](store, place.url, place.server)
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[Callable[[], str]]:
+    """Give the address of the shared PostgreSQL server; it is started when first asked for."""
+    with ExitStack() as stack:
+        started: list[str] = []
+
+        def get() -> str:
+            if not started:
+                started.append(stack.enter_context(postgres_server()))
+            return started[0]
+
+        yield get
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ Each prints a line when it has come to a point that a test waits for, and goes o
 import sys
 from collections.abc import Callable
 
+import holdfast
 from tests.contract.driver import COLOURS, Driver, held
 from tests.keeper import programs
 from tests.keeper.programs import say, told
+from tests.systems.resources import FENCED, UNGUARDED
 
 
 class Program(programs.Program):
@@ -31,7 +33,23 @@ def run_a_job(colour: str, url: str, name: str, ttl: str) -> None:
     driver.run(work(driver))
 
 
-ROLES: dict[str, Callable[..., None]] = {role.__name__: role for role in (run_a_job,)}
+def read_and_write(url: str, kind: str, place: str, ttl: str) -> None:
+    """Take the lock, read, be stopped past the ttl, and write all the same."""
+    resource = {**FENCED, **UNGUARDED}[kind](place)
+    with holdfast.connect(url) as locks:
+        lease = locks.lock("file:9527", ttl=float(ttl)).acquire()
+        assert lease is not None
+        seen = resource.read(lease.fence)
+        say("read", seen)
+        told()
+        try:
+            resource.write(lease.fence, f"{seen}, and what came too late")
+            say("written")
+        except holdfast.StaleFence as refused:
+            say("refused", refused.fence == lease.fence, refused.newest)
+
+
+ROLES: dict[str, Callable[..., None]] = {role.__name__: role for role in (run_a_job, read_and_write)}
 
 if __name__ == "__main__":
     ROLES[sys.argv[1]](*sys.argv[2:])

@@ -110,8 +110,8 @@ def update_row(
     raise refused(table, number, row[0])
 
 
-def _quoted(name: str) -> str:
-    if not NAME.fullmatch(str(name)):
+def _quoted(name: object) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ConfigurationError(f"The name of a table or column is letters, digits and _, not {shown(name)}.")
     return ".".join(f'"{part}"' for part in name.split("."))
 
@@ -122,8 +122,9 @@ def _execute(connection: Any, statement: str, values: dict[str, Any]) -> Any:
         from sqlalchemy import text
 
         return connection.execute(text(statement), values)
+    call = _in_style(_style(connection), statement, values)
     cursor = connection.cursor() if hasattr(connection, "cursor") else connection
-    cursor.execute(*_in_style(_style(connection), statement, values))
+    cursor.execute(*call)
     return cursor
 
 

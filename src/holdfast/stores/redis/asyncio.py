@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.ports import Runtime, Waker
 from holdfast.stores.redis.dialling import Dial
@@ -29,6 +29,9 @@ from holdfast.stores.redis.messages import (
 from holdfast.stores.redis.shards import Shards, left_in
 from holdfast.stores.redis.tasklink import DIAL_WITHIN, Dialler, TaskLink, dial_task_link
 from holdfast.values import Next, Push
+
+if TYPE_CHECKING:
+    from holdfast.stores.redis.editing import TaskSession
 
 
 class TaskWire:
@@ -71,6 +74,12 @@ class TaskWire:
     def connected(self) -> bool:
         link = self._dialler.link
         return link is not None and link.error is None
+
+    def session(self) -> TaskSession:
+        """A connection of its own, to the same place."""
+        from holdfast.stores.redis.editing import TaskSession
+
+        return TaskSession(self._dial, self._runtime)
 
     def listen(self) -> None:
         return  # the event loop reads by itself

@@ -9,13 +9,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.errors import StoreError, StoreProtocolError, StoreRefused
 from holdfast.facts import Facts
 from holdfast.ports import Mailbox, Reassert, Runtime
 from holdfast.stores.redis.store import RedisStore
 from holdfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal
+
+if TYPE_CHECKING:
+    from holdfast.stores.redis.editing import Editor
 
 log = logging.getLogger("holdfast")
 
@@ -60,6 +63,11 @@ class ChoosingStore:
     @property
     def notices(self) -> bool:
         return self._store.notices
+
+    @property
+    def editor(self) -> Editor | None:
+        """Changing values needs no scripts."""
+        return self._scripted.editor
 
     def mailbox(self, holder: str) -> Mailbox:
         return self._store.mailbox(holder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.errors import StoreError, StoreProtocolError
 from holdfast.facts import Facts, Topology
@@ -34,6 +34,9 @@ from holdfast.values import (
     fits,
     shown,
 )
+
+if TYPE_CHECKING:
+    from holdfast.stores.redis.editing import Editor
 
 MOST_SHOWN = 1000
 SCAN_COUNT = 500
@@ -108,6 +111,7 @@ class RedisStore:
         self._topology = topology
         self._reasserts = reasserts
         self._tell: Callable[[str | None], None] | None = None
+        self._editor: Editor | None = None
         wire.on_push = self._told
 
     @property
@@ -117,6 +121,16 @@ class RedisStore:
     @property
     def listening(self) -> bool:
         return self._inbox.listening
+
+    @property
+    def editor(self) -> Editor | None:
+        """Changes values, on connections like that of the wire; made when it is first used."""
+        new_session = getattr(self._wire, "session", None)
+        if self._editor is None and new_session is not None:
+            from holdfast.stores.redis.editing import Editor
+
+            self._editor = Editor(new_session)
+        return self._editor
 
     def mailbox(self, holder: str) -> Mailbox:
         return self._inbox.mailbox(holder)
@@ -266,8 +280,12 @@ class RedisStore:
     async def close(self) -> None:
         await self._inbox.close()  # first: who waits is told, and gives back its place over the wire
         await self._wire.close()
+        if self._editor is not None:
+            self._editor.close()
 
     def forget(self, *, forked: bool) -> None:
+        if self._editor is not None:
+            self._editor.forget(forked=forked)
         self._inbox.forget(forked=forked)
         self._wire.forget(forked=forked)
 

@@ -15,7 +15,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import LockError, Outcome, StoreUnavailable, closed_error
 from holdfast.ports import Runtime
@@ -37,6 +37,9 @@ from holdfast.stores.redis.messages import (
 from holdfast.stores.redis.resp import Pushed
 from holdfast.stores.redis.shards import Shards, left_in
 from holdfast.values import Next, Push
+
+if TYPE_CHECKING:
+    from holdfast.stores.redis.editing import ThreadSession
 
 
 class ThreadWire:
@@ -90,6 +93,12 @@ class ThreadWire:
     def connected(self) -> bool:
         link = self._link
         return link is not None and link.error is None
+
+    def session(self) -> ThreadSession:
+        """A connection of its own, to the same place."""
+        from holdfast.stores.redis.editing import ThreadSession
+
+        return ThreadSession(self._dial, self._runtime)
 
     def listen(self) -> None:
         link = self._link

@@ -1,0 +1,33 @@
+"""A PostgreSQL server for the length of the run: the one that the package pgserver carries."""
+
+import importlib.util
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support import guardian
+
+
+@contextmanager
+def postgres_server() -> Iterator[str]:
+    """Its address, as libpq reads it."""
+    for package in ("pgserver", "psycopg"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"PostgreSQL is missing: it needs the package {package}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where XDG_RUNTIME_DIR is not set, one of its packages says so
+        from pgserver.postgres_server import get_server
+    folder = tempfile.mkdtemp(prefix="holdfast-postgres-")
+    server = get_server(folder, cleanup_mode="stop")
+    pid = server.get_pid() or 0
+    guardian.watch(pid)
+    try:
+        yield str(server.get_uri())
+    finally:
+        server.cleanup()
+        guardian.unwatch(pid)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,103 @@
+"""Things that a lock protects, each behind one face, so that one program can be stopped in front of any of them.
+
+`FENCED` are guarded by the fence; `UNGUARDED` is the file as most people would write it.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import redis
+
+from holdfast import fenced
+
+
+class Resource(Protocol):
+    """A text that is read and written under a fence."""
+
+    def read(self, fence: int) -> str: ...
+
+    def write(self, fence: int, text: str) -> None: ...
+
+
+class GuardedFile:
+    def __init__(self, place: str) -> None:
+        self._path = place
+
+    def read(self, fence: int) -> str:
+        return fenced.file.FencedFile(self._path, fence).read_text()
+
+    def write(self, fence: int, text: str) -> None:
+        fenced.file.FencedFile(self._path, fence).write_text(text)
+
+
+class PlainFile:
+    def __init__(self, place: str) -> None:
+        self._path = Path(place)
+
+    def read(self, fence: int) -> str:
+        return self._path.read_text(encoding="utf-8")
+
+    def write(self, fence: int, text: str) -> None:
+        self._path.write_text(text, encoding="utf-8")
+
+
+class GuardedKey:
+    def __init__(self, place: str) -> None:
+        self._client = redis.Redis.from_url(place, decode_responses=True)
+
+    def read(self, fence: int) -> str:
+        return str(fenced.redis.Writer(self._client, fence).get("text"))
+
+    def write(self, fence: int, text: str) -> None:
+        fenced.redis.Writer(self._client, fence).set("text", text)
+
+
+class GuardedTable:
+    """With a guard table: the check and the write are one transaction."""
+
+    def __init__(self, connect: Callable[[], Any], mark: str) -> None:
+        self._connect = connect
+        self._mark = mark
+        self._guard = fenced.sql.Guard()
+
+    def read(self, fence: int) -> str:
+        with self._connect() as db:
+            self._guard.check(db, "text", fence)
+            return str(db.execute("SELECT body FROM files WHERE name = 'text'").fetchone()[0])
+
+    def write(self, fence: int, text: str) -> None:
+        with self._connect() as db:
+            self._guard.check(db, "text", fence)
+            db.execute(f"UPDATE files SET body = {self._mark} WHERE name = 'text'", (text,))
+
+
+class GuardedRow(GuardedTable):
+    """With a fence column, which only writing raises."""
+
+    def read(self, fence: int) -> str:
+        with self._connect() as db:
+            return str(db.execute("SELECT body FROM files WHERE name = 'text'").fetchone()[0])
+
+    def write(self, fence: int, text: str) -> None:
+        with self._connect() as db:
+            fenced.sql.update_row(db, "files", {"name": "text"}, {"body": text}, fence)
+
+
+def postgres(place: str) -> Callable[[], Any]:
+    import psycopg
+
+    return lambda: psycopg.connect(place)
+
+
+FENCED: dict[str, Callable[[str], Resource]] = {
+    "file": GuardedFile,
+    "key": GuardedKey,
+    "sqlite table": lambda place: GuardedTable(lambda: sqlite3.connect(place), "?"),
+    "sqlite row": lambda place: GuardedRow(lambda: sqlite3.connect(place), "?"),
+    "postgres table": lambda place: GuardedTable(postgres(place), "%s"),
+    "postgres row": lambda place: GuardedRow(postgres(place), "%s"),
+}
+UNGUARDED: dict[str, Callable[[str], Resource]] = {"plain file": PlainFile}
+SCHEMA = "CREATE TABLE files (name VARCHAR(100) PRIMARY KEY, body TEXT NOT NULL, fence BIGINT NOT NULL DEFAULT 0)"

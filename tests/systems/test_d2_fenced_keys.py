@@ -1,0 +1,139 @@
+"""D2: keys of a server that refuse late writers, through clients of either colour and library."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+import valkey as valkey_py
+import valkey.asyncio
+
+import holdfast
+from holdfast import StaleFence
+from holdfast.fenced.redis import AsyncWriter, Writer
+from holdfast.stores.redis.keys import companion, slot
+from tests.contract.driver import done
+from tests.support.servers import Server
+
+Open = Callable[..., Any]
+CLIENTS: dict[str, Open] = {
+    "redis-py": redis.Redis.from_url,
+    "redis-py, text": lambda url: redis.Redis.from_url(url, decode_responses=True),
+    "redis-py, RESP3": lambda url: redis.Redis.from_url(url, protocol=3),
+    "valkey-py": valkey_py.Valkey.from_url,
+    "redis.asyncio": redis.asyncio.Redis.from_url,
+    "valkey.asyncio": valkey.asyncio.Valkey.from_url,
+}
+
+
+def text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+async def play(client: Any, write: Callable[[int], Any]) -> None:
+    assert text(await done(write(8).set("doc", "new"))) in ("OK", True)
+    with pytest.raises(StaleFence, match="fence 7, and fence 8 has been there") as caught:
+        await done(write(7).set("doc", "late"))
+    assert (caught.value.name, caught.value.newest) == ("doc", 8)
+    assert text(await done(write(8).get("doc"))) == "new"
+    assert await done(write(8).hset("hash", {"a": 1, "b": 2})) == 2
+    assert await done(write(9).call("RPUSH", "list", "x", "y")) == 2
+    with pytest.raises(StaleFence):
+        await done(write(8).call("RPUSH", "list", "z"))
+    assert await done(client.llen("list")) == 2
+    assert await done(write(9).delete("list")) is True
+    assert await done(write(9).delete("list")) is False
+    with pytest.raises(StaleFence):
+        await done(write(8).delete("list"))
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_d2_a_smaller_fence_may_not_write(kind: str, valkey: Server) -> None:
+    client = CLIENTS[kind](valkey.url)
+    awaited = "asyncio" in kind
+    try:
+        await play(client, lambda fence: AsyncWriter(client, fence) if awaited else Writer(client, fence))
+    finally:
+        await done(client.aclose() if awaited else client.close())
+
+
+@pytest.fixture
+def client(any_server: Server) -> Any:
+    with redis.Redis.from_url(any_server.url) as client:
+        yield client
+
+
+def test_d2_reading_counts(client: Any) -> None:
+    client.set("doc", "old")
+    assert Writer(client, 8).get("doc") == b"old"
+    with pytest.raises(StaleFence):
+        Writer(client, 7).set("doc", "late")
+    assert client.get("doc") == b"old"
+
+
+def test_d2_fences_of_leases(client: Any) -> None:
+    with holdfast.connect(client) as locks:
+        with locks.lock("doc:lock") as late:
+            Writer(client, late).set("doc", "first")
+        with locks.lock("doc:lock") as lease:
+            Writer(client, lease).set("doc", "second")
+            with pytest.raises(StaleFence):
+                Writer(client, late).set("doc", "late")
+    assert client.get("doc") == b"second"
+
+
+def test_d2_one_guard_for_what_is_changed_together(client: Any) -> None:
+    """Else a late writer could still change the one of two keys that its successor has not written yet."""
+    Writer(client, 8, guard="account:7").set("{account:7}:balance", 1)
+    with pytest.raises(StaleFence):
+        Writer(client, 7, guard="account:7").set("{account:7}:log", "late")
+    assert client.exists("{account:7}:log") == 0
+    assert Writer(client, 7).set("{account:7}:log", "a guard of its own") == b"OK"
+
+
+def test_d2_a_command_that_fails_raises_its_error(client: Any) -> None:
+    client.rpush("list", "x")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        Writer(client, 8).get("list")
+    with pytest.raises(redis.ResponseError):
+        Writer(client, 8).call("NOSUCHCOMMAND", "list")
+
+
+def test_d2_scripts_that_the_server_forgot(client: Any) -> None:
+    writer = Writer(client, 8)
+    writer.set("doc", 1)
+    client.script_flush()
+    writer.set("doc", 2)
+    assert client.get("doc") == b"2"
+
+
+def test_d2_how_long_the_guard_is_kept(client: Any) -> None:
+    Writer(client, 8).set("doc", 1)
+    assert client.pttl("holdfast:{doc}:f") == -1
+    Writer(client, 8, keep=60).set("doc", 1)
+    assert 50_000 < client.pttl("holdfast:{doc}:f") <= 60_000
+
+
+def test_d2_true_fences_are_exact(client: Any) -> None:
+    """They are large; neither script nor server may round them."""
+    for fence in range(2**53 - 3, 2**53):
+        Writer(client, fence).set("doc", fence)
+        with pytest.raises(StaleFence):
+            Writer(client, fence - 1).set("doc", "late")
+
+
+@pytest.mark.parametrize("key", ["doc", "{tag}doc", "a}b", "{}", "ünicode"])
+def test_d2_the_guard_is_in_the_slot_of_its_key(key: str) -> None:
+    assert slot(companion(key.encode(), b"f")) == slot(key.encode())
+
+
+@pytest.mark.parametrize("bad", ["redis://localhost", 7, object()])
+def test_d2_what_is_no_client(bad: object) -> None:
+    with pytest.raises(holdfast.ConfigurationError, match="a client of redis-py or valkey-py"):
+        Writer(bad, 7)
+
+
+def test_d2_a_pipeline_is_no_client(valkey: Server) -> None:
+    with redis.Redis.from_url(valkey.url) as client, pytest.raises(holdfast.ConfigurationError):
+        Writer(client.pipeline(), 7)

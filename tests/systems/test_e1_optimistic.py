@@ -1,0 +1,315 @@
+"""E1, WATCH as an optimistic lock: bounded and jittered attempts, and a real lock when conflicts pile up."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+import holdfast
+from holdfast import Outcome, StoreUnavailable, UpdateConflict
+from holdfast.core import optimism
+from holdfast.core.optimism import GO_OVER, MOST_HEAT, Heat
+from holdfast.optimistic import _heat_of
+from holdfast.stores.redis.editing import ThreadSession
+from tests.contract.driver import Driver, done, scenario
+from tests.contract.stores import only
+from tests.support.servers import Server
+
+on_a_server = only(stores=("valkey9",))
+on_servers = only(stores=("valkey9", "redis62"))
+
+
+def more(old: bytes | None) -> int:
+    return int(old or 0) + 1
+
+
+def meddle(d: Driver, times: int) -> Callable[[bytes | None], int]:
+    """A change during which somebody else writes, the first so many times."""
+    left = times
+
+    def change(old: bytes | None) -> int:
+        nonlocal left
+        if left:
+            left -= 1
+            assert d.server is not None
+            d.server.raw("INCRBY", "stock", 100)
+        return more(old)
+
+    return change
+
+
+def stored(d: Driver) -> Any:
+    assert d.server is not None
+    return d.server.raw("GET", "stock")
+
+
+@on_servers
+@scenario
+async def test_e1_the_value_is_changed(d: Driver) -> None:
+    assert await done(d.locks.update("stock", more)) == 1
+    assert await done(d.locks.update("stock", more)) == 2
+    assert await done(d.locks.update("stock", lambda old: (old or b"") + b"!")) == b"2!"
+    assert await done(d.locks.update("stock", lambda old: "ü")) == "ü"
+    assert await done(d.locks.update("stock", lambda old: 0.5)) == 0.5
+    assert stored(d) == "0.5"
+
+
+@on_a_server
+@scenario
+async def test_e1_none_leaves_it_as_it_is(d: Driver) -> None:
+    assert await done(d.locks.update("stock", lambda old: None)) is None
+    assert stored(d) is None
+    await done(d.locks.update("stock", more))
+    assert await done(d.locks.update("stock", lambda old: None)) is None
+    assert stored(d) == "1"
+
+
+@on_a_server
+@scenario
+async def test_e1_its_ttl_is_kept(d: Driver) -> None:
+    assert d.server is not None
+    d.server.raw("SET", "stock", "1", "EX", "100")
+    await done(d.locks.update("stock", more))
+    assert 90 < d.server.raw("TTL", "stock") <= 100
+
+
+@on_servers
+@scenario
+async def test_e1_another_that_came_in_between_is_not_overwritten(d: Driver) -> None:
+    assert await done(d.locks.update("stock", meddle(d, 2))) == 201
+    assert stored(d) == "201"
+
+
+@on_a_server
+@scenario
+async def test_e1_attempts_are_bounded(d: Driver) -> None:
+    with pytest.raises(UpdateConflict, match="under each of 3 attempts") as caught:
+        await done(d.locks.update("stock", meddle(d, 10), attempts=3))
+    assert (caught.value.key, caught.value.attempts) == ("stock", 3)
+    assert stored(d) == "300", "nothing of ours"
+
+
+@on_a_server
+@scenario
+async def test_e1_and_so_is_the_time(d: Driver) -> None:
+    with pytest.raises(UpdateConflict):
+        await done(d.locks.update("stock", meddle(d, 10), timeout=0))
+    assert stored(d) == "100"
+
+
+@on_a_server
+@scenario
+async def test_e1_an_error_in_the_change_passes_and_nothing_is_written(d: Driver) -> None:
+    def fail(old: bytes | None) -> int:
+        raise KeyError("the change's own")
+
+    await done(d.locks.update("stock", more))
+    with pytest.raises(KeyError, match="own"):
+        await done(d.locks.update("stock", fail))
+    for bad in (True, object(), [1]):
+        with pytest.raises(holdfast.ConfigurationError, match="A value is"):
+            await done(d.locks.update("stock", lambda old, bad=bad: bad))
+    assert stored(d) == "1"
+    assert await done(d.locks.update("stock", more)) == 2, "what was watched before is not watched any more"
+
+
+@on_a_server
+@scenario
+async def test_e1_no_change_is_lost_among_many(d: Driver) -> None:
+    clients = [d.connect() for _ in range(4)]
+
+    async def work(client: Any) -> None:
+        for _ in range(25):
+            await done(client.update("stock", more, attempts=10_000, timeout=60))
+
+    workers = [d.start(work, client) for client in clients for _ in range(2)]
+    for worker in workers:
+        await worker.result()
+    assert stored(d) == "200"
+
+
+@on_a_server
+@scenario
+async def test_e1_conflicts_lead_to_the_lock_and_calm_back(d: Driver) -> None:
+    heat = _heat_of(d.locks, "stock")
+    seen: list[bool] = []
+
+    async def watch_the_lock(old: bytes | None) -> int:
+        seen.append(await done(d.lock("update:stock").locked()))
+        return more(old)
+
+    change = watch_the_lock if d.colour == "asyncio" else d.function(watch_the_lock)
+    await done(d.locks.update("stock", meddle(d, GO_OVER)))
+    assert heat.locking
+    for _ in range(GO_OVER + 1):
+        await done(d.locks.update("stock", change))
+    assert seen == [True] * (GO_OVER - 1) + [False] * 2, "the last attempt before was the first under the lock"
+    assert not heat.locking
+    assert await done(d.lock("update:stock").locked()) is False
+
+
+@on_a_server
+@scenario
+async def test_e1_under_the_lock_others_are_noticed_all_the_same(d: Driver) -> None:
+    heat = _heat_of(d.locks, "stock")
+    for _ in range(MOST_HEAT):
+        heat.disputed()
+    assert await done(d.locks.update("stock", meddle(d, 2))) == 201
+
+
+@on_a_server
+@scenario
+async def test_e1_a_lock_that_stays_taken(d: Driver) -> None:
+    heat = _heat_of(d.locks, "stock")
+    for _ in range(MOST_HEAT):
+        heat.disputed()
+    lease = await done(d.lock("update:stock").acquire())
+    with pytest.raises(UpdateConflict, match="stayed taken"):
+        await done(d.locks.update("stock", more, timeout=0.05))
+    assert await done(d.locks.update("stock", more, adaptive=False)) == 1
+    await done(lease.release())
+    assert await done(d.locks.update("stock", more, timeout=5)) == 2
+
+
+@only(stores=("memory", "sqlite"))
+@scenario
+async def test_e1_a_store_without_values_says_so(d: Driver) -> None:
+    with pytest.raises(holdfast.ConfigurationError, match="holds locks and no values"):
+        await done(d.locks.update("stock", more))
+
+
+@on_a_server
+@pytest.mark.parametrize("bad", [{"attempts": 0}, {"attempts": True}, {"timeout": -1}, {"adaptive": 1}], ids=str)
+@scenario
+async def test_e1_bad_values(d: Driver, bad: dict[str, Any]) -> None:
+    with pytest.raises(holdfast.ConfigurationError):
+        await done(d.locks.update("stock", more, **bad))
+    with pytest.raises(holdfast.ConfigurationError):
+        await done(d.locks.update("", more))
+
+
+@on_a_server
+@scenario
+async def test_e1_a_key_of_another_type(d: Driver) -> None:
+    assert d.server is not None
+    d.server.raw("RPUSH", "stock", "x")
+    with pytest.raises(holdfast.StoreProtocolError, match="holds other data"):
+        await done(d.locks.update("stock", more))
+
+
+@on_a_server
+@scenario
+async def test_e1_an_account_that_may_not_watch(d: Driver) -> None:
+    """Without WATCH no conflict would be noticed."""
+    assert d.server is not None
+    d.server.raw("ACL", "SETUSER", "blind", "on", ">pw", "~*", "&*", "+@all", "-watch")
+    client = d.open(f"redis://blind:pw@{d.server.host}:{d.server.port}/0")
+    try:
+        with pytest.raises(holdfast.StoreRefused):
+            await done(client.update("stock", more))
+    finally:
+        await done(client.close())
+        d.server.raw("ACL", "DELUSER", "blind")
+    assert stored(d) is None
+
+
+@on_a_server
+@scenario
+async def test_e1_idle_connections_that_died_are_replaced(d: Driver) -> None:
+    assert d.server is not None
+    await done(d.locks.update("stock", more))
+    d.server.raw("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert await done(d.locks.update("stock", more)) == 2
+
+
+@only(colour="threads", stores=("valkey9",))
+@scenario
+async def test_e1_a_write_without_an_answer_is_not_repeated(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange = ThreadSession.exchange
+
+    async def lossy(self: ThreadSession, requests: list[bytes], until: float) -> list[Any]:
+        answer = await exchange(self, requests, until)
+        if b"EXEC" in requests[-1]:
+            raise StoreUnavailable("the reply was lost", outcome=Outcome.UNKNOWN)
+        return answer
+
+    monkeypatch.setattr(ThreadSession, "exchange", lossy)
+    with pytest.raises(StoreUnavailable) as caught:
+        await done(d.locks.update("stock", more))
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert stored(d) == "1", "once, and not twice"
+
+
+@only(colour="asyncio", stores=("valkey9",))
+@scenario
+async def test_e1_a_cancelled_change_leaves_nothing_behind(d: Driver) -> None:
+    began = asyncio.Event()
+
+    async def hang(old: bytes | None) -> int:
+        began.set()
+        await asyncio.sleep(60)
+        return 0
+
+    task = asyncio.create_task(d.locks.update("stock", hang))
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stored(d) is None
+    assert await d.locks.update("stock", more) == 1
+
+
+def test_e1_it_goes_together_with_redis_pys_transaction(valkey: Server) -> None:
+    """Who changes the same value in another way is noticed, and notices us."""
+
+    def theirs() -> None:
+        with redis.Redis.from_url(valkey.url) as client:
+            for _ in range(50):
+                client.transaction(
+                    lambda pipe: (value := pipe.get("stock"), pipe.multi(), pipe.set("stock", int(value or 0) + 1)),
+                    "stock",
+                )
+
+    def ours() -> None:
+        with holdfast.connect(valkey.url) as locks:
+            for _ in range(50):
+                locks.update("stock", more, attempts=10_000, timeout=60)
+
+    threads = [threading.Thread(target=work) for work in (theirs, ours, ours)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert valkey.raw("GET", "stock") == "150"
+
+
+# The rules by themselves
+
+
+def test_e1_heat_rises_and_sinks_with_a_gap_between() -> None:
+    heat = Heat()
+    for _ in range(GO_OVER - 1):
+        heat.disputed()
+    assert not heat.locking
+    heat.disputed()
+    assert heat.locking
+    for _ in range(GO_OVER - 1):
+        heat.undisputed()
+    assert heat.locking, "it comes back at 0, not where it went over"
+    heat.undisputed()
+    assert not heat.locking
+    for _ in range(10 * MOST_HEAT):
+        heat.disputed()
+    for _ in range(MOST_HEAT):
+        heat.undisputed()
+    assert not heat.locking, "a long dispute is forgotten as quickly as a short one"
+
+
+def test_e1_pauses_grow_are_bounded_and_random() -> None:
+    full = [optimism.pause(conflicts, 1.0) for conflicts in range(1, 30)]
+    assert full == sorted(full)
+    assert full[-1] == optimism.LONGEST_PAUSE
+    assert optimism.pause(5, 0.0) == 0.0
