@@ -34,7 +34,7 @@ class Session(Protocol):
     async def connect(self, until: float) -> None: ...
 
     async def exchange(self, requests: list[bytes], until: float) -> list[Any]:
-        """A reply for each, an error reply as a `ReplyError`; when there is none `StoreUnavailable`, outcome unknown."""
+        """A reply for each, an error reply as a `ReplyError`; without one `StoreUnavailable`, outcome unknown."""
 
     def drop(self) -> None:
         """Close it without another word."""
