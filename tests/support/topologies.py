@@ -4,7 +4,7 @@ Replicas are up before the sentinels start, and a cluster gets its slots and its
 about two seconds instead of ten. A set-up that lost a master is made whole again by `heal`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,21 +15,24 @@ from tests.support.waiting import until
 SERVICE = "main"
 SLOTS = 16384
 READY = 20.0
+SOON, LATE = 0.8, 15.0
+"""Seconds of silence after which a master is taken for dead."""
 
 
 class Sentinel(Server):
     """One sentinel that watches `SERVICE`."""
 
-    def __init__(self, master: Server, quorum: int = 2, kind: str = "valkey9") -> None:
+    def __init__(self, master: Server, quorum: int = 2, down_after: float = SOON) -> None:
         self._master_port = master.port
         self._quorum = quorum
-        super().__init__(kind)
+        self._down_after_ms = int(down_after * 1000)
+        super().__init__()
 
     def _options(self) -> Iterator[str]:
         config = self.directory / "sentinel.conf"
         config.write_text(
             f"sentinel monitor {SERVICE} {HOST} {self._master_port} {self._quorum}\n"
-            f"sentinel down-after-milliseconds {SERVICE} 600\n"
+            f"sentinel down-after-milliseconds {SERVICE} {self._down_after_ms}\n"
             f"sentinel failover-timeout {SERVICE} 2000\n"
         )
         yield from (str(config), "--sentinel", "--port", str(self.port), "--bind", HOST, "--dir", str(self.directory))
@@ -57,6 +60,7 @@ class Group:
 
     def close(self) -> None:
         for server in self.servers:
+            server.kill()  # an orderly end would wait for the others
             server.close()
 
     def clear(self) -> None:
@@ -95,11 +99,11 @@ def in_step(replica: Server, master: Server) -> bool:
 class Replicated(Group):
     """A master and its replicas; with sentinels if there are any."""
 
-    def __init__(self, replicas: int = 2, sentinels: int = 0, args: Sequence[str] = ()) -> None:
+    def __init__(self, replicas: int = 2, sentinels: int = 0, *, down_after: float = SOON) -> None:
         super().__init__()
-        quick = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *args)
+        quick = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
         self.data = [self._add(Server(args=quick)) for _ in range(1 + replicas)]
-        self.sentinels = [Sentinel(self.data[0], quorum=sentinels // 2 + 1) for _ in range(sentinels)]
+        self.sentinels = [Sentinel(self.data[0], sentinels // 2 + 1, down_after) for _ in range(sentinels)]
         self.servers += self.sentinels
 
     @property
@@ -139,6 +143,26 @@ class Replicated(Group):
                 return False
         return True
 
+    def _whole(self) -> bool:
+        """Whether all follow the master that the sentinels agree on; who does not is told to, for they take long."""
+        if not self._one_master():
+            return False
+        master = self.master()
+        astray = [server for server in self.data if server is not master and not in_step(server, master)]
+        for server in astray:
+            if info(server).get("master_port") != str(master.port):
+                server.raw("REPLICAOF", HOST, str(master.port))
+        return not astray and self._sentinels_agree()
+
+    def _one_master(self) -> bool:
+        """Whether all sentinels name the same master, and it answers. One that lags behind would name the old one."""
+        if len({sentinel.told()["port"] for sentinel in self.sentinels}) != 1:
+            return False
+        try:
+            return info(self.master())["role"] == "master"
+        except OSError:
+            return False
+
     def master(self) -> Server:
         """Whom the sentinels call the master; without sentinels the first server."""
         if not self.sentinels:
@@ -165,30 +189,33 @@ class Replicated(Group):
             raise TimeoutError("no other master")
         return new
 
-    def heal(self) -> None:
+    def heal(self, *, clear: bool = True) -> None:
         """Start what was killed, resume what was stopped, and wait until all follow the master."""
-        for server in self.data:
-            revive(server)
-        master = self.master()
-        for server in self.data:
-            if server is not master:
-                server.raw("REPLICAOF", HOST, str(master.port))
-        self._until_in_step(master)
-        if self.sentinels:
-            until(self._sentinels_agree, "the sentinels to agree", READY)
-        self.clear()
+        if not self.sentinels:
+            for server in self.data:
+                revive(server)
+                if server is not self.data[0]:
+                    server.raw("REPLICAOF", HOST, str(self.data[0].port))
+            self._until_in_step(self.data[0])
+        else:
+            until(self._one_master, "the sentinels to agree on a master", READY)
+            for server in self.data:
+                revive(server, role=self.master())
+            until(self._whole, "all to follow the master", READY)
+        if clear:
+            self.clear()
 
 
-def revive(server: Server) -> None:
+def revive(server: Server, role: Server | None = None) -> None:
+    """Resume it if it was stopped, start it if it was killed; as a replica of another server if that is its role."""
     try:
         server.resume()
-    except (RuntimeError, ProcessLookupError):
-        pass
-    try:
         server.raw("PING")
-    except (OSError, ReplyError):
+    except (OSError, ReplyError, RuntimeError):
         server.kill()
         server.start()
+        if role is not None and role is not server:
+            server.raw("REPLICAOF", HOST, str(role.port))
 
 
 class ClusterNode(Server):
@@ -197,14 +224,28 @@ class ClusterNode(Server):
     def __init__(self, kind: str = "valkey9") -> None:
         self._bus = _reserve_port()
         self.bus_port: int = self._bus.getsockname()[1]
-        super().__init__(kind, args=self._cluster_args())
-
-    def _cluster_args(self) -> list[str]:
-        return [
-            *("--cluster-enabled", "yes", "--cluster-port", str(self.bus_port)),
-            *("--cluster-node-timeout", "1000", "--cluster-require-full-coverage", "no"),
-            *("--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"),
+        args = [
+            *("--cluster-enabled", "yes", "--cluster-node-timeout", str(int(SOON * 1000))),
+            *("--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0"),
+            *("--repl-diskless-sync-delay", "0"),
         ]
+        if kind != "redis62":
+            args += ["--cluster-port", str(self.bus_port)]
+        super().__init__(kind, args=args)
+        if kind == "redis62":  # its bus is where it always was; such a port may not exist
+            self._move_below(55536)
+
+    def _move_below(self, limit: int) -> None:
+        kept = []
+        while self.port >= limit:
+            kept.append(self._reservation)
+            self._reservation = _reserve_port()
+            self.port = self._reservation.getsockname()[1]
+        for reservation in kept:
+            reservation.close()
+        self.bus_port = self.port + 10000
+        at = self._command.index("--port") + 1
+        self._command[at] = str(self.port)
 
     @property
     def node_id(self) -> str:
@@ -219,10 +260,13 @@ class ClusterNode(Server):
 class Cluster(Group):
     """Masters with equal shares of the slots, and one replica each if wanted."""
 
-    def __init__(self, masters: int = 3, *, replicated: bool = True, kind: str = "valkey9") -> None:
+    def __init__(
+        self, masters: int = 3, *, replicated: bool = True, kind: str = "valkey9", down_after: float = SOON
+    ) -> None:
         super().__init__()
         self._first = [ClusterNode(kind) for _ in range(masters)]
         self._second = [ClusterNode(kind) for _ in range(masters)] if replicated else []
+        self._down_after_ms = int(down_after * 1000)
         self.nodes = [*self._first, *self._second]
         self.servers = [*self.nodes]
 
@@ -236,7 +280,10 @@ class Cluster(Group):
         share = SLOTS // len(self._first)
         for at, node in enumerate(self._first):
             last = SLOTS - 1 if node is self._first[-1] else (at + 1) * share - 1
-            node.raw("CLUSTER", "ADDSLOTSRANGE", str(at * share), str(last))
+            if node.kind == "redis62":
+                node.raw("CLUSTER", "ADDSLOTS", *map(str, range(at * share, last + 1)))
+            else:
+                node.raw("CLUSTER", "ADDSLOTSRANGE", str(at * share), str(last))
         for epoch, node in enumerate(self.nodes):
             node.raw("CLUSTER", "SET-CONFIG-EPOCH", str(epoch + 1))
         for node in self.nodes[1:]:
@@ -245,6 +292,8 @@ class Cluster(Group):
         for master, replica in zip(self._first, self._second, strict=False):
             replica.raw("CLUSTER", "REPLICATE", master.node_id)
         self.until_sound()
+        for node in self.nodes:  # not before: it is also the pace at which nodes get to know each other
+            node.raw("CONFIG", "SET", "cluster-node-timeout", str(self._down_after_ms))
 
     @staticmethod
     def _knows(node: Server, count: int) -> bool:
@@ -296,12 +345,13 @@ class Cluster(Group):
             return node
         raise LookupError("no node is alive")
 
-    def heal(self) -> None:
+    def heal(self, *, clear: bool = True) -> None:
         """Start what was killed, resume what was stopped, and wait until the cluster is whole."""
         for node in self.nodes:
             revive(node)
         self.until_sound()
-        self.clear()
+        if clear:
+            self.clear()
 
 
 class Five(Group):
@@ -318,11 +368,11 @@ class Five(Group):
 
 GROUPS: dict[str, Callable[[], Group]] = {
     "replicated": lambda: Replicated(1),
-    "sentinel": lambda: Replicated(2, 3),
-    "cluster": Cluster,
+    "sentinel": lambda: Replicated(2, 3, down_after=LATE),
+    "cluster": lambda: Cluster(down_after=LATE),
     "quorum": Five,
 }
-"""The set-ups that tests share; a master of them is not to be harmed."""
+"""The set-ups that tests share. A master of them is not to be harmed, nor taken for dead when the machine is busy."""
 
 
 def info_of_cluster(node: Server) -> dict[str, str]:

@@ -1,0 +1,312 @@
+"""A cluster: keys in one slot, requests that follow the slot wherever it goes, pushes within the shard."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from holdfast import State, StoreError, StoreProtocolError
+from holdfast.stores.redis.keys import keys_of, slot
+from holdfast.stores.redis.messages import address_in
+from tests.conftest import require
+from tests.contract.driver import COLOURS, Driver, done
+from tests.support.topologies import Cluster, ClusterNode, Group, migrate
+from tests.topology.conftest import driver
+from tests.topology.load import Crowd
+
+
+@pytest.fixture
+def shared(shared_group: Callable[[str], Group]) -> Cluster:
+    """A cluster that is not to be harmed."""
+    group = shared_group("cluster")
+    assert isinstance(group, Cluster)
+    return group
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.text(alphabet="ab{}:é ", min_size=1, max_size=12))
+@example(name="{")
+@example(name="}")
+@example(name="{}")
+@example(name="{}{a}")
+@example(name="a}b")
+@example(name="a}{b}")
+@example(name="{a}{b}")
+@example(name="{{a}}")
+def test_the_server_sees_all_keys_of_a_lock_in_one_slot(shared: Cluster, name: str) -> None:
+    keys = keys_of(name)
+    channel = address_in(keys.slot, "holdfast:inbox:x").encode()
+    node = shared.nodes[0]
+    told = {node.raw("CLUSTER", "KEYSLOT", key) for key in (keys.lock, keys.meta, keys.queue, keys.waiters, channel)}
+    assert told == {keys.slot} == {slot(name.encode())}
+
+
+@pytest.mark.parametrize("name", ["{", "}", "{}", "a}b", "a}{b}", "{a}{b}", "{{a}}", "a b"])
+def test_names_with_braces(shared: Cluster, colour: str, name: str) -> None:
+    d = driver(colour, shared)
+
+    async def play() -> None:
+        lease = await done(d.lock(name).acquire(timeout=5))
+        waiter = d.start(_acquire, d.lock(name))
+        await d.queue_length(d.lock(name), 1)
+        await done(lease.release())
+        assert (await waiter.result()).fence > lease.fence
+
+    d.run(play())
+
+
+async def _acquire(lock: Any, timeout: float = 20.0) -> Any:
+    return await done(lock.acquire(timeout=timeout))
+
+
+def clients(group: Cluster, colour: str) -> Any:
+    library = redis if colour == "threads" else redis.asyncio
+    return library.RedisCluster(host="127.0.0.1", port=group.nodes[0].port)
+
+
+def test_clients_of_redis_py(shared: Cluster, colour: str) -> None:
+    d = COLOURS[colour]("cluster", shared.url)
+
+    async def play() -> None:
+        client = clients(shared, colour)
+        locks = d.open(client)
+        leases = [await done(locks.lock(f"thing:{number}").acquire(timeout=5)) for number in range(8)]
+        assert {await done(lease.release()) for lease in leases} == {True}
+        await done(locks.close())
+        await done(client.aclose() if colour == "asyncio" else client.close())
+
+    d.run(play())
+
+
+def test_pushes_stay_within_the_shard(shared: Cluster, colour: str) -> None:
+    """The release tells the waiter by SPUBLISH, on the node that has the lock."""
+    d = driver(colour, shared)
+
+    async def play() -> None:
+        lease = await done(d.lock("thing").acquire())
+        waiter = d.start(_acquire, d.lock("thing"))
+        await d.queue_length(d.lock("thing"), 1)
+        node = shared.owner("thing")
+        node.raw("CONFIG", "RESETSTAT")
+        await done(lease.release())
+        await waiter.result()
+        used = node.commands_processed()
+        assert used.get("spublish", 0) >= 1
+        assert "publish" not in used
+
+    d.run(play())
+
+
+def test_leases_on_all_nodes_are_renewed(shared: Cluster, colour: str) -> None:
+    d = driver(colour, shared)
+
+    async def play() -> None:
+        names = [f"thing:{number}" for number in range(40)]
+        assert len({shared.owner(name) for name in names}) == 3
+        leases = [await done(d.lock(name, ttl=1.5).acquire(timeout=5)) for name in names]
+        ends = max(lease._holding.valid_until for lease in leases)
+        await d.until(lambda: all(lease._holding.valid_until > ends for lease in leases), "all to be renewed")
+        assert {lease.state for lease in leases} == {State.HELD}
+
+    d.run(play())
+
+
+def test_locks_of_all_nodes_are_listed(shared: Cluster, colour: str) -> None:
+    d = driver(colour, shared)
+
+    async def play() -> None:
+        names = {f"thing:{number}" for number in range(30)}
+        for name in names:
+            await done(d.lock(name).acquire(timeout=5))
+        facts = (await done(d.locks.guarantees())).facts
+        assert (facts.topology.value, facts.replicas) == ("a cluster", 1)
+        store = d.locks.store
+        found, cursor = set(), ""
+        while True:
+            page = await store.survey("thing:*", cursor, d.locks.runtime.now() + 5)
+            found |= {one.name for one in page.infos}
+            cursor = page.cursor
+            if not cursor:
+                break
+        assert found == names
+
+    d.run(play())
+
+
+def test_a_client_of_one_node_is_told_what_to_do(shared: Cluster, colour: str) -> None:
+    elsewhere = next(node for node in shared.nodes if node is not shared.owner("thing"))
+    d = COLOURS[colour]("one", elsewhere.url)
+
+    async def play() -> None:
+        with pytest.raises(StoreProtocolError, match=r"redis\+cluster://"):
+            await done(d.lock("thing").acquire(timeout=0))
+
+    d.run(play())
+
+
+def test_a_server_that_is_no_cluster(valkey: Any, colour: str) -> None:
+    d = COLOURS[colour]("one", f"redis+cluster://127.0.0.1:{valkey.port}")
+
+    async def play() -> None:
+        with pytest.raises(StoreError, match="no part of a cluster"):
+            await done(d.lock("thing").acquire(timeout=0))
+
+    d.run(play())
+
+
+def nodes_of(group: Cluster, name: str) -> tuple[ClusterNode, ClusterNode]:
+    """The master that has the lock, and another one."""
+    source = group.owner(name)
+    target = next(one for one in group.masters() if one is not source)
+    assert isinstance(target, ClusterNode)
+    return source, target
+
+
+class TestASlotThatMoves:
+    """Key by key: MOVED, ASK and TRYAGAIN come up on the way, and each has its answer."""
+
+    def test_between_two_requests(self, cluster: Cluster, colour: str) -> None:
+        """MOVED: renewal, release and the next acquisition go to the new node."""
+        d = driver(colour, cluster)
+
+        async def play() -> None:
+            lease = await done(d.lock("thing").acquire())
+            migrate(cluster.slot("thing"), *nodes_of(cluster, "thing"))
+            await done(lease.renew())
+            assert await done(lease.release())
+            assert (await done(d.lock("thing").acquire(timeout=5))).fence > lease.fence
+
+        d.run(play())
+
+    def test_renewals_go_on_while_it_moves(self, cluster: Cluster, colour: str) -> None:
+        """ASK: the keys of the lease are on the new node already, and the slot is not."""
+        d = driver(colour, cluster)
+
+        async def play() -> None:
+            lease = await done(d.lock("thing", renew=False, ttl=20).acquire())
+            number = str(cluster.slot("thing"))
+            source, target = nodes_of(cluster, "thing")
+            target.raw("CLUSTER", "SETSLOT", number, "IMPORTING", source.node_id)
+            source.raw("CLUSTER", "SETSLOT", number, "MIGRATING", target.node_id)
+            await done(lease.renew())
+            keys = source.raw("CLUSTER", "GETKEYSINSLOT", number, "10")
+            source.raw("MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", *keys)
+            before = lease._holding.valid_until
+            await done(lease.renew())
+            assert lease._holding.valid_until > before
+            for node in (target, source):
+                node.raw("CLUSTER", "SETSLOT", number, "NODE", target.node_id)
+
+        d.run(play())
+
+    def test_who_waits_goes_with_it(self, cluster: Cluster, colour: str) -> None:
+        """The server ends the subscription at the old node; the waiter listens at the new one before the release."""
+        d = driver(colour, cluster)
+
+        async def play() -> None:
+            lease = await done(d.lock("thing", ttl=20).acquire())
+            waiters = []
+            for number in range(3):
+                waiters.append(d.start(_pass_on, d.connect().lock("thing", ttl=20)))
+                await d.queue_length(d.lock("thing"), number + 1)
+            source, target = nodes_of(cluster, "thing")
+            migrate(cluster.slot("thing"), source, target)
+            await d.until(lambda: len(_listening(target, "thing")) == 3, "all to wait at the new node")
+            await done(lease.release())
+            fences = [await waiter.result() for waiter in waiters]
+            assert fences == sorted(fences)
+            assert fences[0] > lease.fence
+
+        d.run(play())
+
+    def test_taking_waits_until_it_has_moved(self, cluster: Cluster, colour: str) -> None:
+        """TRYAGAIN: some keys of the lock are here, some are not."""
+        d = driver(colour, cluster)
+
+        async def play() -> None:
+            number = str(cluster.slot("thing"))
+            source, target = nodes_of(cluster, "thing")
+            await done((await done(d.lock("thing").acquire())).release())
+            target.raw("CLUSTER", "SETSLOT", number, "IMPORTING", source.node_id)
+            source.raw("CLUSTER", "SETSLOT", number, "MIGRATING", target.node_id)
+            taker = d.start(_acquire, d.lock("thing"))
+            await d.until(lambda: _refused(source, "TRYAGAIN"), "the request to be refused")
+            assert not taker.ended
+            migrate(int(number), source, target)
+            assert await taker.result() is not None
+
+        d.run(play())
+
+    def test_under_load(self, cluster: Cluster, colour: str) -> None:
+        """There and back, while a crowd passes the lock on and others hold theirs in the same slot."""
+        _migrate_under_load(cluster, driver(colour, cluster), times=4)
+
+    @pytest.mark.faults
+    @pytest.mark.timeout(300)
+    def test_under_load_for_long(self, cluster: Cluster, colour: str) -> None:
+        _migrate_under_load(cluster, driver(colour, cluster), times=60)
+
+
+async def _pass_on(lock: Any) -> int:
+    lease = await _acquire(lock)
+    fence: int = lease.fence
+    await done(lease.release())
+    return fence
+
+
+def _listening(node: ClusterNode, name: str) -> set[str]:
+    """The inboxes of those who wait for the lock at this node, and are connected to it."""
+    waiting = {entry.split(" ")[3] for entry in node.raw("HVALS", keys_of(name).waiters)}
+    connected: list[str] = node.raw("PUBSUB", "SHARDCHANNELS", "holdfast:inbox:*")
+    return waiting & set(connected)
+
+
+def _refused(node: ClusterNode, code: str) -> bool:
+    return f"errorstat_{code}:" in str(node.raw("INFO", "errorstats"))
+
+
+def _migrate_under_load(cluster: Cluster, d: Driver, times: int) -> None:
+    async def play() -> None:
+        crowd = Crowd(d)
+        await crowd.keep([f"{{thing}}:kept:{number}" for number in range(5)])
+        await crowd.contend(["thing", "{thing}:too", "elsewhere"], each=2)
+        await crowd.until_busy(5)
+        for _ in range(times):
+            mover = threading.Thread(target=migrate, args=(cluster.slot("thing"), *nodes_of(cluster, "thing")))
+            mover.start()
+            await d.until(lambda one=mover: not one.is_alive(), "the slot to move", 20)  # type: ignore[misc]
+            await crowd.until_busy(5, since=time.monotonic())
+        assert await crowd.check_kept() == (5, 0)
+        await crowd.finish()
+
+    d.run(play())
+
+
+@pytest.fixture(scope="module")
+def old_cluster() -> Iterator[Cluster]:
+    """Redis 6.2 has no sharded channels."""
+    require("redis62")
+    with Cluster(2, replicated=False, kind="redis62") as group:
+        yield group
+
+
+def test_without_sharded_channels(old_cluster: Cluster, colour: str) -> None:
+    d = driver(colour, old_cluster)
+
+    async def play() -> None:
+        lease = await done(d.lock("thing").acquire(timeout=5))
+        waiters = [d.start(_pass_on, d.lock("thing")) for _ in range(3)]
+        await d.queue_length(d.lock("thing"), 3)
+        node = old_cluster.owner("thing")
+        await done(lease.release())
+        fences = [await waiter.result() for waiter in waiters]
+        assert len(set(fences)) == 3
+        assert node.commands_processed().get("publish", 0) >= 3
+
+    d.run(play())

@@ -1,0 +1,230 @@
+"""Grants that replicas acknowledge: counted, given back when the count is not reached, and never by blocking others."""
+
+import time
+from typing import Any
+
+import pytest
+
+from holdfast import ConfigurationError, State, StoreRefused, StoreUnavailable
+from tests.contract.driver import COLOURS, done
+from tests.support.servers import Server
+from tests.support.topologies import Replicated
+from tests.topology.conftest import driver
+
+
+@pytest.fixture
+def deaf(replicated: Replicated) -> Replicated:
+    """Replicas that are connected and do not answer."""
+    for replica in replicated.replicas():
+        replica.pause()
+    return replicated
+
+
+def test_the_count_is_told(replicated: Replicated, colour: str) -> None:
+    d = driver(colour, replicated)
+
+    async def play() -> None:
+        lease = await done(d.connect(replicas=2).lock("thing").acquire(timeout=5))
+        assert lease.acknowledged == 2
+        assert all(server.raw("GET", "thing") == lease.holder for server in replicated.data)
+        assert (await done(d.lock("other").acquire())).acknowledged is None
+
+    d.run(play())
+
+
+def test_more_than_there_are(replicated: Replicated, colour: str) -> None:
+    d = driver(colour, replicated)
+
+    async def play() -> None:
+        locks = d.connect(replicas=3, replica_timeout=0.2)
+        with pytest.raises(StoreUnavailable, match="was given back: 2 of the 3 replicas"):
+            await done(locks.lock("thing").acquire(timeout=0))
+        assert not await done(d.lock("thing").locked())
+
+    d.run(play())
+
+
+def test_a_wait_goes_on_until_they_answer(deaf: Replicated, colour: str) -> None:
+    """Within the caller's time the grant is given back and asked for again."""
+    d = driver(colour, deaf)
+
+    async def play() -> None:
+        locks = d.connect(replicas=2, replica_timeout=0.1)
+        taker = d.start(_acquire, locks.lock("thing"))
+        await d.until(lambda: deaf.master().commands_processed().get("wait", 0) >= 2, "two tries")
+        for replica in deaf.replicas():
+            replica.resume()
+        assert (await taker.result()).acknowledged == 2
+
+    d.run(play())
+
+
+async def _acquire(lock: Any, timeout: float = 10.0) -> Any:
+    return await done(lock.acquire(timeout=timeout))
+
+
+def test_a_grant_that_was_handed_over_is_confirmed_too(deaf: Replicated, colour: str) -> None:
+    """The push came, but no replica has it: so it does not count until they have."""
+    d = driver(colour, deaf)
+
+    async def play() -> None:
+        holder = await done(d.lock("thing").acquire())
+        waiter = d.start(_acquire, d.connect(replicas=1, replica_timeout=0.1).lock("thing"))
+        await d.queue_length(d.lock("thing"), 1)
+        asked = deaf.master().commands_processed().get("wait", 0)
+        await done(holder.release())
+        await d.until(lambda: deaf.master().commands_processed().get("wait", 0) > asked, "the question to the replicas")
+        assert not waiter.ended
+        deaf.replicas()[0].resume()
+        assert (await waiter.result()).acknowledged >= 1
+
+    d.run(play())
+
+
+def test_a_renewal_that_nobody_acknowledges_does_not_count(replicated: Replicated, colour: str) -> None:
+    d = driver(colour, replicated)
+
+    async def play() -> None:
+        locks = d.connect(replicas=1, replica_timeout=0.1)
+        risky: list[State] = []
+        lease = await done(locks.lock("thing", ttl=1.5, on_risk=lambda one: risky.append(one.state)).acquire(timeout=5))
+        for replica in replicated.replicas():
+            replica.pause()
+        await d.until(lambda: lease.state is State.LOST, "the loss", 10)
+        assert risky
+
+    d.run(play())
+
+
+def test_with_deaf_replicas_nobody_waits_for_the_others(deaf: Replicated, colour: str) -> None:
+    """Forty who ask share the questions: all together need hardly longer than one."""
+    d = driver(colour, deaf)
+
+    async def play() -> None:
+        locks = d.connect(replicas=1, replica_timeout=0.5)
+        await done(locks.lock("warm").locked())
+        started = time.monotonic()
+        takers = [d.start(_fails, locks.lock(f"thing:{number}")) for number in range(40)]
+        for taker in takers:
+            await taker.result()
+        assert time.monotonic() - started < 10  # one after the other they would need 20
+
+    d.run(play())
+
+
+async def _fails(lock: Any) -> None:
+    with pytest.raises(StoreUnavailable):
+        await done(lock.acquire(timeout=0))
+
+
+def test_an_adopted_lease_is_acknowledged(replicated: Replicated, colour: str) -> None:
+    d = driver(colour, replicated)
+
+    async def play() -> None:
+        locks = d.connect(replicas=2)
+        text = (await done(locks.lock("thing").acquire(timeout=5))).export()
+        assert (await done(locks.adopt(text))).acknowledged == 2
+
+    d.run(play())
+
+
+def test_on_disk(colour: str) -> None:
+    """The master has it in its log, flushed; without a log that is refused, and nothing is left."""
+    with Server(args=("--appendonly", "yes", "--appendfsync", "always")) as server:
+        d = COLOURS[colour]("one", server.url)
+
+        async def play() -> None:
+            lease = await done(d.connect(aof=True).lock("thing").acquire(timeout=5))
+            assert lease.acknowledged == 0
+            server.raw("CONFIG", "SET", "appendonly", "no")
+            with pytest.raises(StoreRefused, match="appendonly yes"):
+                await done(d.connect(aof=True).lock("other").acquire(timeout=5))
+            assert server.raw("EXISTS", "other") == 0
+
+        d.run(play())
+
+
+def test_what_is_said_about_it(replicated: Replicated, colour: str) -> None:
+    d = driver(colour, replicated)
+
+    async def play() -> None:
+        facts = (await done(d.connect(replicas=1).guarantees())).facts
+        assert (facts.acknowledged, facts.replicas) == (1, 2)
+
+    d.run(play())
+
+
+SAYS: dict[str, dict[str, Any]] = {
+    "replicas must be a whole number": {"replicas": True},
+    "from 0 to 100": {"replicas": 101},
+    "replica_timeout must be": {"replicas": 1, "replica_timeout": 0},
+    "no sense without replicas": {"replica_timeout": 1},
+    "aof must be": {"aof": 1},
+    "reassert must be": {"reassert": "yes"},
+    "service belongs to a Sentinel object": {"service": "main"},
+}
+
+
+@pytest.mark.parametrize(("says", "options"), SAYS.items(), ids=SAYS)
+def test_options_that_make_no_sense(colour: str, says: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        COLOURS[colour].open("redis://localhost", **options)
+
+
+def test_options_of_another_store(colour: str) -> None:
+    with pytest.raises(ConfigurationError, match="memory:// has no replicas"):
+        COLOURS[colour].open("memory://", replicas=1)
+
+
+class TestServersThatRefuse:
+    """READONLY, MASTERDOWN, LOADING and NOREPLICAS pass, and are waited out within the caller's time."""
+
+    @staticmethod
+    def waited_out(colour: str, server: Server, heal: Any, code: str) -> None:
+        d = COLOURS[colour]("one", server.url)
+
+        async def play() -> None:
+            with pytest.raises(StoreUnavailable, match=code):
+                await done(d.lock("thing").acquire(timeout=0))
+            taker = d.start(_acquire, d.lock("thing"))
+            await d.pause()
+            assert not taker.ended
+            heal()
+            assert (await taker.result()) is not None
+
+        d.run(play())
+
+    def test_readonly(self, replicated: Replicated, colour: str) -> None:
+        replica = replicated.replicas()[0]
+        self.waited_out(colour, replica, lambda: replica.raw("REPLICAOF", "NO", "ONE"), "READONLY")
+
+    def test_masterdown(self, replicated: Replicated, colour: str) -> None:
+        replica = replicated.replicas()[0]
+        replica.raw("CONFIG", "SET", "replica-serve-stale-data", "no")
+        replica.raw("REPLICAOF", "127.0.0.1", "1")
+
+        def heal() -> None:
+            replica.raw("CONFIG", "SET", "replica-serve-stale-data", "yes")
+            replica.raw("REPLICAOF", "NO", "ONE")
+
+        self.waited_out(colour, replica, heal, "MASTERDOWN")
+
+    def test_noreplicas(self, replicated: Replicated, colour: str) -> None:
+        master = replicated.master()
+        master.raw("CONFIG", "SET", "min-replicas-to-write", "5")
+        self.waited_out(colour, master, lambda: master.raw("CONFIG", "SET", "min-replicas-to-write", "0"), "NOREPLICAS")
+
+    def test_loading(self, colour: str) -> None:
+        with Server(args=("--key-load-delay", "20000")) as server:
+            for number in range(100):
+                server.raw("SET", f"filler:{number}", "x")
+            server.raw("SAVE")
+            server.kill()
+            server.start(until_loaded=False)
+            d = COLOURS[colour]("one", server.url)
+
+            async def play() -> None:
+                lease = await done(d.lock("thing").acquire(timeout=20))
+                assert lease is not None
+
+            d.run(play())
