@@ -20,8 +20,8 @@ REDIS_SCHEMES = frozenset(
     {*TCP_SCHEMES, "unix", *(f"{one}+{kind}" for one in TCP_SCHEMES for kind in ("sentinel", "cluster"))}
 )
 SCHEMES = (
-    "redis://, rediss://, valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster://, sqlite:///path "
-    "and memory://"
+    "redis://, rediss://, valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster://, etcd://, "
+    "sqlite:///path and memory://"
 )
 REDIS_OPTIONS = ("replicas", "replica_timeout", "aof", "reassert", "service", "scripts")
 
@@ -52,20 +52,17 @@ def store_of(target: Any, runtime: Runtime, colour: str, choices: Mapping[str, A
 def _store_of_url(url: str, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
-    if (
-        not separator or not scheme.replace("+", "").isalnum()
-    ):  # the beginning of a broken URL may be a password: it is not shown
+    if not separator or not scheme.replace("+", "").isalnum():
+        # The beginning of a broken URL may be a password, so it is not shown.
         raise ConfigurationError(
-            "The target of connect() is no URL, as it does not begin with a scheme and '://'. Give one of "
-            + SCHEMES
-            + "."
+            f"The target of connect() is no URL: it does not begin with a scheme and '://'. Give one of {SCHEMES}."
         )
     if scheme in REDIS_SCHEMES:
         from holdfast.stores.redis.choices import choices_of
         from holdfast.stores.redis.clients import store_of_url
 
         return store_of_url(url, runtime, colour, choices_of(choices))
-    if scheme in ("memory", "sqlite") and choices:
+    if scheme in ("memory", "sqlite", "etcd", "etcds") and choices:
         raise ConfigurationError(
             f"The option {shown(next(iter(choices)))} belongs to Redis and Valkey; {scheme}:// has no replicas."
         )
@@ -75,6 +72,8 @@ def _store_of_url(url: str, runtime: Runtime, colour: str, choices: Mapping[str,
         return MemoryStore(hub(rest), runtime), f"memory://{rest}"
     if scheme == "sqlite":
         return _sqlite_store(rest, runtime, colour)
+    if scheme in ("etcd", "etcds"):
+        return _etcd_store(url, runtime, colour)
     raise ConfigurationError(f"connect() does not know the scheme {shown(scheme + '://')}. It knows {SCHEMES}.")
 
 
@@ -124,6 +123,14 @@ def _check_addresses(addresses: Sequence[str]) -> None:
                 f"{address} is in the list twice, so it would vote twice. Name each server of a quorum once."
             )
         seen.add(server)
+
+
+def _etcd_store(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+    from holdfast.stores.etcd.calls import TaskCalls, ThreadCalls
+    from holdfast.stores.etcd.store import EtcdStore
+
+    calls = ThreadCalls(url, runtime) if colour == "threads" else TaskCalls(url, runtime)
+    return EtcdStore(calls, runtime), calls.shown
 
 
 def _sqlite_store(rest: str, runtime: Runtime, colour: str) -> tuple[Store, str]:

@@ -1,0 +1,209 @@
+"""Row C7, another place for a lock: the same locks on a real etcd, in both colours.
+
+The store keeps the contract of `holdfast.testing.contract` but for what `holdfast/stores/etcd/__init__.py` names.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast import ConfigurationError, LeaseLost, State, StoreUnavailable
+from holdfast.stores.etcd.records import lock_key, packed
+from holdfast.testing import contract
+from holdfast.testing.contract import CHECKS, Bench, run_check
+from holdfast.values import Renewal
+from tests.contract.driver import COLOURS, Driver, done, held, scenario
+from tests.support.etcd import NEEDS, Etcd, find
+
+DIFFERENT = {
+    contract.told_first: "nobody is told that it is first now",
+    contract.passed_over: "a dead waiter is not known to be dead before its ttl is over",
+    contract.places: "an older ticket does not bring back a place",
+    contract.last_word: "a grant ends at a whole second",
+    contract.surveyed: "a free lock has no fence to be remembered by",
+    contract.taken_away: "a free lock has no fence to be remembered by",
+}
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    if find() is None:
+        pytest.skip(f"etcd is missing: it needs {NEEDS}")
+    with Etcd() as etcd:
+        yield etcd
+
+
+@pytest.fixture(params=COLOURS)
+def d(request: pytest.FixtureRequest, etcd: Etcd) -> Driver:
+    return COLOURS[request.param]("etcd", etcd.url)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"c7:{uuid.uuid4()}"
+
+
+KEPT = [check for check in CHECKS if check not in DIFFERENT]
+
+
+@pytest.mark.parametrize("check", DIFFERENT, ids=lambda check: check.__name__)
+@scenario
+async def test_c7_the_named_differences_are_there(
+    d: Driver, check: Callable[[Bench], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contract, "PATIENCE", 1.0)
+    with pytest.raises(contract.ContractBroken):
+        await run_check(check, lambda: d.connect().store, d.locks.runtime)
+
+
+@pytest.mark.parametrize("check", KEPT, ids=lambda check: check.__name__)
+@scenario
+async def test_c7_etcd_keeps_the_contract(d: Driver, check: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+    await run_check(check, lambda: d.connect().store, d.locks.runtime)
+
+
+@scenario
+async def test_c7_one_holds_and_fences_grow(d: Driver, name: str) -> None:
+    fences = []
+    for _ in range(3):
+        async with held(d.lock(name)) as lease:
+            assert await done(d.connect().lock(name).acquire(timeout=0)) is None
+            fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+    assert not await done(d.lock(name).locked())
+
+
+@scenario
+async def test_c7_who_waits_is_handed_the_lock_in_order(d: Driver, name: str) -> None:
+    lease = await done(d.lock(name).acquire())
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        async with held(d.connect().lock(name)):
+            order.append(number)
+
+    waiting = []
+    for number in range(3):
+        waiting.append(d.start(wait, number))
+        await d.queue_length(d.lock(name), number + 1)
+    info = await done(d.lock(name).inspect())
+    assert [waiter.owner.pid for waiter in info.waiters] == [info.owner.pid] * 3
+    await done(lease.release())
+    for one in waiting:
+        await one.result()
+    assert order == [0, 1, 2]
+
+
+@scenario
+async def test_c7_a_lease_is_renewed_while_its_holder_lives(d: Driver, name: str) -> None:
+    lease = await done(d.lock(name, ttl=2).acquire())
+    ran_out_at = d.locks.runtime.now() + 3.2  # etcd may keep it for a second more than its ttl
+    await d.until(lambda: d.locks.runtime.now() >= ran_out_at, "the ttl to pass")
+    assert lease.state is State.HELD
+    assert await done(d.connect().lock(name).acquire(timeout=0)) is None
+    assert await done(lease.release()) is True
+
+
+@scenario
+async def test_c7_a_longer_ttl_keeps_the_fence(d: Driver, name: str) -> None:
+    lease = await done(d.lock(name, ttl=2, renew=False).acquire())
+    await done(lease.renew(60))
+    info = await done(d.lock(name).inspect())
+    assert info.fence == lease.fence
+    assert info.ttl_left > 50
+    assert await done(lease.release()) is True
+    assert not await done(d.lock(name).locked())
+
+
+@scenario
+async def test_c7_a_job_keeps_its_name_taken_for_a_while(d: Driver, name: str) -> None:
+    """A holder's last word: the grant ends by itself, sooner than its ttl."""
+    lease = await done(d.lock(name, ttl=60).acquire())
+    word = Renewal(name, lease.holder, 2, final=True)
+    assert list(await d.locks.store.renew([word], d.locks.runtime.now() + 5)) == [True]
+    assert await done(d.connect().lock(name).acquire(timeout=0)) is None
+    assert await done(d.connect().lock(name).acquire(timeout=10)) is not None
+
+
+@scenario
+async def test_c7_a_timed_out_wait_leaves_nothing(d: Driver, name: str) -> None:
+    lease = await done(d.lock(name).acquire())
+    assert await done(d.connect().lock(name).acquire(timeout=0.2)) is None
+    assert (await done(d.lock(name).inspect())).waiting == 0
+    await done(lease.release())
+
+
+@scenario
+async def test_c7_theft_is_told_at_the_next_renewal(d: Driver, name: str) -> None:
+    lease = await done(d.lock(name, ttl=2).acquire())
+    store = d.connect().store
+    until = d.locks.runtime.now() + 5
+    await store._calls.call("/v3/kv/deleterange", {"key": packed(lock_key(name))}, until)
+    await d.until(lambda: lease.state is State.LOST, "the loss to be told")
+    with pytest.raises(LeaseLost):
+        lease.ensure_held()
+
+
+@scenario
+async def test_c7_an_operator_lists_and_breaks(d: Driver, name: str) -> None:
+    store, until = d.locks.store, d.locks.runtime.now() + 10
+    lease = await done(d.lock(name, label="nightly").acquire())
+    page = await store.survey("c7:*", "", until)
+    assert name in [info.name for info in page.infos]
+    assert await store.take_away(name, lease.holder, until) is True
+    after = await done(d.connect().lock(name).acquire(timeout=0))
+    assert after.fence > lease.fence
+    assert await done(lease.release()) is False
+    await done(after.release())
+
+
+def test_c7_a_killed_holder_frees_the_lock(etcd: Etcd, name: str) -> None:
+    program = (
+        "import holdfast, sys, time\n"
+        "lease = holdfast.connect(sys.argv[1]).lock(sys.argv[2], ttl=2).acquire()\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, etcd.url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with child, COLOURS["threads"].open(etcd.url) as locks:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        child.kill()
+        started = time.monotonic()
+        assert locks.lock(name).acquire(timeout=15) is not None
+        assert time.monotonic() - started < 2 + 3  # the ttl, and etcd's own seconds
+
+
+@scenario
+async def test_c7_a_server_that_stops_is_told(d: Driver, etcd: Etcd, name: str) -> None:
+    await done(d.lock(name).locked())
+    etcd.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await done(d.connect().lock(name).acquire(timeout=0.3))
+    finally:
+        etcd.signal(signal.SIGCONT)
+    async with held(d.connect().lock(name, timeout=10)) as lease:
+        assert lease.state is State.HELD
+
+
+@pytest.mark.parametrize("url", ["etcd://", "etcd://host:x", "etcd://host/path", "etcd://host?a=1", "etcd://host:0"])
+@pytest.mark.parametrize("colour", COLOURS)
+def test_c7_bad_urls(colour: str, url: str) -> None:
+    with pytest.raises(ConfigurationError, match="etcd://user:password@host1:2379"):
+        COLOURS[colour].open(url)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_c7_no_password_is_shown(colour: str) -> None:
+    locks = COLOURS[colour].open("etcd://user:s3cret@host1,host2:2380")
+    assert "s3cret" not in repr(locks)
+    assert "host1,host2:2380" in repr(locks)
