@@ -48,6 +48,7 @@ class EtcdStore:
 
     grace = 0.3
     listening = True
+    reserves = False
     confirms = False
     notices = False
     reassert = None
