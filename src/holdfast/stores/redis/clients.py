@@ -100,7 +100,7 @@ def _refuse_service(choices: Choices) -> None:
 def _refuse_unfit(client: Any, colour: str) -> None:
     kind = type(client)
     if isinstance(client, list | tuple | set):
-        raise ConfigurationError("A quorum is a list of URLs and clients, and not a list of lists.")
+        raise ConfigurationError("A quorum is one list of URLs and clients: no set, and no lists within the list.")
     if hasattr(client, "command_stack") or "Pipeline" in kind.__name__:
         raise ConfigurationError("connect() needs a client, not a pipeline: pass the client that made it.")
     if hasattr(client, "nodes_manager"):
