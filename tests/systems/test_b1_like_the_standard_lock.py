@@ -1,0 +1,256 @@
+"""B1: where it makes sense, our lock behaves as `threading.Lock` and `asyncio.Lock` do in the standard library's tests.
+
+On every kind of store, in both colours. Different on purpose: `acquire` gives a lease or None instead of True or False,
+and only who took it may release it by the lock (by the lease, anybody may).
+"""
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import ConfigurationError, NotHeld
+from tests.contract.driver import BOUND, Driver, done, held, scenario
+
+
+@scenario
+async def test_b1_made_and_thrown_away(d: Driver) -> None:
+    lock = d.lock()
+    del lock
+
+
+@scenario
+async def test_b1_repr_tells_name_and_ttl(d: Driver) -> None:
+    lock = d.lock("thing", ttl=7)
+    kind = "AsyncLock" if d.colour == "asyncio" else "Lock"
+    assert repr(lock) == f"<{kind} 'thing', ttl 7 s>"
+
+
+@scenario
+async def test_b1_locked_is_a_bool_before_during_and_after(d: Driver) -> None:
+    lock = d.lock()
+    assert await done(lock.locked()) is False
+    await done(lock.acquire())
+    assert await done(lock.locked()) is True
+    await done(lock.release())
+    assert await done(lock.locked()) is False
+
+
+@scenario
+async def test_b1_acquire_release_again_and_again(d: Driver) -> None:
+    lock = d.lock()
+    for _ in range(20):
+        assert await done(lock.acquire())
+        assert await done(lock.release()) is True
+
+
+@scenario
+async def test_b1_acquire_destroy_leaves_no_trace_in_other_objects(d: Driver) -> None:
+    lease = await done(d.lock().acquire())
+    gc.collect()
+    assert await done(d.lock().locked()), "what is held belongs to the lease, not to the lock object"
+    await done(lease.release())
+
+
+@scenario
+async def test_b1_try_acquire(d: Driver) -> None:
+    assert await done(d.lock().acquire(False)) is not None
+    assert await done(d.lock().acquire(False)) is None
+    assert await done(d.lock().acquire(blocking=False)) is None
+    assert await done(d.lock().acquire(timeout=0)) is None
+
+
+@scenario
+async def test_b1_try_acquire_while_another_has_it(d: Driver) -> None:
+    lock = d.lock()
+    await done(lock.acquire())
+
+    async def other() -> Any:
+        return await done(lock.acquire(blocking=False))
+
+    assert await d.start(other).result() is None
+    await done(lock.release())
+    lease = await d.start(other).result()
+    assert lease is not None
+    await done(lease.release())
+
+
+@scenario
+async def test_b1_acquire_while_another_has_it_waits_for_its_release(d: Driver) -> None:
+    lock = d.lock()
+    lease = await done(lock.acquire())
+    phases: list[str] = []
+
+    async def other() -> None:
+        phases.append("asks")
+        async with held(lock):
+            phases.append("has it")
+
+    contender = d.start(other)
+    await d.until(lambda: phases == ["asks"], "the other to ask")
+    await d.queue_length(lock, 1)
+    assert phases == ["asks"]
+    await done(lease.release())
+    await contender.result()
+    assert phases == ["asks", "has it"]
+
+
+@scenario
+async def test_b1_many_wait_and_each_gets_it_alone(d: Driver) -> None:
+    lock, inside, most, turns = d.lock(timeout=BOUND), 0, 0, 0
+
+    async def worker() -> None:
+        nonlocal inside, most, turns
+        async with held(lock):
+            inside += 1
+            most = max(most, inside)
+            await d.pause()
+            turns += 1
+            inside -= 1
+
+    contenders = [d.start(worker) for _ in range(10)]
+    for one in contenders:
+        await one.result()
+    assert (most, turns) == (1, 10)
+
+
+@scenario
+async def test_b1_with_releases_also_after_an_error(d: Driver) -> None:
+    lock = d.lock()
+    for error in (None, ZeroDivisionError):
+        try:
+            async with held(lock):
+                assert await done(lock.locked())
+                if error is not None:
+                    raise error
+        except ZeroDivisionError:
+            pass
+        assert not await done(lock.locked())
+
+
+@scenario
+async def test_b1_releasing_what_was_never_taken(d: Driver) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        await done(d.lock().release())
+    assert isinstance(caught.value, NotHeld)
+
+
+@scenario
+async def test_b1_releasing_twice(d: Driver) -> None:
+    lock = d.lock()
+    await done(lock.acquire())
+    await done(lock.release())
+    with pytest.raises(RuntimeError):
+        await done(lock.release())
+
+
+@scenario
+async def test_b1_another_may_release_by_the_lease(d: Driver) -> None:
+    lock = d.lock()
+    lease = await done(lock.acquire())
+
+    async def other() -> Any:
+        with pytest.raises(NotHeld):
+            await done(lock.release())
+        return await done(lease.release())
+
+    assert await d.start(other).result() is True
+    assert await done(lock.acquire(timeout=0)) is not None
+
+
+@scenario
+async def test_b1_timeouts_that_make_no_sense(d: Driver) -> None:
+    lock = d.lock()
+    with pytest.raises(ValueError, match="blocking=False"):
+        await done(lock.acquire(False, 1))
+    for timeout in (-1, -100, float("nan"), float("inf"), "1", 1e20):
+        with pytest.raises(ConfigurationError):
+            await done(lock.acquire(timeout=timeout))
+    assert not await done(lock.locked())
+
+
+@scenario
+async def test_b1_a_timeout_is_waited_for_and_no_longer(d: Driver) -> None:
+    lock = d.lock()
+    await done(lock.acquire())
+
+    async def other() -> float:
+        started = time.monotonic()
+        assert await done(lock.acquire(timeout=0.2)) is None
+        return time.monotonic() - started
+
+    assert 0.2 <= await d.start(other).result() < 2
+
+
+@scenario
+async def test_b1_can_be_referred_to_weakly(d: Driver) -> None:
+    lock = d.lock()
+    reference = weakref.ref(lock)
+    assert reference() is lock
+    del lock
+    gc.collect()
+    assert reference() is None
+
+
+@scenario
+async def test_b1_what_was_held_can_be_referred_to_weakly(d: Driver) -> None:
+    lock = d.lock()
+    lease = await done(lock.acquire())
+    reference = weakref.ref(lease)
+    await done(lease.release())
+    del lease
+
+    def gone() -> bool:
+        gc.collect()
+        return reference() is None
+
+    await d.until(gone, "the lease to be forgotten")
+
+
+@scenario
+async def test_b1_two_objects_of_one_name_are_one_lock_and_two_objects(d: Driver) -> None:
+    first, second = d.lock(), d.lock()
+    assert first is not second
+    await done(first.acquire())
+    assert await done(second.acquire(timeout=0)) is None
+    with pytest.raises(NotHeld):
+        await done(second.release())
+
+
+def test_b1_the_end_of_a_thread_leaves_no_reference() -> None:
+    with holdfast.connect("memory://") as locks:
+        lock = locks.lock("thing")
+
+        def body() -> None:
+            lock.acquire()
+            lock.release()
+
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join(BOUND)
+        assert lock._taken == {}
+
+
+def test_b1_a_cancelled_waiter_does_not_take_the_next_ones_turn() -> None:
+    """As in the standard library's tests of `asyncio.Lock`: the lock goes on to whoever still waits."""
+
+    async def main() -> None:
+        async with holdfast.aio.connect("memory://") as locks:
+            lock = locks.lock("thing")
+            lease = await lock.acquire()
+            assert lease is not None
+            first, second = (asyncio.create_task(lock.acquire()) for _ in range(2))
+            await asyncio.sleep(0.01)
+            first.cancel()
+            await lease.release()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            async with asyncio.timeout(BOUND):
+                assert await second is not None
+
+    asyncio.run(main())
