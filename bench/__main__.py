@@ -24,6 +24,7 @@ CLAIMS = (
     "growth",
     "takeover",
     "imports",
+    "command",
     "sqlite",
     "memory_per_lock",
 )

@@ -372,3 +372,38 @@ def test_on_a_server_nothing_is_loaded_that_is_not_needed(served: Place) -> None
 def test_the_embedded_store_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
     place = Place(f"sqlite:///{tmp_path}/new/folder/locks.db", tmp_path)
     assert [place.run("run", "job", "true").returncode for _ in range(2)] == [0, 0]
+
+
+# Once
+
+
+def test_at_least_keeps_the_others_away_however_soon_the_command_ends(place: Place) -> None:
+    words = ["run", "--at-least", "1h", "job"]
+    assert place.run(*words, *shell("echo ran")).stdout == "ran\n"
+    done = place.run(*words, *shell("echo ran twice"))
+    assert (done.returncode, done.stdout, done.stderr) == (75, "", "")
+    assert place.run("run", "-E", "0", *words[1:], "true").returncode == 0
+    assert place.run("run", "-n", "job", "true").returncode == 75
+    left = place.inspect("job").ttl_left
+    assert left is not None
+    assert 3600 - 2 * LONGEST < left <= 3600
+
+
+def test_once_per_lets_a_failed_run_be_repeated(place: Place) -> None:
+    words = ["run", "--once-per", "1d", "job"]
+    assert place.run(*words, *shell("exit 3")).returncode == 3
+    assert place.run(*words, "true").returncode == 0
+    assert place.run(*words, *shell("echo never")).returncode == 75
+    left = place.inspect("job").ttl_left
+    assert left is not None
+    assert 0.9 * 86400 - 2 * LONGEST < left <= 0.9 * 86400
+
+
+def test_three_machines_and_one_runs(served: Place) -> None:
+    """As three crontabs do at 02:00, but for the hosts."""
+    words = ["run", "-E", "0", "--at-least", "10m", "report", "--", "sh", "-c", "echo $PPID >> ran"]
+    machines = [served.start(*words) for _ in range(3)]
+    assert [machine.wait(LONGEST) for machine in machines] == [0, 0, 0]
+    ran = (served.folder / "ran").read_text().split()
+    assert len(ran) == 1
+    assert int(ran[0]) in [machine.pid for machine in machines]

@@ -43,7 +43,7 @@ class QuickGrant:
     def take(self) -> bool:
         self.asked_at = _now()
         self.fence = time.time_ns() // 1000
-        row = (self.name, self.fence, self.holder, self.owner, self.asked_at, self.asked_at + self.ttl)
+        row = (self.name, self.fence, self.holder, self.owner, self.asked_at, self.asked_at + self.ttl, 1)
         return self._connection.execute(sql.TAKE, row).rowcount == 1
 
     def give_back(self) -> bool:
@@ -95,8 +95,9 @@ def take(path: str, name: str, ttl: float, owner: str) -> QuickGrant | None:
     try:
         if grant.take():
             return grant
-    except sqlite3.Error:
-        pass  # busy, and perhaps not to be used at all: it was not changed in either case
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.ProgrammingError):
+            raise  # ours; anything else is the file's: busy, or not to be used at all, and not changed in either case
     connection.close()
     return None
 
