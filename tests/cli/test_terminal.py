@@ -12,7 +12,7 @@ from tests.support.waiting import until
 def test_a_waiting_run_says_whom_it_waits_for_and_its_place(place: Place, terminals: Terminals) -> None:
     holder = place.held("job", "--label", "nightly")
     screen = terminals(place, "run", "job", "--", "sh", "-c", "echo now it runs")
-    until(lambda: re.search(r"waiting for job \(.*\): held by nightly \(.*; place 1 of 1", screen.plain), "the line")
+    until(lambda: re.search(r"waiting for job \(.*\), place 1 of 1: held by nightly \(", screen.plain), "the line")
     assert ended(holder) == 143
     assert screen.end() == 0
     assert screen.text.endswith("\r\x1b[Know it runs\r\n"), screen.text[-100:]

@@ -129,9 +129,9 @@ class Teller:
 
         info: LockInfo = self._lock.inspect()
         ours = [place for place, one in enumerate(info.waiters) if one.owner and one.owner.pid == os.getpid()]
-        place = f"; place {ours[0] + 1} of {info.waiting}" if ours else ""
+        place = f", place {ours[0] + 1} of {info.waiting}" if ours else ""
         waited = ago(time.monotonic() - self._started)
-        return f"holdfast: waiting for {clean(self._name)} ({waited}): {_held(info)}{place}"
+        return f"holdfast: waiting for {clean(self._name)} ({waited}){place}: {_held(info)}"
 
     def _write(self, text: str) -> None:
         try:

@@ -1,0 +1,113 @@
+"""`python -m tools.pictures`: run the command on a terminal, and draw what it shows."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import holdfast
+from tests.cli.driving import ESCAPES, HOLDFAST, Place, Pty
+from tests.support.waiting import until
+from tools.pictures.screen import Screen
+from tools.pictures.svg import drawn
+
+FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
+WIDTH, HEIGHT = 100, 16
+PROMPT = "\x1b[2m$\x1b[0m "
+
+
+def main() -> int:
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as folder:
+        place = Place(f"sqlite:///{folder}/locks.db", Path(folder))
+        try:
+            _stage(place)
+            _picture(place, "ls", ["ls"], "holdfast ls lists five locks, their holders and how many wait")
+            _picture(
+                place, "show", ["show", "report:nightly"], "holdfast show tells all about one lock, with its queue"
+            )
+            _waiting(place)
+            _top(place)
+        finally:
+            place.close()
+    return 0
+
+
+def _stage(place: Place) -> None:
+    """Some work that goes on, and some that waits."""
+    place.held("invoice:7311", "--label", "billing")
+    place.held("report:nightly", "--label", "nightly report")
+    place.held("deploy:web", "--label", "ada")
+    place.held("cache:rebuild", "--label", "cache", "--ttl", "10")
+    for number, label in enumerate(["report on web2", "report on web3", "month's end"], 1):
+        place.start("run", "report:nightly", "--label", label, "--", "true")
+        place.await_waiting("report:nightly", number)
+        time.sleep(0.4)  # so that the picture shows different waits
+    time.sleep(2.0)
+
+
+def _screen(place: Place, words: list[str]) -> Pty:
+    return Pty([*HOLDFAST, *words], place.environment(), (HEIGHT, WIDTH))
+
+
+def _save(name: str, typed: str, text: str, title: str) -> None:
+    screen = Screen(WIDTH)
+    screen.feed(f"{PROMPT}\x1b[1m{typed}\x1b[0m\r\n" + text)
+    path = FOLDER / f"{name}.svg"
+    path.write_text(drawn(screen.rows(), title, WIDTH), encoding="utf-8")
+    print(path)
+
+
+def _picture(place: Place, name: str, words: list[str], title: str) -> None:
+    shown = _screen(place, words)
+    shown.end()
+    _save(name, f"holdfast {' '.join(words)}", shown.text, title)
+    shown.close()
+
+
+def _waiting(place: Place) -> None:
+    shown = _screen(place, ["run", "deploy:web", "--", "make", "deploy"])
+    until(lambda: "place 1 of 1" in shown.plain, "the line", 20)
+    time.sleep(2.2)
+    text = shown.look()
+    shown.type("\x03")
+    shown.end()
+    shown.close()
+    _save("run", "holdfast run deploy:web -- make deploy", text, "holdfast run says whom it waits for and its place")
+
+
+def _top(place: Place) -> None:
+    stop = threading.Event()
+    worker = threading.Thread(target=_busy, args=(place.url, stop), daemon=True)
+    worker.start()
+    shown = _screen(place, ["top", "--every", "0.5"])
+    frames: Callable[[], list[str]] = lambda: shown.look().split("\x1b[H")  # noqa: E731
+    until(lambda: len(frames()) > 8 and "import:customers" in ESCAPES.sub("", frames()[-2]), "a full frame", 20)
+    text = "\x1b[?1049h\x1b[H" + frames()[-2]
+    shown.type("q")
+    shown.end()
+    shown.close()
+    stop.set()
+    worker.join(10)
+    screen = Screen(WIDTH)
+    screen.feed(text)
+    path = FOLDER / "top.svg"
+    title = "holdfast top shows locks as they change hands"
+    path.write_text(drawn(screen.rows(), title, WIDTH), encoding="utf-8")
+    print(path)
+
+
+def _busy(url: str, stop: threading.Event) -> None:
+    """Locks that change hands all the time."""
+    with holdfast.connect(url, label="importer") as locks:
+        while not stop.is_set():
+            for name in ("import:orders", "import:customers"):
+                with locks.lock(name):
+                    stop.wait(0.05)
+
+
+sys.exit(main())
