@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SEEDS ?= 10000
 JOBS ?= 2
 
-.PHONY: help env demo test faults soak explore simulate gallery check format bench docs clean
+.PHONY: help env demo test faults soak explore simulate gallery pictures check format bench docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ simulate: $(VENV)/.dev ## Simulate many clients under faults: make simulate SEED
 
 gallery: $(VENV)/.dev ## Write docs/gallery.md anew
 	$(BIN)/python -m tests.explore.gallery
+
+pictures: $(VENV)/.dev ## Draw the pictures of the command in docs/images anew, from real runs
+	$(BIN)/python -m tools.pictures
 
 check: $(VENV)/.dev ## Check format, lint and types
 	$(BIN)/ruff format --check .

@@ -1,1 +1,1 @@
-"""The pictures of the command in docs/pictures, drawn from real runs on a terminal: `make pictures`."""
+"""The pictures of the command in docs/images, drawn from real runs on a terminal: `make pictures`."""

@@ -15,7 +15,7 @@ from tests.support.waiting import until
 from tools.pictures.screen import Screen
 from tools.pictures.svg import drawn
 
-FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
+FOLDER = Path(__file__).parents[2] / "docs" / "images"
 WIDTH, HEIGHT = 100, 16
 PROMPT = "\x1b[2m$\x1b[0m "
 
@@ -57,7 +57,7 @@ def _screen(place: Place, words: list[str]) -> Pty:
 def _save(name: str, typed: str, text: str, title: str) -> None:
     screen = Screen(WIDTH)
     screen.feed(f"{PROMPT}\x1b[1m{typed}\x1b[0m\r\n" + text)
-    path = FOLDER / f"{name}.svg"
+    path = FOLDER / f"command-{name}.svg"
     path.write_text(drawn(screen.rows(), title, WIDTH), encoding="utf-8")
     print(path)
 
@@ -95,7 +95,7 @@ def _top(place: Place) -> None:
     worker.join(10)
     screen = Screen(WIDTH)
     screen.feed(text)
-    path = FOLDER / "top.svg"
+    path = FOLDER / "command-top.svg"
     title = "holdfast top shows locks as they change hands"
     path.write_text(drawn(screen.rows(), title, WIDTH), encoding="utf-8")
     print(path)

@@ -126,7 +126,9 @@ def _server(locks: holdfast.Locks) -> Iterator[Finding]:
     facts = found.facts
     yield _version(facts.engine, facts.version, facts.shown)
     if facts.clock_offset is not None:
-        yield Finding("clock", OK if abs(facts.clock_offset) < 1 else NOTE, f"{facts.clock_offset:+.3f} s from ours.")
+        yield Finding(
+            "clock", OK if abs(facts.clock_offset) < 1 else NOTE, f"Within {abs(facts.clock_offset):.3f} s of ours."
+        )
     for line in found.lines:
         if line.topic not in ("clock", "stopped"):
             yield Finding(line.topic, VERDICTS[line.verdict.value], line.text)
