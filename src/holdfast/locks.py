@@ -20,7 +20,7 @@ from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
 from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.insist import insist
-from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld
+from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
 from holdfast.guards import check_function
 from holdfast.leases import AsyncLease, BaseLease, Lease
 from holdfast.options import limit, options
@@ -91,6 +91,9 @@ class BaseLock(Generic[LeaseT]):
             return None
         ask, grant, tenancy = turn
         lease = self._lease(ask, grant, tenancy)
+        if client._closed:  # while we waited: whoever closed it may not have seen this lease
+            await lease._release()
+            raise closed_error()
         self._remember(lease, lease._holding.caller)
         return lease
 

@@ -14,6 +14,8 @@ from holdfast import LeaseLost, Locks, State
 from holdfast.stores.memory import hub
 from tests.keeper.listening import BOUND
 from tests.keeper.losing import lose
+from tests.support.servers import Server
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -210,3 +212,47 @@ class TestTheKeeperItself:
         assert second is not None
         assert second.lost.wait(0.7) is False, "it is renewed"
         second.release()
+
+
+class TestClosing:
+    """A client is closed while threads of its own hold and wait."""
+
+    def test_does_not_hand_the_lock_to_one_who_waits_here(self, valkey: Server) -> None:
+        for _ in range(20):
+            with holdfast.connect(valkey.url) as others, holdfast.connect(valkey.url) as locks:
+                held = locks.lock("report", passing=False).acquire()
+                assert held is not None
+                outcomes: list[Any] = []
+
+                def wait(locks: Locks = locks, outcomes: list[Any] = outcomes) -> None:
+                    try:
+                        outcomes.append(locks.lock("report", passing=False).acquire(timeout=BOUND))
+                    except holdfast.ConfigurationError:
+                        outcomes.append("closed")
+
+                waiters = [threading.Thread(target=wait) for _ in range(3)]
+                for waiter in waiters:
+                    waiter.start()
+                until(lambda others=others: others.lock("report").inspect().waiting == 3, "three to wait")  # type: ignore[misc]
+                locks.close()
+                for waiter in waiters:
+                    waiter.join(BOUND)
+                assert outcomes == ["closed"] * 3
+                info = others.lock("report").inspect()
+                assert (info.locked, info.waiting) == (False, 0)
+
+    def test_a_grant_that_comes_as_the_client_is_closed_is_given_back(
+        self, locks: Locks, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        acquire = locks.store.acquire
+
+        async def acquire_and_close(*args: Any) -> Any:
+            answer = await acquire(*args)
+            locks.close()
+            return answer
+
+        monkeypatch.setattr(locks.store, "acquire", acquire_and_close)
+        with pytest.raises(holdfast.ConfigurationError, match="closed"):
+            locks.lock("report").acquire()
+        with holdfast.connect(f"memory://{place}") as others:
+            assert not others.lock("report").locked()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Locks, State
+from holdfast.core.holding import ALIVE
 from tests.keeper.measuring import note
 from tests.keeper.virtual import World
 from tests.support.servers import Server
@@ -66,7 +67,7 @@ def test_little_of_a_core(valkey: Server, colour: Colour) -> None:
     started = {thread.name for thread in threading.enumerate() if thread not in others}
     late = {"holdfast-renewal"}  # one more, while an answer is late because the machine is busy
     assert started - late == ({"holdfast-keeper"} if colour.name == "threads" else set())
-    assert {client.state(lease) for lease in leases[::100]} == {State.HELD}
+    assert {client.state(lease) for lease in leases[::100]} <= ALIVE
     valkey.clear()
 
 

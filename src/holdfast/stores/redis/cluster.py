@@ -298,12 +298,15 @@ class ClusterStore:
         for node in tuple(self._nodes.values()):
             node.store.hang_up()
 
+    async def end_waits(self) -> None:
+        """Who waits is told that this is being closed, and gives back its place over the wire."""
+        for node in tuple(self._nodes.values()):
+            await node.inbox.close()
+
     async def close(self) -> None:
         self._closed = True
-        nodes = tuple(self._nodes.values())
-        for node in nodes:
-            await node.inbox.close()  # first: who waits is told, and gives back its place over the wire
-        for node in nodes:
+        await self.end_waits()
+        for node in tuple(self._nodes.values()):
             await node.wire.close()
 
     def forget(self, *, forked: bool) -> None:

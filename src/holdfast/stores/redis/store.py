@@ -277,8 +277,12 @@ class RedisStore:
         self._inbox.drop()
         self._wire.drop()
 
+    async def end_waits(self) -> None:
+        """Who waits is told that this is being closed, and gives back its place over the wire."""
+        await self._inbox.close()
+
     async def close(self) -> None:
-        await self._inbox.close()  # first: who waits is told, and gives back its place over the wire
+        await self.end_waits()
         await self._wire.close()
         if self._editor is not None:
             self._editor.close()
