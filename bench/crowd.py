@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple
 from bench import peers
 from bench.children import FORK, Child, ChildFailed, closing
 from bench.cycles import present
-from bench.harness import Bench, Report, Spread, in_turns, jain, percentile
+from bench.harness import Bench, Report, Spread, in_turns, jain, percentile, ratio
+from bench.servers import requests_by_holdfast, server_cpu
 from tests.support.servers import Server
 
 TITLE = "eight processes, each holding for 1 ms"
@@ -30,9 +32,10 @@ class Result(NamedTuple):
     requests: float
     server_cpu: float
 
-
-def _by_holdfast(calls: Counts) -> int:
-    return sum(calls.get(name, 0) for name in ("evalsha", "eval", "subscribe", "ping"))
+    @property
+    def longest(self) -> float:
+        """Milliseconds."""
+        return max(self.waits) * MILLI
 
 
 def _by_redis_py(calls: Counts) -> int:
@@ -44,13 +47,15 @@ def _by_python_redis_lock(calls: Counts) -> int:
     return sum(calls.get(name, 0) for name in ("get", "set", "blpop"))
 
 
-REQUESTS: dict[peers.Peer, Callable[[Counts], int]] = {
-    peers.HOLDFAST: _by_holdfast,
+REQUESTS: dict[peers.Peer, Callable[[Counts], float]] = {
+    peers.HOLDFAST: requests_by_holdfast,
     peers.PYTHON_REDIS_LOCK: _by_python_redis_lock,
     peers.REDIS_PY_1MS: _by_redis_py,
     peers.REDIS_PY: _by_redis_py,
+    peers.SHERLOCK: lambda _: math.nan,
+    peers.POTTERY: lambda _: math.nan,
 }
-"""The server counts what scripts call along with what clients send; these count only the latter."""
+"""The server counts what scripts call along with what clients send; these count only the latter, where it is known."""
 
 
 def measure(bench: Bench) -> Report:
@@ -63,6 +68,13 @@ def measure(bench: Bench) -> Report:
     report.table(f"{seconds:g} s each", columns, [_row(name, crowds) for name, crowds in found.items() if crowds])
     ours = found[peers.HOLDFAST.name]
     theirs = found.get(peers.PYTHON_REDIS_LOCK.name)
+    for title, value, unit in (("holds per second", "throughput", "1/s"), ("longest wait", "longest", "ms")):
+        values = {
+            name: Spread.of(getattr(one, value) for one in crowds).median for name, crowds in found.items() if crowds
+        }
+        report.figure(f"eight processes: {title}", unit, values, less_is_better=value == "longest")
+    through = ratio([one.throughput for one in ours], [one.throughput for one in theirs]) if theirs else None
+    report.target("throughput against python-redis-lock", through, 1.1, at_least=True)
     report.target("longest wait", _longest(ours), 25, " ms")
     report.target("requests per acquisition", max(one.requests for one in ours), 2.6, "")
     report.target("Jain's index", min(one.fairness for one in ours), 0.99, "", at_least=True)
@@ -71,7 +83,7 @@ def measure(bench: Bench) -> Report:
 
 
 def _longest(crowds: list[Result]) -> float:
-    return Spread.of(max(one.waits) * MILLI for one in crowds).median
+    return Spread.of(one.longest for one in crowds).median
 
 
 def _row(name: str, crowds: list[Result]) -> list[Any]:
@@ -81,9 +93,9 @@ def _row(name: str, crowds: list[Result]) -> list[Any]:
         str(Spread.of(one.throughput for one in crowds)),
         percentile(waits, 0.5),
         percentile(waits, 0.99),
-        str(Spread.of(max(one.waits) * MILLI for one in crowds)),
+        str(Spread.of(one.longest for one in crowds)),
         f"{Spread.of(one.fairness for one in crowds).median:.3f}",
-        Spread.of(one.requests for one in crowds).median,
+        "—" if math.isnan(crowds[0].requests) else Spread.of(one.requests for one in crowds).median,
         Spread.of(one.server_cpu * 1e6 for one in crowds).median,
     ]
 
@@ -104,10 +116,10 @@ def _crowd(server: Server, peer: peers.Peer, seconds: float) -> Result:
     start = FORK.Barrier(PROCESSES)
     body = partial(_member, partial(peer.make, server.url, "crowd"), start, seconds)
     members = [Child(body) for _ in range(PROCESSES)]
-    cpu = _server_cpu(server)
+    cpu = server_cpu(server)
     with closing(members):
         waits = [member.hear(seconds + 30) for member in members]
-        cpu, calls = _server_cpu(server) - cpu, server.commands_processed()
+        cpu, calls = server_cpu(server) - cpu, server.commands_processed()
     holds = sum(map(len, waits))
     return Result(
         throughput=holds / seconds,
@@ -128,10 +140,3 @@ def _member(make: Callable[[], peers.Lock], start: Any, seconds: float, pipe: Co
             waits.append(time.monotonic() - asked)
             time.sleep(HOLD_SECONDS)
     pipe.send(waits)
-
-
-def _server_cpu(server: Server) -> float:
-    """Seconds of processor time that the server has used."""
-    info: str = server.raw("INFO", "cpu")
-    used = dict(line.split(":", 1) for line in info.split() if ":" in line)
-    return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])

@@ -104,6 +104,11 @@ def rows(timings: Mapping[str, Timing], against: str) -> list[list[str]]:
     return table
 
 
+def medians(timings: Mapping[str, Timing], what: str) -> dict[str, float]:
+    """The median of each peer in `what` ("wall" or "cpu"), in microseconds."""
+    return {name: Spread.of(getattr(timing, what)).median for name, timing in timings.items()}
+
+
 def times(timings: Mapping[str, Timing], ours: str, theirs: str, what: str) -> float | None:
     """How many times theirs ours is in `what` ("wall" or "cpu"); None when either is missing."""
     if ours not in timings or theirs not in timings:

@@ -37,6 +37,11 @@ def measure(bench: Bench) -> Report:
         (f"{waiters:,} waiters", str(Spread.of(took)), multiple(ratio(took, few))) for waiters, took in found.items()
     ]
     report.table("server time of the script that releases and hands over", ("", "µs", "of that with 10"), rows)
+    report.figure(
+        "server time of a hand-over",
+        "µs",
+        {f"{waiters:,} waiters": Spread.of(took).median for waiters, took in found.items()},
+    )
     report.target("server cost with 5,000 waiters against 10", ratio(many, few), 1.5)
     tasks = _connections(bench.server, _tasks, TASKS)
     threads = _connections(bench.server, _threads, THREADS)

@@ -76,6 +76,15 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Cell]]
 
 
+class Figure(NamedTuple):
+    """One number per peer, to be drawn as bars."""
+
+    title: str
+    unit: str
+    values: Mapping[str, float]
+    less_is_better: bool
+
+
 class Report:
     """What one claim found."""
 
@@ -84,11 +93,15 @@ class Report:
         self.title = title
         self.tables: list[Table] = []
         self.verdicts: list[Verdict] = []
+        self.figures: list[Figure] = []
         self.notes: list[str] = []
         self.missing: dict[str, str] = {}
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
         self.tables.append(Table(title, columns, [list(row) for row in rows]))
+
+    def figure(self, title: str, unit: str, values: Mapping[str, float], *, less_is_better: bool = True) -> None:
+        self.figures.append(Figure(title, unit, dict(values), less_is_better))
 
     def target(
         self, what: str, measured: float | None, limit: float, unit: str = "×", *, at_least: bool = False
@@ -111,6 +124,7 @@ class Report:
         return {
             "title": self.title,
             "tables": [table._asdict() for table in self.tables],
+            "figures": [figure._asdict() for figure in self.figures],
             "targets": [{**v._asdict(), "verdict": v.word} for v in self.verdicts],
             "notes": self.notes,
             "missing": self.missing,

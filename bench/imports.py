@@ -22,6 +22,7 @@ PROGRAMS = {
 }
 MORE_PROGRAMS = {
     "import holdfast.aio": "import holdfast.aio",
+    "holdfast --version": "from holdfast.cli.main import main; main(['--version'])",
     "holdfast.connect(redis URL)": "import holdfast; holdfast.connect('redis://127.0.0.1:1')",
 }
 MILLI = 1e3
@@ -43,6 +44,7 @@ def measure(bench: Bench) -> Report:
         for name, took in found.items()
     ]
     report.table("whole process, ms", ("", "median", "beyond an empty program"), rows)
+    report.figure("cold start", "ms", {name: Spread.of(took).median for name, took in found.items()})
     report.target("import holdfast against import redis", ratio(found["import holdfast"], found["import redis"]), 1.3)
     for url, code in WITHOUT_REDIS.items():
         report.target(f"modules of redis loaded by {url}", _redis_modules(code), 0, "")

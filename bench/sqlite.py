@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import peers
 from bench.children import Child, ChildFailed, closing, placements
-from bench.cycles import blocking_body, present, rows, time_cycles, times
+from bench.cycles import blocking_body, medians, present, rows, time_cycles, times
 from bench.handover import tell
 from bench.harness import Bench, Report, Spread, in_turns, percentile
 from bench.passing import pass_back_and_forth
@@ -45,6 +45,7 @@ def _cycle(bench: Bench, report: Report, taking_part: list[peers.Peer], path: st
     timings = time_cycles(bench, report, bodies, bench.pick(200, 60), placements()[0].clients)
     base = peers.FILELOCK.name
     report.table(f"per cycle; multiples of {base}", ("", "wall µs", "CPU µs", "wall", "CPU"), rows(timings, base))
+    report.figure("wall time per cycle, embedded", "µs", medians(timings, "wall"))
     report.target("wall against filelock", times(timings, peers.SQLITE.name, base, "wall"), 2.0)
 
 

@@ -153,13 +153,14 @@ async def test_a_try_does_not_jump_the_seats(d: Driver) -> None:
 
 @scenario
 async def test_a_seat_keeps_to_its_time_limit_and_leaves_nothing(d: Driver) -> None:
-    first, second, third = await household(d, {}, {"timeout": 0.05}, {})
+    first, second = await household(d, {}, {})
+    hurried = Member(d, timeout=0.05)
     with pytest.raises(TimeoutError):
-        await second.result()
+        await hurried.result()
     await seated(d, 1)
     await first.leave()
-    await third.has_it(d)
-    await third.leave()
+    await second.has_it(d)
+    await second.leave()
     assert (await done(d.lock().inspect())).locked is False
 
 
@@ -317,7 +318,7 @@ async def test_a_forked_child_has_no_seats_and_no_tenancy(d: Driver) -> None:
     child = os.fork()
     if child == 0:
         try:
-            os._exit(0 if not room(d)._seats and room(d)._front is None else 1)
+            os._exit(0 if not room(d)._seats and room(d)._tenancy is None else 1)
         finally:
             os._exit(2)
     _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - on threads only

@@ -51,6 +51,7 @@ class Grant(NamedTuple):
     asked_at: float
     valid_until: float
     acknowledged: int | None = None
+    queued: bool = False
 
 
 async def acquire(store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool) -> Grant | None:
@@ -122,7 +123,8 @@ class _Attempt:
         return not self._blocking or self._deadline.passed(self._runtime.now())
 
     def _grant(self, fence: int, acknowledged: int | None = None) -> Grant:
-        return Grant(fence, self._asked_at, valid_until(self._asked_at, self._ask.ttl), acknowledged)
+        until = valid_until(self._asked_at, self._ask.ttl)
+        return Grant(fence, self._asked_at, until, acknowledged, self._ticket is not None)
 
     def _ask_once_more(self) -> bool:
         """Whether to ask at once, time or no time, since a grant ran out on its way; or report it when all do."""

@@ -4,10 +4,10 @@ What the store grants is then a *tenancy*: one holder id, a block of fences, and
 leases follow one another: whoever gives one back hands the tenancy to the first who waits in the same *room*, which is
 one name on one connection.
 
-    the room's front    means                                       who comes now
-    none                nobody of ours asks for a tenancy           asks the store
-    ASKING              one of ours asks the store for a tenancy    takes a seat
-    a tenancy           it may still be passed on                   takes a seat, while its span lasts
+    in the room                                        who comes now
+    nobody asks or holds                               asks the store for a lease
+    one asks or holds, with a lease of its own         asks the store for a tenancy
+    one asks for a tenancy, or has one to pass on      takes a seat
 
 Rules kept here:
 
@@ -17,13 +17,15 @@ Rules kept here:
   one another, so that a crash never blocks the others for longer than the crashed one's own ttl and that.
 - Each lease has a fence of its own, greater than the one before and less than that of any later grant.
 - Seats are served first come, first served. Who waits in one for its patience without a turn goes to the store for a
-  place of its own, and asks for no tenancy there: so at most one of a room is asking for one.
+  place of its own. Of those that waited in the store, one within two spans is passed on: however many places a room has
+  there, who waits behind them waits for no more than twice as long as for their holds alone, and one span.
 - What is lost is not passed on, and neither is what is at risk: who waits then asks the store.
 - Without others of its own room, an acquisition asks the store just as it would without passing.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -42,8 +44,8 @@ SPAN = 0.05
 """Seconds for which a tenancy is passed on."""
 EXTRA = SPAN / (1 - DRIFT) + 0.0005
 """Seconds of ttl asked for on top, so that the last lease of the span is worth as much as the first."""
-PATIENCE = 0.05
-LONG_PATIENCE = 0.5
+PATIENCE = 0.1
+LONG_PATIENCE = 1.0
 """Seconds that one waits in a seat before it asks the store itself: the longer where seats have been served of late."""
 FEWEST_FENCES = 16
 MOST_FENCES = 16_384
@@ -61,11 +63,12 @@ class Turn(NamedTuple):
 class Seat:
     """One who waits in a room; `turn` is set when it is passed the lock, and None again once it has taken that up."""
 
-    __slots__ = ("ask", "patient_until", "turn", "waker")
+    __slots__ = ("ask", "patient_until", "sat_down_at", "turn", "waker")
 
-    def __init__(self, runtime: Runtime, ask: Ask, patient_until: float) -> None:
+    def __init__(self, runtime: Runtime, ask: Ask, now: float) -> None:
         self.ask = ask
-        self.patient_until = patient_until
+        self.sat_down_at = now
+        self.patient_until = now + PATIENCE
         self.turn: Turn | None = None
         self.waker = runtime.waker()
 
@@ -74,12 +77,25 @@ class Tenancy:
     """One grant of the store, for several leases in a row. Invariants: the fences above `used` up to `last` are
     nobody's yet; at most one lease of it is alive; `seat` is whom it was passed to and who has not noticed yet."""
 
-    __slots__ = ("_acknowledged", "_age", "_last", "_until", "_used", "ask", "passes", "room", "seat", "span_ends")
+    __slots__ = (
+        "_acknowledged",
+        "_age",
+        "_granted_at",
+        "_last",
+        "_until",
+        "_used",
+        "ask",
+        "passes",
+        "room",
+        "seat",
+        "span_ends",
+    )
 
     def __init__(self, room: Room, ask: Ask, grant: Grant, fences: int, now: float) -> None:
         self.room = room
         self.ask = ask
         self.seat: Seat | None = None
+        self._granted_at = now
         self.span_ends = now + SPAN
         self.passes = 0
         self._acknowledged = grant.acknowledged
@@ -92,6 +108,11 @@ class Tenancy:
         """For the one who asked."""
         until = valid_until(grant.asked_at, self.ask.ttl)
         return Turn(self.ask, grant._replace(fence=self._used, valid_until=until), self)
+
+    @property
+    def spanned(self) -> bool:
+        """Whether it was ever allowed to be passed on."""
+        return self.span_ends > self._granted_at
 
     def passable(self, now: float) -> bool:
         return now < self.span_ends and self._used < self._last
@@ -114,24 +135,22 @@ class Tenancy:
         self.room.vacate(self)
 
 
-ASKING = object()
-"""The front of a room while one of it asks the store for a tenancy."""
-
-
 class Room:
     """One name on one connection. Invariants: a seat in `_seats` has no turn; nobody sits in a room that is closed;
-    while `_front` is None and somebody sits, the first in the seats has been called, and will ask the store.
+    while somebody sits and nobody leads, the first in the seats has been called, or its patience ends.
 
-    `askers` are those of the room who ask the store just now, and `latest` is the lease that was last granted here:
-    whoever comes while there is an asker, or while that lease is alive, has company."""
+    `_leaders` are those who ask the store for a tenancy just now, `askers` those who ask it for a lease alone, and
+    `latest` is the lease that was last granted here: whoever comes while there is any of them has company."""
 
     __slots__ = (
         "__weakref__",
         "_fences",
-        "_front",
+        "_leaders",
         "_mutex",
         "_productive",
         "_seats",
+        "_span_began",
+        "_tenancy",
         "askers",
         "closed",
         "home",
@@ -142,7 +161,9 @@ class Room:
         self.home = home
         self._mutex = runtime.mutex()
         self._seats: deque[Seat] = deque()
-        self._front: object | None = None
+        self._leaders: set[str] = set()
+        self._tenancy: Tenancy | None = None
+        self._span_began = -math.inf
         self._fences = FEWEST_FENCES
         self._productive = False  # whether the last tenancy was passed on at all
         self.askers: set[str] = set()
@@ -151,27 +172,28 @@ class Room:
 
     def enter(self, runtime: Runtime, ask: Ask) -> Seat | int:
         """A seat to wait in; or how many fences to ask the store for, where more than one means a tenancy."""
-        latest = self.latest
-        if self._front is None and not self._productive and not self.askers and not (latest and latest.alive):
-            return 1  # alone, as nearly always
+        if not (self.askers or self._leaders or self._tenancy or self._productive):
+            latest = self.latest
+            if latest is None or not latest.alive:
+                return 1  # alone, as nearly always
         now = runtime.now()
         with self._mutex:
             if self.closed:
                 raise closed_error()
             if not self._seats and not self._leads(now):
-                return self._step_forward()
-            seat = Seat(runtime, ask, now + (LONG_PATIENCE if self._productive else PATIENCE))
+                return self._lead(ask)
+            seat = Seat(runtime, ask, now)
             self._seats.append(seat)
             return seat
 
     def _leads(self, now: float) -> bool:
-        """Whether whoever is in front may yet pass the lock on."""
-        front = self._front
-        return front is ASKING or (isinstance(front, Tenancy) and front.passable(now))
+        """Whether somebody may yet pass the lock on."""
+        return bool(self._leaders) or (self._tenancy is not None and self._tenancy.passable(now))
 
-    def _step_forward(self) -> int:
-        self._front = ASKING
-        return self._fences
+    def _lead(self, ask: Ask) -> int:
+        fences = FEWEST_FENCES if self._leaders else self._fences
+        self._leaders.add(ask.holder)
+        return fences
 
     def look(self, seat: Seat, now: float) -> Turn | int | None:
         """What became of a seat whose waker called or whose time is up: a turn; how many fences to ask for; or None
@@ -181,11 +203,12 @@ class Room:
                 raise closed_error()
             if seat.turn is not None:
                 return self._taken(seat)
-            leads = self._leads(now)
-            if leads and now < seat.patient_until:
+            if self._productive or (self._tenancy is not None and self._tenancy.passes):
+                seat.patient_until = seat.sat_down_at + LONG_PATIENCE
+            if now < seat.patient_until and self._leads(now):
                 return None
             self._seats.remove(seat)
-            return 1 if leads else self._step_forward()
+            return self._lead(seat.ask)
 
     def _taken(self, seat: Seat) -> Turn | None:
         turn, seat.turn = seat.turn, None
@@ -199,26 +222,44 @@ class Room:
             if seat in self._seats:
                 self._seats.remove(seat)
             turn = self._taken(seat)
-            # It may have been us who were called to ask the store.
-            head = self._seats[0] if self._seats and self._front is None else None
+            head = self._first_to_ask()  # it may have been us who were called
         if head is not None:
             head.waker.wake()
         return turn
 
-    def granted(self, tenancy: Tenancy) -> None:
-        with self._mutex:
-            self._front = tenancy
+    def _first_to_ask(self) -> Seat | None:
+        """Who is to be called when nobody is left who could pass the lock on."""
+        return self._seats[0] if self._seats and not self._leaders and self._tenancy is None else None
 
-    def vacate(self, front: object) -> None:
-        """`front` has nothing to pass on any more: the first in the seats is to ask the store."""
+    def granted(self, tenancy: Tenancy, queued: bool, now: float) -> None:
+        """One who led has a tenancy. Having waited for it, others may wait behind it: then not every one of ours is
+        passed on, but only the first within two spans."""
         with self._mutex:
-            if self._front is not front:
-                return  # gone before, or its span was over and another stepped forward
-            self._front = None
-            if isinstance(front, Tenancy):
-                self._productive = front.passes > 0
-                self._fences = min(MOST_FENCES, max(FEWEST_FENCES, 2 * front.passes))
-            head = self._seats[0] if self._seats else None
+            self._leaders.discard(tenancy.ask.holder)
+            self._tenancy = tenancy
+            if queued and now - self._span_began < 2 * SPAN:
+                tenancy.span_ends = now
+            else:
+                self._span_began = now
+
+    def gave_up(self, holder: str) -> None:
+        """One who led has no tenancy after all."""
+        with self._mutex:
+            self._leaders.discard(holder)
+            head = self._first_to_ask()
+        if head is not None:
+            head.waker.wake()
+
+    def vacate(self, tenancy: Tenancy) -> None:
+        """`tenancy` has ended: if nobody else leads, the first in the seats is to ask the store."""
+        with self._mutex:
+            if self._tenancy is not tenancy:
+                return
+            self._tenancy = None
+            if tenancy.spanned:
+                self._productive = tenancy.passes > 0
+                self._fences = min(MOST_FENCES, max(FEWEST_FENCES, 2 * tenancy.passes))
+            head = self._first_to_ask()
         if head is not None:
             head.waker.wake()
 
@@ -249,11 +290,11 @@ class Room:
             self.closed = True
             waiting = list(self._seats)
             self._seats.clear()
-            front, revoked = self._front, None
-            if isinstance(front, Tenancy) and front.seat is not None:
-                waiting.append(front.seat)
-                self._taken(front.seat)
-                revoked = front.ask
+            tenancy, revoked = self._tenancy, None
+            if tenancy is not None and tenancy.seat is not None:
+                waiting.append(tenancy.seat)
+                self._taken(tenancy.seat)
+                revoked = tenancy.ask
         for seat in waiting:
             seat.waker.wake()
         return revoked
@@ -312,17 +353,18 @@ async def _ask_for_tenancy(
     room: Room, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, fences: int
 ) -> Turn | None:
     wide = ask._replace(ttl=ask.ttl + EXTRA, fences=fences)
-    tenancy: Tenancy | None = None
+    grant: Grant | None = None
     try:
         grant = await ask_store(store, runtime, wide, deadline, blocking=True)
-        if grant is None:
-            return None
-        tenancy = Tenancy(room, ask, grant, fences, runtime.now())
-        room.granted(tenancy)
-        return tenancy.first(grant)
     finally:
-        if tenancy is None:
-            room.vacate(ASKING)
+        if grant is None:
+            room.gave_up(ask.holder)
+    if grant is None:
+        return None
+    now = runtime.now()
+    tenancy = Tenancy(room, ask, grant, fences, now)
+    room.granted(tenancy, grant.queued, now)
+    return tenancy.first(grant)
 
 
 async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline: Deadline) -> Turn | int | None:

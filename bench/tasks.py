@@ -1,0 +1,127 @@
+"""A thousand tasks of one event loop on one lock, each holding it for no time at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bench import peers
+from bench.children import Child, ChildFailed, closing
+from bench.harness import Bench, Report, Spread, in_turns, jain, ratio
+
+TITLE = "a thousand tasks of one event loop on one lock"
+TASKS = 1000
+SETTLE_SECONDS = 1.0
+"""Not counted: a thousand tasks begin, and some libraries dial a connection for each."""
+MILLI = 1e3
+Lock = AbstractAsyncContextManager[Any]
+Connect = Callable[[str, str], Callable[[], Lock]]
+"""From a URL and a name to what each task calls to get its lock."""
+
+_fresh = count()
+
+
+def _holdfast(url: str, name: str, **options: Any) -> Callable[[], Lock]:
+    import holdfast.aio
+
+    locks = holdfast.aio.connect(url)
+    return lambda: locks.lock(name, ttl=peers.TTL, **options)
+
+
+def _redis(url: str, name: str) -> Callable[[], Lock]:
+    import redis.asyncio
+
+    client = redis.asyncio.Redis.from_url(url)
+    return lambda: client.lock(name, timeout=peers.TTL)
+
+
+OURS = "holdfast.aio"
+THEIRS = "redis.asyncio lock"
+CASES: dict[str, Connect] = {
+    OURS: _holdfast,
+    "holdfast.aio, passing=False": partial(_holdfast, passing=False),
+    THEIRS: _redis,
+}
+
+
+def measure(bench: Bench) -> Report:
+    report = Report("tasks", TITLE)
+    seconds = bench.pick(3.0, 1.0)
+    cases = {name: partial(_attempt, report, name, make, bench.server.url, seconds) for name, make in CASES.items()}
+    rounds = in_turns(cases, bench.pick(3, 1))
+    found = {name: [one for one in results if one] for name, results in rounds.items()}
+    found = {name: results for name, results in found.items() if results}
+    rows = [
+        [
+            name,
+            str(Spread.of(one[0] for one in results)),
+            str(Spread.of(one[1] for one in results)),
+            f"{Spread.of(one[2] for one in results).median:.3f}",
+            Spread.of(one[3] for one in results).median,
+        ]
+        for name, results in found.items()
+    ]
+    columns = ("", "holds/s", "longest wait ms", "Jain", "CPU µs/hold")
+    report.table(f"{seconds:g} s each; tasks that never had it count as waiting to the end", columns, rows)
+    values = {name: Spread.of(one[0] for one in results).median for name, results in found.items()}
+    report.figure("1,000 tasks: holds per second", "1/s", values, less_is_better=False)
+    gain = ratio([one[0] for one in found.get(OURS, [])], [one[0] for one in found.get(THEIRS, [])])
+    report.target(f"throughput against {THEIRS}", gain, 20, at_least=True)
+    return report
+
+
+Result = tuple[float, float, float, float]
+"""Holds per second, longest wait in milliseconds, Jain's index, microseconds of processor time per hold."""
+
+
+def _attempt(report: Report, name: str, make: Connect, url: str, seconds: float) -> Result | None:
+    child = Child(partial(_body, make, url, f"tasks:{next(_fresh)}"))
+    try:
+        with closing([child]):
+            found: Result = child.ask(seconds, seconds + 40)
+            return found
+    except ChildFailed as error:
+        report.missing[name] = str(error)
+        return None
+
+
+def _body(make: Connect, url: str, name: str, pipe: Connection) -> None:
+    asyncio.run(_crowd(make(url, name), pipe.recv(), pipe.send))
+
+
+async def _crowd(lock_of: Callable[[], Lock], seconds: float, tell: Callable[[Result], None]) -> None:
+    """Told in the midst of it all: whoever asked ends this process, for some would take long to end by themselves."""
+    async with lock_of():
+        pass  # dials, and loads what is loaded once
+    counts = [0] * TASKS
+    longest = 0.0
+    begin = time.monotonic() + SETTLE_SECONDS
+    end = begin + seconds
+    asked_at = [begin] * TASKS
+
+    async def live(me: int) -> None:
+        nonlocal longest
+        lock = lock_of()
+        while True:
+            asked_at[me] = time.monotonic()
+            async with lock:
+                held = time.monotonic()
+                if begin <= held < end:
+                    counts[me] += 1
+                    longest = max(longest, held - asked_at[me])
+
+    tasks = [asyncio.ensure_future(live(me)) for me in range(TASKS)]
+    await asyncio.sleep(SETTLE_SECONDS)
+    cpu = time.process_time()
+    await asyncio.sleep(max(0.0, end - time.monotonic()))
+    cpu = time.process_time() - cpu
+    longest = max(longest, *(end - asked for asked in asked_at))
+    holds = sum(counts)
+    tell((holds / seconds, longest * MILLI, jain(counts), cpu / max(1, holds) * 1e6))
+    await asyncio.wait(tasks)

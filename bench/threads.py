@@ -1,0 +1,169 @@
+"""Sixteen threads of one process on one lock, and another process that wants it too.
+
+Each thread takes the lock, does nothing, and gives it back, all the time. holdfast passes it on inside the process for
+50 ms at most; `passing=False` shows what that gives. The other process counts how long it waits for its turn meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from bench import peers
+from bench.children import Child, ChildFailed, closing
+from bench.cycles import present
+from bench.harness import Bench, Report, Spread, in_turns, jain, number, percentile, ratio
+
+TITLE = "sixteen threads of one process on one lock"
+THREADS = 16
+MILLI = 1e3
+MakeMany = Callable[[str, str, int], list[peers.Lock]]
+"""One lock for each of so many threads of one process, as the library wants it to be done."""
+
+_fresh = count()
+
+
+def _holdfast(url: str, name: str, threads: int, **options: Any) -> list[peers.Lock]:
+    import holdfast
+
+    return [holdfast.connect(url).lock(name, ttl=peers.TTL, **options)] * threads
+
+
+def _python_redis_lock(url: str, name: str, threads: int) -> list[peers.Lock]:
+    import redis
+    import redis_lock
+
+    client = redis.Redis.from_url(url)
+    return [redis_lock.Lock(client, name, expire=peers.TTL) for _ in range(threads)]
+
+
+def _redis_py(url: str, name: str, threads: int, **options: Any) -> list[peers.Lock]:
+    import redis
+
+    client = redis.Redis.from_url(url)
+    return [client.lock(name, timeout=peers.TTL, **options) for _ in range(threads)]
+
+
+OURS = "holdfast"
+THEIRS = "python-redis-lock"
+CASES: dict[str, tuple[peers.Peer, MakeMany]] = {
+    OURS: (peers.HOLDFAST, _holdfast),
+    "holdfast, passing=False": (peers.HOLDFAST, partial(_holdfast, passing=False)),
+    THEIRS: (peers.PYTHON_REDIS_LOCK, _python_redis_lock),
+    "redis-py Lock, 1 ms poll": (peers.REDIS_PY_1MS, partial(_redis_py, sleep=0.001)),
+    "redis-py Lock": (peers.REDIS_PY, _redis_py),
+}
+
+
+class Result(NamedTuple):
+    """One run; waits in seconds, `cpu` in microseconds per hold."""
+
+    throughput: float
+    waits: list[float]
+    fairness: float
+    cpu: float
+    beside: list[float]
+
+
+def measure(bench: Bench) -> Report:
+    report = Report("threads", TITLE)
+    here = present(report, [peer for peer, _ in CASES.values()])
+    seconds = bench.pick(1.5, 0.5)
+    cases = {
+        name: partial(_attempt, report, name, make, bench.server.url, seconds)
+        for name, (peer, make) in CASES.items()
+        if peer in here
+    }
+    rounds = in_turns(cases, bench.pick(3, 1))
+    found = {name: [one for one in results if one] for name, results in rounds.items()}
+    found = {name: results for name, results in found.items() if results}
+    columns = ("", "holds/s", "CPU µs/hold", "wait p99 ms", "longest ms", "Jain", "another process waits, longest ms")
+    report.table(f"{seconds:g} s each", columns, [_row(name, results) for name, results in found.items()])
+    values = {name: Spread.of(one.throughput for one in results).median for name, results in found.items()}
+    report.figure("16 threads: holds per second", "1/s", values, less_is_better=False)
+    ours, theirs = found.get(OURS, []), found.get(THEIRS, [])
+    gain = ratio([one.throughput for one in ours], [one.throughput for one in theirs])
+    report.target("throughput against python-redis-lock", gain, 8, at_least=True)
+    beside = [wait * MILLI for one in ours for wait in one.beside]
+    report.target("another process has its turn within", max(beside) if beside else None, 100, " ms")
+    return report
+
+
+def _row(name: str, results: list[Result]) -> list[Any]:
+    waits = [wait * MILLI for one in results for wait in one.waits]
+    beside = [wait * MILLI for one in results for wait in one.beside]
+    return [
+        name,
+        str(Spread.of(one.throughput for one in results)),
+        str(Spread.of(one.cpu for one in results)),
+        percentile(waits, 0.99) if waits else "—",
+        max(waits) if waits else "—",
+        f"{Spread.of(one.fairness for one in results).median:.3f}",
+        number(max(beside)) if beside else "never had it",
+    ]
+
+
+def _attempt(report: Report, name: str, make: MakeMany, url: str, seconds: float) -> Result | None:
+    try:
+        return _run(make, url, f"threads:{next(_fresh)}", seconds)
+    except ChildFailed as error:
+        report.missing[name] = str(error)
+        return None
+
+
+def _run(make: MakeMany, url: str, name: str, seconds: float) -> Result:
+    """The threads alone, and then once more with another process beside them."""
+    busy = Child(partial(_threads, make, url, name))
+    other = Child(partial(_beside, make, url, name))
+    with closing([busy, other]):
+        other.ask(0.0)  # connects, and loads what is loaded once
+        throughput, waits, fairness, cpu = busy.ask(seconds)
+        busy.tell(seconds + 0.1)
+        time.sleep(0.05)  # until they are at it
+        beside: list[float] = other.ask(seconds)
+        busy.hear()
+    return Result(throughput, waits, fairness, cpu, beside)
+
+
+def _threads(make: MakeMany, url: str, name: str, pipe: Connection) -> None:
+    locks = make(url, name, THREADS)
+    while True:
+        seconds = pipe.recv()
+        counts = [0] * THREADS
+        waits: list[float] = []
+        end = time.monotonic() + seconds
+        threads = [threading.Thread(target=_hold, args=(lock, at, counts, waits, end)) for at, lock in enumerate(locks)]
+        cpu = time.process_time()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        cpu = time.process_time() - cpu
+        pipe.send((sum(counts) / seconds, waits, jain(counts), cpu / max(1, sum(counts)) * 1e6))
+
+
+def _hold(lock: peers.Lock, at: int, counts: list[int], waits: list[float], end: float) -> None:
+    while (asked := time.monotonic()) < end:
+        with lock:
+            held = time.monotonic()
+            if held < end:
+                counts[at] += 1
+                waits.append(held - asked)
+
+
+def _beside(make: MakeMany, url: str, name: str, pipe: Connection) -> None:
+    lock = make(url, name, 1)[0]
+    while True:
+        end = time.monotonic() + pipe.recv()
+        waits = []
+        while not waits or time.monotonic() < end:
+            asked = time.monotonic()
+            with lock:
+                waits.append(time.monotonic() - asked)
+            time.sleep(0.01)
+        pipe.send(waits)
