@@ -115,7 +115,7 @@ class ThreadCommands:
 
     @asynccontextmanager
     async def watching(self, key: str | bytes) -> AsyncIterator[Watched]:
-        with self._client.pipeline() as pipe:
+        with self._client.pipeline(transaction=True) as pipe:
             try:
                 pipe.watch(key)
             except Exception as error:
@@ -161,7 +161,7 @@ class TaskCommands:
 
     @asynccontextmanager
     async def watching(self, key: str | bytes) -> AsyncIterator[Watched]:
-        async with self._client.pipeline() as pipe:
+        async with self._client.pipeline(transaction=True) as pipe:
             try:
                 await pipe.watch(key)
             except Exception as error:

@@ -1,0 +1,67 @@
+"""A1, B1 and the lock in redis-py's clothes, on a client of a cluster."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+import holdfast
+import holdfast.aio
+import holdfast.aio.simple
+import holdfast.simple
+from holdfast.compat import redis_py
+from tests.support.topologies import Group
+from tests.systems import kit
+
+NAMES = ("lock", "{tag}:lock", "other")
+HOWS: Any = kit.HOWS
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_b1_and_a1_with_threads(shared_group: Callable[[str], Group], decode: bool) -> None:
+    server = shared_group("cluster").masters()[0]
+    client: Any = redis.RedisCluster(host=server.host, port=server.port, decode_responses=decode)
+    for name in NAMES:
+        for how in HOWS:
+            assert holdfast.simple.acquire(client, name, 10, "moto", how=how)
+            assert not holdfast.simple.acquire(client, name, 10, "nokia", how=how)
+            assert not holdfast.simple.release(client, name, "nokia", how=how)
+            assert holdfast.simple.release(client, name, "moto", how=how)
+        with holdfast.Lock(client, name):
+            assert not holdfast.simple.acquire(client, name, 10, "moto")
+        lock: Any = client.lock(name, timeout=10, lock_class=redis_py.Lock)
+        assert lock.acquire(blocking=False)
+        assert lock.owned()
+        assert lock.extend(5)
+        assert not client.lock(name).acquire(blocking=False)
+        lock.release()
+        assert lock.acquire(blocking=False, token="mine")
+        lock.release()
+    client.close()
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_b1_and_a1_with_asyncio(shared_group: Callable[[str], Group], decode: bool) -> None:
+    server = shared_group("cluster").masters()[0]
+
+    async def main() -> None:
+        client: Any = redis.asyncio.RedisCluster(host=server.host, port=server.port, decode_responses=decode)
+        await client.initialize()
+        for name in NAMES:
+            for how in HOWS:
+                assert await holdfast.aio.simple.acquire(client, name, 10, "moto", how=how)
+                assert not await holdfast.aio.simple.acquire(client, name, 10, "nokia", how=how)
+                assert await holdfast.aio.simple.release(client, name, "moto", how=how)
+            async with holdfast.aio.Lock(client, name):
+                assert not await holdfast.aio.simple.acquire(client, name, 10, "moto")
+            lock: Any = client.lock(name, timeout=10, lock_class=redis_py.AsyncLock)
+            assert await lock.acquire(blocking=False)
+            assert await lock.owned()
+            assert await lock.extend(5)
+            await lock.release()
+        await client.aclose()
+
+    asyncio.run(main())
