@@ -41,6 +41,6 @@ def _store_of(item: pytest.Item) -> str:
 
 
 def _names_of(item: pytest.Item) -> set[str]:
-    """The scenario's name, and that of the check that it runs."""
+    """The scenario's name, that of the check that it runs, and that of its module."""
     check = getattr(getattr(item, "callspec", None), "params", {}).get("check")
-    return {str(getattr(item, "originalname", item.name)), str(getattr(check, "__name__", ""))}
+    return {str(getattr(item, "originalname", item.name)), str(getattr(check, "__name__", "")), item.path.stem}
