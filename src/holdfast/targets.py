@@ -21,7 +21,7 @@ REDIS_SCHEMES = frozenset(
 )
 SCHEMES = (
     "redis://, rediss://, valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster://, etcd://, "
-    "sqlite:///path and memory://"
+    "zookeeper://, sqlite:///path and memory://"
 )
 REDIS_OPTIONS = ("replicas", "replica_timeout", "aof", "reassert", "service", "scripts")
 
@@ -62,7 +62,7 @@ def _store_of_url(url: str, runtime: Runtime, colour: str, choices: Mapping[str,
         from holdfast.stores.redis.clients import store_of_url
 
         return store_of_url(url, runtime, colour, choices_of(choices))
-    if scheme in ("memory", "sqlite", "etcd", "etcds") and choices:
+    if scheme in ("memory", "sqlite", "etcd", "etcds", "zookeeper") and choices:
         raise ConfigurationError(
             f"The option {shown(next(iter(choices)))} belongs to Redis and Valkey; {scheme}:// has no replicas."
         )
@@ -74,6 +74,8 @@ def _store_of_url(url: str, runtime: Runtime, colour: str, choices: Mapping[str,
         return _sqlite_store(rest, runtime, colour)
     if scheme in ("etcd", "etcds"):
         return _etcd_store(url, runtime, colour)
+    if scheme == "zookeeper":
+        return _zookeeper_store(url, runtime, colour)
     raise ConfigurationError(f"connect() does not know the scheme {shown(scheme + '://')}. It knows {SCHEMES}.")
 
 
@@ -131,6 +133,14 @@ def _etcd_store(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
 
     calls = ThreadCalls(url, runtime) if colour == "threads" else TaskCalls(url, runtime)
     return EtcdStore(calls, runtime), calls.shown
+
+
+def _zookeeper_store(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+    from holdfast.stores.zookeeper.session import Session
+    from holdfast.stores.zookeeper.store import ZooKeeperStore
+
+    session = Session(url, runtime, colour)
+    return ZooKeeperStore(session, runtime), session.shown
 
 
 def _sqlite_store(rest: str, runtime: Runtime, colour: str) -> tuple[Store, str]:

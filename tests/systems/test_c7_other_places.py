@@ -1,6 +1,6 @@
-"""Row C7, another place for a lock: the same locks on a real etcd, in both colours.
+"""Row C7, other places for a lock: the same locks on a real etcd and a real ZooKeeper, in both colours.
 
-The store keeps the contract of `holdfast.testing.contract` but for what `holdfast/stores/etcd/__init__.py` names.
+Both keep the contract of `holdfast.testing.contract` but for what the stores' own `__init__.py` name.
 """
 
 import signal
@@ -15,33 +15,44 @@ import pytest
 
 from holdfast import ConfigurationError, LeaseLost, State, StoreUnavailable
 from holdfast.stores.etcd.records import lock_key, packed
+from holdfast.stores.zookeeper.nodes import holder_path
 from holdfast.testing import contract
 from holdfast.testing.contract import CHECKS, Bench, run_check
 from holdfast.values import Renewal
 from tests.contract.driver import COLOURS, Driver, done, held, scenario
-from tests.support.etcd import NEEDS, Etcd, find
+from tests.support import etcd, zookeeper
+from tests.support.etcd import Etcd
+from tests.support.zookeeper import ZooKeeper
 
-DIFFERENT = {
+Check = Callable[[Bench], Coroutine[Any, Any, None]]
+Place = Etcd | ZooKeeper
+
+PLACES: dict[str, tuple[Any, type[Place]]] = {"etcd": (etcd, Etcd), "zookeeper": (zookeeper, ZooKeeper)}
+IN_BOTH: dict[Check, str] = {
     contract.told_first: "nobody is told that it is first now",
     contract.passed_over: "a dead waiter is not known to be dead before its ttl is over",
     contract.places: "an older ticket does not bring back a place",
-    contract.last_word: "a grant ends at a whole second",
     contract.surveyed: "a free lock has no fence to be remembered by",
     contract.taken_away: "a free lock has no fence to be remembered by",
 }
+DIFFERENT: dict[str, dict[Check, str]] = {
+    "etcd": {**IN_BOTH, contract.last_word: "a grant ends at a whole second"},
+    "zookeeper": IN_BOTH,
+}
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[Etcd]:
-    if find() is None:
-        pytest.skip(f"etcd is missing: it needs {NEEDS}")
-    with Etcd() as etcd:
-        yield etcd
+@pytest.fixture(scope="module", params=PLACES)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    module, kind = PLACES[request.param]
+    if module.find() is None:
+        pytest.skip(f"{request.param} is missing: it needs {module.NEEDS}")
+    with kind() as place:
+        yield place
 
 
 @pytest.fixture(params=COLOURS)
-def d(request: pytest.FixtureRequest, etcd: Etcd) -> Driver:
-    return COLOURS[request.param]("etcd", etcd.url)
+def d(request: pytest.FixtureRequest, place: Place) -> Driver:
+    return COLOURS[request.param](type(place).__name__.lower(), place.url)
 
 
 @pytest.fixture
@@ -49,23 +60,17 @@ def name() -> str:
     return f"c7:{uuid.uuid4()}"
 
 
-KEPT = [check for check in CHECKS if check not in DIFFERENT]
-
-
-@pytest.mark.parametrize("check", DIFFERENT, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @scenario
-async def test_c7_the_named_differences_are_there(
-    d: Driver, check: Callable[[Bench], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
+async def test_c7_the_contract_is_kept_but_for_named_differences(
+    d: Driver, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if check not in DIFFERENT[d.store]:
+        await run_check(check, lambda: d.connect().store, d.locks.runtime)
+        return
     monkeypatch.setattr(contract, "PATIENCE", 1.0)
     with pytest.raises(contract.ContractBroken):
         await run_check(check, lambda: d.connect().store, d.locks.runtime)
-
-
-@pytest.mark.parametrize("check", KEPT, ids=lambda check: check.__name__)
-@scenario
-async def test_c7_etcd_keeps_the_contract(d: Driver, check: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
-    await run_check(check, lambda: d.connect().store, d.locks.runtime)
 
 
 @scenario
@@ -144,7 +149,10 @@ async def test_c7_theft_is_told_at_the_next_renewal(d: Driver, name: str) -> Non
     lease = await done(d.lock(name, ttl=2).acquire())
     store = d.connect().store
     until = d.locks.runtime.now() + 5
-    await store._calls.call("/v3/kv/deleterange", {"key": packed(lock_key(name))}, until)
+    if d.store == "etcd":
+        await store._calls.call("/v3/kv/deleterange", {"key": packed(lock_key(name))}, until)
+    else:
+        await store._session.ask(lambda client: client.delete_async(holder_path(name)), until)
     await d.until(lambda: lease.state is State.LOST, "the loss to be told")
     with pytest.raises(LeaseLost):
         lease.ensure_held()
@@ -163,7 +171,7 @@ async def test_c7_an_operator_lists_and_breaks(d: Driver, name: str) -> None:
     await done(after.release())
 
 
-def test_c7_a_killed_holder_frees_the_lock(etcd: Etcd, name: str) -> None:
+def test_c7_a_killed_holder_frees_the_lock(place: Place, name: str) -> None:
     program = (
         "import holdfast, sys, time\n"
         "lease = holdfast.connect(sys.argv[1]).lock(sys.argv[2], ttl=2).acquire()\n"
@@ -171,9 +179,9 @@ def test_c7_a_killed_holder_frees_the_lock(etcd: Etcd, name: str) -> None:
         "sys.stdin.read()\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", program, etcd.url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, place.url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    with child, COLOURS["threads"].open(etcd.url) as locks:
+    with child, COLOURS["threads"].open(place.url) as locks:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
         child.kill()
@@ -183,27 +191,32 @@ def test_c7_a_killed_holder_frees_the_lock(etcd: Etcd, name: str) -> None:
 
 
 @scenario
-async def test_c7_a_server_that_stops_is_told(d: Driver, etcd: Etcd, name: str) -> None:
+async def test_c7_a_server_that_stops_is_told(d: Driver, place: Place, name: str) -> None:
     await done(d.lock(name).locked())
-    etcd.signal(signal.SIGSTOP)
+    place.signal(signal.SIGSTOP)
     try:
         with pytest.raises(StoreUnavailable):
             await done(d.connect().lock(name).acquire(timeout=0.3))
     finally:
-        etcd.signal(signal.SIGCONT)
+        place.signal(signal.SIGCONT)
     async with held(d.connect().lock(name, timeout=10)) as lease:
         assert lease.state is State.HELD
 
 
-@pytest.mark.parametrize("url", ["etcd://", "etcd://host:x", "etcd://host/path", "etcd://host?a=1", "etcd://host:0"])
-@pytest.mark.parametrize("colour", COLOURS)
-def test_c7_bad_urls(colour: str, url: str) -> None:
-    with pytest.raises(ConfigurationError, match="etcd://user:password@host1:2379"):
-        COLOURS[colour].open(url)
+BAD = ["{}://", "{}://host:x", "{}://host/path", "{}://host?a=1", "{}://host:0"]
 
 
+@pytest.mark.parametrize("url", BAD)
+@pytest.mark.parametrize("scheme", PLACES)
 @pytest.mark.parametrize("colour", COLOURS)
-def test_c7_no_password_is_shown(colour: str) -> None:
-    locks = COLOURS[colour].open("etcd://user:s3cret@host1,host2:2380")
+def test_c7_bad_urls(colour: str, scheme: str, url: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{scheme}://user:password@host1:2"):
+        COLOURS[colour].open(url.format(scheme))
+
+
+@pytest.mark.parametrize("scheme", PLACES)
+@pytest.mark.parametrize("colour", COLOURS)
+def test_c7_no_password_is_shown(colour: str, scheme: str) -> None:
+    locks = COLOURS[colour].open(f"{scheme}://user:s3cret@host1,host2:2380")
     assert "s3cret" not in repr(locks)
     assert "host1,host2:2380" in repr(locks)
