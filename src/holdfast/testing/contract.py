@@ -308,7 +308,7 @@ async def passed_over(bench: Bench) -> None:
 async def forgotten(bench: Bench) -> None:
     """A place ends with its ttl, if its waiter does not ask again."""
     store, silent, other = bench.store(), bench.ask("silent", ttl=BRIEF), bench.ask("b")
-    await bench.take(store, bench.ask("a", ttl=2 * BRIEF))
+    await bench.take(store, bench.ask("a", ttl=12 * BRIEF))
     await bench.queue(store, silent)
 
     async def freed() -> Granted | None:
