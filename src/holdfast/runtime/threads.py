@@ -116,9 +116,9 @@ class ThreadRuntime:
             for number, work in enumerate(works):
                 enough = _go_on(number, work, parked, tell) or enough
             while parked and not enough:
+                moment = now()  # before: a thread that was stopped finds what came meanwhile, and does not give up
                 tokens = [token for _, token in parked.values()]
                 tokens[0].wait_any(tokens)
-                moment = now()
                 for number, (work, token) in list(parked.items()):
                     if token.ready or moment >= token.until:
                         enough = _go_on(number, work, parked, tell) or enough

@@ -12,12 +12,15 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 from holdfast.stores.redis.link import Link, Slot
 from holdfast.stores.redis.threads import ThreadInbox, ThreadWire
 from holdfast.stores.redis.voting import not_connected
+
+DRAIN_AFTER = 0.02
+"""Seconds after which an answer that nobody waits for is read, to see whether it has come."""
 
 _this_thread = threading.local()
 
@@ -121,6 +124,21 @@ def _bell() -> _Bell:
     return bell
 
 
+def _poll_of(numbers: Collection[int]) -> select.poll:
+    """A poll object for these descriptors. The one of last time serves again: a thread mostly asks the same nodes."""
+    wanted = frozenset(number for number in numbers if number >= 0)
+    watched, poll = getattr(_this_thread, "poll", (frozenset[int](), None))
+    if poll is None:
+        poll = select.poll()
+    if watched != wanted:
+        for number in watched - wanted:
+            poll.unregister(number)
+        for number in wanted - watched:
+            poll.register(number, select.POLLIN)
+    _this_thread.poll = (wanted, poll)
+    return poll  # type: ignore[no-any-return]
+
+
 class _Watch:
     """One wait for several slots, each on its own link."""
 
@@ -158,15 +176,10 @@ class _Watch:
         return True
 
     def _poll(self) -> None:
-        first = min(one.until for one in self._parked)
-        poll = select.poll()
-        for number in self._read:
-            if number >= 0:
-                poll.register(number, select.POLLIN)
-        if self._followed:
-            poll.register(_bell().inlet, select.POLLIN)
+        first = min([one.until for one in self._parked])
         left = first - self._parked[0].link._runtime.now()
-        for number, _ in poll.poll(max(0.0, left * 1000)):
+        watched = [*self._read, _bell().inlet] if self._followed else self._read
+        for number, _ in _poll_of(watched).poll(left * 1000 if left > 0 else 0):
             link = self._read.get(number)
             if link is not None:
                 link.take_in()
@@ -193,11 +206,14 @@ class ThreadVotingWire(ThreadWire):
 
     @property
     def silent_since(self) -> float | None:
-        if not self._pending:
+        try:
+            sent_at = self._pending[0].sent_at
+            if self._runtime.now() - sent_at > DRAIN_AFTER:
+                self.listen()  # it may have answered long ago, and nobody had to read that
+                sent_at = self._pending[0].sent_at
+            return sent_at
+        except IndexError:
             return None
-        self.listen()  # it may have answered meanwhile, and nobody has read it yet
-        pending = self._pending
-        return pending[0].sent_at if pending else None
 
     async def connect(self, until: float) -> bool:
         with self._mutex:
