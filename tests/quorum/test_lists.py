@@ -1,0 +1,84 @@
+"""Lists of servers that make no quorum are refused, as soon as that can be known; nothing is locked then."""
+
+import logging
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+import holdfast
+import holdfast.aio
+from tests.contract.driver import Driver, done, scenario
+from tests.support.servers import Server
+
+URLS = [f"redis://10.0.0.{number}:6379/0" for number in range(1, 6)]
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("empty", [], "list is empty"),
+    ("one", URLS[:1], "A list of 1"),
+    ("two", URLS[:2], "A list of 2"),
+    ("twice", [*URLS[:2], URLS[0]], "twice"),
+    ("twice in another database", [*URLS[:2], "redis://10.0.0.1:6379/7"], "twice"),
+    ("a list in a list", [URLS[0], URLS[1], [URLS[2]]], "not a list of lists"),
+    ("nothing", [URLS[0], URLS[1], None], "takes a URL or a client"),
+    ("files", ["sqlite:///a.db", "sqlite:///b.db", "sqlite:///c.db"], "Redis or Valkey servers"),
+    ("memory", ["memory://a", "memory://b", "memory://c"], "Redis or Valkey servers"),
+    ("a cluster", [*URLS[:2], "redis+cluster://10.0.0.9:6379"], "single servers"),
+    ("sentinels", [*URLS[:2], "redis+sentinel://10.0.0.9:26379/main"], "single servers"),
+]
+
+
+@pytest.mark.parametrize(("targets", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect], ids=["threads", "asyncio"])
+def test_a_list_that_makes_no_quorum(connect: Any, targets: Any, words: str) -> None:
+    with pytest.raises(holdfast.ConfigurationError, match=words):
+        connect(targets)
+
+
+@pytest.mark.parametrize("option", [{"sits_out": -1}, {"sits_out": "30"}, {"sits_out": float("nan")}, {"replicas": 1}])
+def test_an_option_that_makes_no_sense(option: dict[str, Any]) -> None:
+    with pytest.raises(holdfast.ConfigurationError):
+        holdfast.connect(URLS, **option)
+
+
+def test_clients_of_another_colour() -> None:
+    mixed = [redis.Redis(port=1), redis.Redis(port=2), redis.asyncio.Redis(port=3)]
+    with pytest.raises(holdfast.ConfigurationError, match=r"holdfast\.aio\.connect"):
+        holdfast.connect(mixed)
+    with pytest.raises(holdfast.ConfigurationError, match=r"holdfast\.connect"):
+        holdfast.aio.connect(mixed)
+
+
+def test_an_even_number_works_and_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        holdfast.connect(URLS[:4]).close()
+    assert "no more failures than one of 3" in caplog.text
+
+
+def test_no_password_shows() -> None:
+    urls = [url.replace("//", "//user:s3cret@") for url in URLS]
+    assert "s3cret" not in repr(holdfast.connect(urls))
+
+
+@scenario
+async def test_one_server_under_two_names_is_refused_at_the_first_use(d: Driver, five: list[Server]) -> None:
+    twice = [five[0].url, five[1].url, five[0].url.replace("127.0.0.1", "localhost")]
+    client = d.open(twice)
+    with pytest.raises(holdfast.ConfigurationError, match="one and the same server"):
+        await done(client.lock("thing").acquire(timeout=5))
+    await done(client.close())
+    assert [server.raw("EXISTS", "thing") for server in five[:2]] == [0, 0]
+
+
+@scenario
+async def test_clients_instead_of_urls(d: Driver, five: list[Server]) -> None:
+    kind: Any = redis.Redis if d.colour == "threads" else redis.asyncio.Redis
+    clients = [kind(port=server.port) for server in five]
+    locks = d.open([*clients[:3], five[3].url, five[4].url])
+    lease = await done(locks.lock("thing").acquire(timeout=1))
+    assert [server.raw("GET", "thing") for server in five].count(lease.holder) >= 3
+    assert await done(lease.release()) is True
+    await done(locks.close())
+    for client in clients:
+        await done(client.aclose() if d.colour == "asyncio" else client.close())

@@ -1,0 +1,53 @@
+"""A network that loses what goes to some nodes, or what comes from them."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.contract.driver import COLOURS, Driver, done, scenario
+from tests.quorum.cycling import QUICK, cycles
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+
+
+@pytest.fixture
+def proxies(five: list[Server]) -> Iterator[list[FaultProxy]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(FaultProxy(server.port)) for server in five]
+
+
+@pytest.fixture
+def d(colour: str, proxies: list[FaultProxy]) -> Driver:
+    """A quorum behind proxies."""
+    return COLOURS[colour]("quorum", [proxy.url for proxy in proxies])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("direction", ["to_server", "to_client"])
+@scenario
+async def test_nodes_that_are_unreachable_one_way(
+    d: Driver, proxies: list[FaultProxy], five: list[Server], direction: Any
+) -> None:
+    lock = d.lock()
+    await cycles(lock, 3)
+    for proxy in proxies[:2]:
+        proxy.stall(direction)
+    assert await cycles(lock, 15) < QUICK
+    for proxy in proxies[:2]:
+        proxy.unstall(direction)
+    await cycles(lock, 3)
+    await d.until(lambda: all(server.raw("EXISTS", "thing") == 0 for server in five), "no key to be left")
+
+
+@scenario
+async def test_a_vote_whose_answer_was_lost_is_given_back_too(
+    d: Driver, proxies: list[FaultProxy], five: list[Server]
+) -> None:
+    for server in five[2:]:
+        server.raw("SET", "thing", "another", "PX", "60000")
+    await cycles(d.lock("warm"), 1)
+    rule = proxies[0].drop_reply(b"thing", then="keep")
+    assert await done(d.lock().acquire(timeout=0)) is None
+    assert rule is not None
+    await d.until(lambda: [server.raw("EXISTS", "thing") for server in five[:2]] == [0, 0], "no vote to be left")
