@@ -47,7 +47,7 @@ async def test_a_vote_whose_answer_was_lost_is_given_back_too(
     for server in five[2:]:
         server.raw("SET", "thing", "another", "PX", "60000")
     await cycles(d.lock("warm"), 1)
-    rule = proxies[0].drop_reply(b"thing", then="keep")
+    rule = proxies[0].drop_reply(b"thing", then="silence")
     assert await done(d.lock().acquire(timeout=0)) is None
     assert rule is not None
     await d.until(lambda: [server.raw("EXISTS", "thing") for server in five[:2]] == [0, 0], "no vote to be left")

@@ -1,6 +1,7 @@
 """Many who want the same lock: one at a time, fences in order, split votes that end, and nothing left behind."""
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ async def contend(d: Driver, rounds: int, rivals: int, *, tries: bool) -> Watch:
 
     contenders = [d.start(rival, number) for number in range(rivals)]
     for contender in contenders:
-        await d.until(lambda contender=contender: contender.ended, "a rival to be done", ENOUGH)
+        await d.until(partial(getattr, contender, "ended"), "a rival to be done", ENOUGH)
         await contender.result()
     return watch
 

@@ -136,7 +136,7 @@ def _poll_of(numbers: Collection[int]) -> select.poll:
         for number in wanted - watched:
             poll.register(number, select.POLLIN)
     _this_thread.poll = (wanted, poll)
-    return poll  # type: ignore[no-any-return]
+    return poll
 
 
 class _Watch:

@@ -1,0 +1,64 @@
+"""The voting rules in every interleaving of small worlds, and the fences that they give."""
+
+import itertools
+
+import pytest
+
+from holdfast.core.quorum import rules
+from holdfast.core.quorum.rules import Standing
+from holdfast.testing.explorer import Explorer
+from holdfast.testing.world import Model
+from tests.explore import quorum
+
+
+def check(model: Model, most_seconds: float) -> None:
+    report = Explorer(model).run(most_seconds=most_seconds)
+    assert report.violation is None, str(report.story)
+    assert report.complete
+    assert report.states > 100
+
+
+@pytest.mark.parametrize("model", quorum.models(), ids=lambda model: str(model.name))
+def test_fences_increase_and_one_holds_in_every_interleaving(model: Model) -> None:
+    check(model, 60.0)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("model", quorum.thorough(), ids=lambda model: str(model.name))
+def test_the_same_in_larger_worlds(model: Model) -> None:
+    check(model, 300.0)
+
+
+def test_without_writing_the_largest_fence_back_one_repeats() -> None:
+    report = Explorer(quorum.broken()).run(most_seconds=60.0)
+    assert report.violation is not None
+    assert report.violation.rule == "FT"
+
+
+def test_of_contenders_without_a_majority_exactly_one_stays() -> None:
+    """Whoever holds what on five nodes: all judge alike, and somebody is always left to win."""
+    for holders in itertools.product("abc", repeat=5):
+        found = {one: rules.standing(holders, one, 5) for one in set(holders)}
+        owner = next((one for one in found if holders.count(one) >= 3), None)
+        if owner is None:
+            assert sum(where is Standing.AHEAD for where in found.values()) == 1
+            assert all(where is not Standing.TAKEN for where in found.values())
+        else:
+            assert all(where is Standing.TAKEN for one, where in found.items() if one != owner)
+
+
+def test_two_majorities_always_share_a_node() -> None:
+    for count in range(1, 10):
+        assert 2 * rules.majority(count) > count
+
+
+def test_the_floor_follows_the_nodes_clocks_and_not_itself() -> None:
+    floor = rules.Floor()
+    assert floor.propose(100.0) == 0
+    floor.see(100.0, 1_000_000.0)
+    first = floor.propose(100.0)
+    assert first == 1_000_000_000_000 + rules.LEAD_US
+    floor.learn(100.0, [first, first, first])  # they agree: nothing to learn, and no creeping ahead
+    assert floor.propose(100.0) == first
+    floor.learn(100.0, [first, first + 500_000])
+    assert floor.propose(100.0) == first + 500_000 + rules.LEAD_US
