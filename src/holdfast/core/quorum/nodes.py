@@ -36,6 +36,8 @@ PATIENCE = 0.25
 """Seconds that a node may take to answer before it is left aside."""
 PROBE = 1.0
 """Seconds that a probe waits for an answer."""
+LOOK_AGAIN = 0.01
+"""Seconds between two looks at nodes that owe answers, while there is no majority of others."""
 STRAGGLERS = 0.25
 """Seconds that the first request waits for the last nodes to be dialled, once a majority is there."""
 
@@ -122,10 +124,8 @@ class Nodes:
     async def reach(self, until: float) -> list[Node]:
         """The nodes that can be asked, at least a majority of them; waits a little for those that are being dialled."""
         nodes = self.ready(now := self._runtime.now())
-        if self.refusal is not None:
-            raise self.refusal
-        if len(nodes) < len(self.all) and not all(node.tried for node in self.all):
-            nodes = await self._dialled(min(until, now + PROBE))
+        if len(nodes) < self.majority or (len(nodes) < len(self.all) and not self._all_tried()):
+            nodes = await self._gathered(min(until, now + PROBE))
         if self.closed:
             raise closed_error()
         if self.refusal is not None:
@@ -134,18 +134,22 @@ class Nodes:
             raise self.not_reached({})
         return nodes
 
-    async def _dialled(self, until: float) -> list[Node]:
-        """Wait until every node was tried; for the last ones not long, once a majority is there."""
+    def _all_tried(self) -> bool:
+        return all(node.tried for node in self.all)
+
+    async def _gathered(self, until: float) -> list[Node]:
+        """Wait for a majority, and a little for nodes that were not tried yet. Nodes may seem silent because it was we
+        who were stopped: then what they said is read meanwhile."""
         waker = self._runtime.waker()
         self._wakers.add(waker)
         try:
             while not self.closed and self.refusal is None:
                 nodes = self.ready(now := self._runtime.now())
-                if all(node.tried for node in self.all) or now >= until:
+                if now >= until or (len(nodes) >= self.majority and self._all_tried()):
                     break
                 if len(nodes) >= self.majority:
                     until = min(until, now + STRAGGLERS)
-                await waker.wait(until)
+                await waker.wait(min(until, now + LOOK_AGAIN))
             return self.ready(self._runtime.now())
         finally:
             self._wakers.discard(waker)

@@ -12,10 +12,14 @@ from typing import Any, Protocol
 
 from holdfast.errors import StoreUnavailable
 from holdfast.facts import Facts
-from holdfast.stores.redis import facts
+from holdfast.stores.redis import facts, scripts
 from holdfast.stores.redis.asyncio import TaskInbox, TaskWire
+from holdfast.stores.redis.resp import pack
 from holdfast.stores.redis.store import Inbox, RedisStore, Wire
 from holdfast.stores.redis.tasklink import TaskLink
+
+LOAD = tuple(pack(b"SCRIPT", b"LOAD", script.text) for script in (scripts.ACQUIRE, scripts.RENEW))
+"""Sent in front; an account that may not do so has its scripts loaded by being used."""
 
 
 def not_connected() -> StoreUnavailable:
@@ -97,7 +101,14 @@ class RedisVoter(RedisStore):
         return await self._voting_wire.connect(until)
 
     async def who(self, until: float) -> Facts:
-        return facts.facts_in([await self._voting_wire.ask(facts.WHO, until), None, None, None], 0.0)
+        # A quorum stops listening once a majority has answered, and so would not hear that a script is missing.
+        info = await self._voting_wire.ask(facts.WHO, until, before=LOAD)
+        return facts.facts_in([info, None, None, None], 0.0)
+
+    async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
+        """Always with the script itself: what nobody hears the answer to must not depend on a second request."""
+        request = scripts.RELEASE.in_full(scripts.release_request(name, holder))
+        return bool(await self._run(scripts.RELEASE, request, name, until, before) == 1)
 
     async def connect_inbox(self, until: float) -> None:
         await self._voting_inbox.connect(until)
