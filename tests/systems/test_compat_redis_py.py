@@ -16,6 +16,7 @@ import redis
 import redis.asyncio
 import redis.asyncio.lock
 import redis.lock
+import valkey as valkey_py
 from redis.exceptions import LockError, LockNotOwnedError
 
 import holdfast
@@ -349,6 +350,19 @@ async def test_names_that_only_redis_knows(k: Kit, side: str) -> None:
         assert not await done(second.acquire(blocking_timeout=0.02))
         assert await done(first.owned())
         await done(first.release())
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_client_of_valkey_py(valkey: Server, decode: bool, protocol: int) -> None:
+    with valkey_py.Valkey.from_url(valkey.url, decode_responses=decode, protocol=protocol) as client:
+        lock: Any = client.lock("foo", timeout=10, lock_class=redis_py.Lock)
+        with lock:
+            assert lock.owned()
+            assert lock.extend(5)
+            assert not client.lock("foo").acquire(blocking=False)
+        assert lock.acquire(token="mine")
+        lock.release()
 
 
 # Old and new at once

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.contract.driver import done, held
 from tests.contract.stores import NO_SCRIPTS
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
+from tests.support.topologies import Group
 from tests.support.waiting import until
 from tests.systems.conftest import on_all_servers
 from tests.systems.kit import Kit, scenario
@@ -248,6 +249,18 @@ async def test_a2_the_permissions_that_the_page_lists_are_enough(k: Kit) -> None
     assert (await done(second.lock("billing:report").inspect())).holder == lease.holder
     adopted = await done(second.adopt(lease.export()))
     assert await done(adopted.release()) is True
+
+
+def test_a2_with_sentinels_and_nowhere_that_needs_scripts(shared_group: Callable[[str], Group]) -> None:
+    with holdfast.connect(shared_group("sentinel").url, scripts=False) as locks, locks.lock("thing") as lease:
+        assert locks.lock("thing").inspect().fence == lease.fence
+        assert locks.lock("thing", passing=False).acquire(timeout=0) is None
+    elsewhere: list[Any] = ["redis+cluster://localhost", ["redis://one", "redis://two", "redis://three"], "memory://"]
+    for target in elsewhere:
+        with pytest.raises(holdfast.ConfigurationError):
+            holdfast.connect(target, scripts=False)
+    with pytest.raises(holdfast.ConfigurationError, match="need scripts"):
+        holdfast.connect("redis://localhost", scripts=False, replicas=1)
 
 
 # Faults
