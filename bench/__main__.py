@@ -29,6 +29,7 @@ CLAIMS = (
     "imports",
     "command",
     "sqlite",
+    "quorum",
     "memory_per_lock",
 )
 PACKAGES = ("redis", "hiredis", "python-redis-lock", "pottery", "sherlock", "filelock", "portalocker")
