@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SEEDS ?= 10000
 JOBS ?= 2
 
-.PHONY: help env demo test faults soak explore simulate gallery pictures check format bench docs clean
+.PHONY: help env demo test faults soak explore simulate gallery pictures check format bench bench-docs docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,8 +54,12 @@ format: $(VENV)/.dev ## Format the code and repair what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.bench ## Measure against other lock libraries
-	$(BIN)/python -m bench
+bench: $(VENV)/.bench ## Measure against other lock libraries, and write the pages; QUICK=1 for a short run
+	$(BIN)/python -m bench --json bench/results.json $(if $(QUICK),--quick)
+	$(BIN)/python -m bench.pages
+
+bench-docs: $(VENV)/.bench ## Write docs/benchmarks.md and the README's table from the last results
+	$(BIN)/python -m bench.pages
 
 docs: $(VENV)/.docs ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet

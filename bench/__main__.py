@@ -50,7 +50,10 @@ def main() -> int:
         bench.close()
     print(_summary(reports))
     if chosen.json:
-        found = {"circumstances": circumstances, "claims": {report.name: report.as_json() for report in reports}}
+        claims = {report.name: report.as_json() for report in reports}
+        if chosen.only and Path(chosen.json).exists():  # one claim anew, the others as they were
+            claims = {**json.loads(Path(chosen.json).read_text("utf-8"))["claims"], **claims}
+        found = {"circumstances": circumstances, "claims": {name: claims[name] for name in CLAIMS if name in claims}}
         Path(chosen.json).write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return 1 if any("failed" in report.missing for report in reports) else 0
 
@@ -83,8 +86,17 @@ def _circumstances(chosen: argparse.Namespace) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "server": chosen.server,
         "rounds": "few (--quick)" if chosen.quick else "all",
+        "load": _load(os.getloadavg()[0]),
         "packages": ", ".join(f"{package} {_version(package)}" for package in PACKAGES),
     }
+
+
+def _load(before: float) -> str:
+    """How busy others kept the machine when the run began."""
+    busy = before > (os.cpu_count() or 1) / 2
+    return f"load average {before:.1f} before the run" + (
+        ": busy with other work, so take it with care" if busy else ""
+    )
 
 
 def _version(package: str) -> str:

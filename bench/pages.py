@@ -1,0 +1,134 @@
+"""`python -m bench.pages`: write docs/benchmarks.md, its plots and the README's table from `bench/results.json`.
+
+Rules kept here: what is written comes from the results alone, so the same file gives the same pages; a target that was
+missed and a peer that did better are written down like everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.harness import Verdict, laid_out, number
+from bench.plots import bars
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+RESULTS = HERE / "results.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+PLOTS = ROOT / "docs" / "assets" / "bench"
+README = ROOT / "README.md"
+MARKS = ("<!-- bench: begin, written by `make bench` -->", "<!-- bench: end -->")
+SHOWN_IN_README = ("handover", 0)
+"""The claim and the number of its figure."""
+Found = Mapping[str, Any]
+
+
+def main() -> int:
+    found = json.loads(RESULTS.read_text("utf-8"))
+    PLOTS.mkdir(parents=True, exist_ok=True)
+    for claim, report in found["claims"].items():
+        for at, figure in enumerate(report["figures"]):
+            (PLOTS / _plot(claim, at)).write_text(bars(figure), "utf-8")
+    PAGE.write_text(page(found), "utf-8")
+    README.write_text(with_table(README.read_text("utf-8"), found), "utf-8")
+    return 0
+
+
+def _plot(claim: str, at: int) -> str:
+    return f"{claim}-{at}.svg"
+
+
+def page(found: Found) -> str:
+    """docs/benchmarks.md."""
+    parts = [
+        (HERE / "page.md").read_text("utf-8").rstrip(),
+        "## The machine and the run",
+        "\n".join(f"- {what}: {value}" for what, value in found["circumstances"].items()),
+        "## All targets",
+        laid_out(("claim", "target", "measured", "wanted", ""), [row for _, row in _targets(found)]),
+        "## Where we lose",
+        _losses(found),
+        *(_section(claim, report) for claim, report in found["claims"].items()),
+        "## What was tried to make it faster",
+        (HERE / "tried.md").read_text("utf-8").rstrip(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _verdict(target: Found) -> Verdict:
+    return Verdict(target["what"], target["measured"], target["limit"], target["unit"], target["at_least"])
+
+
+def _targets(found: Found) -> Iterator[tuple[Verdict, tuple[str, str, str, str, str]]]:
+    for claim, report in found["claims"].items():
+        for verdict in map(_verdict, report["targets"]):
+            yield verdict, (claim, verdict.what, verdict.shown, verdict.wanted, verdict.word)
+
+
+def _losses(found: Found) -> str:
+    missed = [
+        f"- The target “{verdict.what}” ({row[0]}) was missed: {verdict.shown}, wanted {verdict.wanted}."
+        for verdict, row in _targets(found)
+        if verdict.word == "MISSED"
+    ]
+    better = [line for report in found["claims"].values() for figure in report["figures"] for line in _better(figure)]
+    silent = [
+        f"- {peer} could not be measured in {claim}: {why}."
+        for claim, report in found["claims"].items()
+        for peer, why in report["missing"].items()
+    ]
+    lines = missed + better + silent
+    return "\n".join(lines) if lines else "In none of the figures of this run, and no target was missed."
+
+
+def _better(figure: Found) -> Iterator[str]:
+    """Peers that beat us in a figure; a floor is no peer."""
+    ours = next((value for name, value in figure["values"].items() if name.startswith("holdfast")), None)
+    if ours is None:
+        return
+    for name, value in figure["values"].items():
+        ahead = value < ours if figure["less_is_better"] else value > ours
+        if ahead and not name.startswith(("holdfast", "floor")):
+            unit = figure["unit"]
+            yield f"- {figure['title']}: {name} has {number(value)} {unit}, holdfast {number(ours)} {unit}."
+
+
+def _section(claim: str, report: Found) -> str:
+    parts = [f"## {report['title'][0].upper()}{report['title'][1:]}", f"`python -m bench --only {claim}`"]
+    parts += [f"![{figure['title']}](assets/bench/{_plot(claim, at)})" for at, figure in enumerate(report["figures"])]
+    for table in report["tables"]:
+        parts.append(f"{table['title'][0].upper()}{table['title'][1:]}:")
+        parts.append(laid_out(table["columns"], table["rows"]))
+    parts += [f"{note[0].upper()}{note[1:]}." for note in report["notes"]]
+    return "\n\n".join(parts)
+
+
+def with_table(text: str, found: Found) -> str:
+    """The README with one plot, one table, and the command that made them."""
+    claim, at = SHOWN_IN_README
+    figure = found["claims"][claim]["figures"][at]
+    rows = [row[:4] for verdict, row in _targets(found) if verdict.measured is not None and verdict.unit == "×"]
+    run = f"{found['circumstances']['system']}; {found['circumstances']['load']}"
+    body = "\n\n".join(
+        [
+            MARKS[0],
+            f"![{figure['title']}](docs/assets/bench/{_plot(claim, at)})",
+            laid_out(("claim", "holdfast against", "measured", "target"), rows),
+            f"Made by `make bench`, in one run ({run}).",
+            "[All figures](docs/benchmarks.md), how to read them, and where we lose.",
+            MARKS[1],
+        ]
+    )
+    pattern = re.compile(re.escape(MARKS[0]) + ".*?" + re.escape(MARKS[1]), re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"README.md has no place for the table: it needs the lines {MARKS[0]} and {MARKS[1]}")
+    return pattern.sub(lambda _: body, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Bar charts as SVG, by hand: a few rectangles need no library, and the colours must follow the reader's theme.
+
+An image cannot know the page around it, but its own style sheet can ask which theme the reader has chosen; so one file
+is readable on white and on black.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from bench.harness import number
+
+WIDTH = 720
+LABEL = 230
+BAR = 18
+GAP = 8
+TOP = 46
+STYLE = """
+  text { font: 13px system-ui, sans-serif; fill: #1f2328 }
+  .title { font-weight: 600; font-size: 15px }
+  .hint, .value { fill: #59636e }
+  .ours { fill: #0969da }
+  .theirs { fill: #8c959f }
+  .floor { fill: #d0d7de }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #f0f6fc }
+    .hint, .value { fill: #9198a1 }
+    .ours { fill: #4493f8 }
+    .theirs { fill: #6e7681 }
+    .floor { fill: #3d444d }
+  }
+"""
+
+
+def bars(figure: Mapping[str, Any]) -> str:
+    """One figure of a report as an SVG; the axis is logarithmic where values are more than thirty-fold apart.
+
+    >>> drawn = bars({"title": "t", "unit": "ms", "values": {"holdfast": 1.0, "other": 2.0}, "less_is_better": True})
+    >>> drawn.count("<rect")
+    2
+    """
+    values: Mapping[str, float] = {name: value for name, value in figure["values"].items() if value and value > 0}
+    height = TOP + len(values) * (BAR + GAP) + 8
+    steep = bool(values) and max(values.values()) > 30 * min(values.values())
+    better = "less" if figure["less_is_better"] else "more"
+    hint = f"{figure['unit']}, {better} is better{', logarithmic' if steep else ''}"
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(figure["title"])}">',
+        f"<style>{STYLE}</style>",
+        f'<text class="title" x="8" y="20">{escape(figure["title"])}</text>',
+        f'<text class="hint" x="8" y="37">{escape(hint)}</text>',
+    ]
+    for at, (name, value) in enumerate(values.items()):
+        lines += _bar(name, value, _share(value, list(values.values()), steep), TOP + at * (BAR + GAP))
+    return "\n".join([*lines, "</svg>\n"])
+
+
+def _share(value: float, values: Sequence[float], steep: bool) -> float:
+    if not steep:
+        return value / max(values)
+    low, high = math.log(min(values) / 2), math.log(max(values))
+    return (math.log(value) - low) / (high - low)
+
+
+def _bar(name: str, value: float, share: float, y: int) -> list[str]:
+    room = WIDTH - LABEL - 90
+    width = max(2.0, room * share)
+    kind = "ours" if name.startswith("holdfast") or "import holdfast" in name else _theirs(name)
+    return [
+        f'<text x="{LABEL - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>',
+        f'<rect class="{kind}" x="{LABEL}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2"/>',
+        f'<text class="value" x="{LABEL + width + 6:.1f}" y="{y + 13}">{number(value)}</text>',
+    ]
+
+
+def _theirs(name: str) -> str:
+    return "floor" if name.startswith("floor") else "theirs"
