@@ -31,6 +31,7 @@ CLAIMS = (
     "sqlite",
     "quorum",
     "memory_per_lock",
+    "optimistic",
 )
 PACKAGES = ("redis", "hiredis", "python-redis-lock", "pottery", "sherlock", "filelock", "portalocker")
 

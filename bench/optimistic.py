@@ -1,0 +1,165 @@
+"""A value that many change at once under WATCH: what comes through, and how much work is done in vain.
+
+Three ways in one run: redis-py's `transaction`, which tries again at once and for ever; `update` with pauses alone; and
+`update` as it is, which goes over to a lock while conflicts are frequent. Each change takes a
+millisecond, either of computing, so that work in vain is paid for, or of waiting, which costs nobody anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import redis
+
+import holdfast
+from bench.children import FORK, Child, ChildFailed, closing
+from bench.harness import Bench, Report, Spread, in_turns, jain, multiple, ratio
+from tests.support.servers import Server
+
+TITLE = "one value, changed by many at once"
+WORK_SECONDS = 0.001
+CROWDS = ((1, "computing"), (8, "computing"), (8, "waiting"))
+"""How many change the value at once, and what a change spends its time on."""
+KEY = "stock"
+Change = Callable[[bytes | None], int]
+Update = Callable[[Change], Any]
+
+
+class Result(NamedTuple):
+    """One crowd: changes per second, attempts per change, the longest change in seconds, and how fair it was."""
+
+    throughput: float
+    attempts: float
+    longest: float
+    fairness: float
+    lost: int
+
+
+def _redis_py(url: str) -> Update:
+    client = redis.Redis.from_url(url)
+
+    def update(change: Change) -> Any:
+        def body(pipe: Any) -> None:
+            value = change(pipe.get(KEY))
+            pipe.multi()
+            pipe.set(KEY, value)
+
+        return client.transaction(body, KEY)
+
+    return update
+
+
+def _holdfast(adaptive: bool, url: str) -> Update:
+    locks = holdfast.connect(url)
+    return lambda change: locks.update(KEY, change, adaptive=adaptive, attempts=100_000, timeout=60)
+
+
+WAYS: dict[str, Callable[[str], Update]] = {
+    "redis-py transaction": _redis_py,
+    "update, pauses alone": partial(_holdfast, False),
+    "update": partial(_holdfast, True),
+}
+
+
+def measure(bench: Bench) -> Report:
+    report = Report("optimistic", TITLE)
+    seconds = bench.pick(3.0, 1.5)
+    for processes, work in CROWDS:
+        cases = {
+            name: _case(report, name, partial(_crowd, bench.server, way, processes, work, seconds))
+            for name, way in WAYS.items()
+        }
+        rounds = in_turns(cases, bench.pick(5, 3))
+        found = {name: [one for one in crowds if one] for name, crowds in rounds.items()}
+        _tell(report, f"{processes} at once, {work} for 1 ms, {seconds:g} s each", found)
+        if processes > 1:
+            _judge(report, work, found["update"])
+    return report
+
+
+def _tell(report: Report, title: str, found: dict[str, list[Result]]) -> None:
+    naive = found["redis-py transaction"]
+    columns = ("", "changes/s", "against redis-py", "attempts/change", "in vain", "longest ms", "Jain", "lost")
+    rows = [_row(name, crowds, naive) for name, crowds in found.items() if crowds]
+    report.table(title, columns, rows)
+
+
+def _judge(report: Report, work: str, ours: list[Result]) -> None:
+    wasted = 1 - 1 / Spread.of(one.attempts for one in ours).median if ours else None
+    report.target(f"attempts in vain, of all, {work}", wasted, 0.25, "")
+    report.target(f"changes lost, {work}", max(one.lost for one in ours) if ours else None, 0, "")
+
+
+def _row(name: str, crowds: list[Result], naive: list[Result]) -> list[Any]:
+    attempts = Spread.of(one.attempts for one in crowds)
+    return [
+        name,
+        str(Spread.of(one.throughput for one in crowds)),
+        multiple(ratio([one.throughput for one in crowds], [one.throughput for one in naive])),
+        str(attempts),
+        f"{1 - 1 / attempts.median:.0%}",
+        str(Spread.of(one.longest * 1e3 for one in crowds)),
+        f"{Spread.of(one.fairness for one in crowds).median:.2f}",
+        sum(one.lost for one in crowds),
+    ]
+
+
+def _case(report: Report, name: str, crowd: Callable[[], Result]) -> Callable[[], Result | None]:
+    def case() -> Result | None:
+        try:
+            return crowd()
+        except ChildFailed as error:
+            report.missing[name] = str(error)
+            return None
+
+    return case
+
+
+def _crowd(server: Server, way: Callable[[str], Update], processes: int, work: str, seconds: float) -> Result:
+    server.clear()
+    start = FORK.Barrier(processes)
+    members = [Child(partial(_member, partial(way, server.url), WORKS[work], start, seconds)) for _ in range(processes)]
+    with closing(members):
+        told = [member.hear(seconds + 90) for member in members]
+    changes = [len(times) for times, _ in told]
+    return Result(
+        throughput=sum(changes) / seconds,
+        attempts=sum(attempts for _, attempts in told) / sum(changes),
+        longest=max(max(times) for times, _ in told if times),
+        fairness=jain(changes),
+        lost=sum(changes) - int(server.raw("GET", KEY)),
+    )
+
+
+def _compute() -> None:
+    enough = time.process_time() + WORK_SECONDS
+    while time.process_time() < enough:
+        pass
+
+
+def _wait() -> None:
+    time.sleep(WORK_SECONDS)
+
+
+WORKS = {"computing": _compute, "waiting": _wait}
+
+
+def _member(make: Callable[[], Update], work: Callable[[], None], start: Any, seconds: float, pipe: Connection) -> None:
+    update, attempts, times = make(), 0, []
+
+    def change(value: bytes | None) -> int:
+        nonlocal attempts
+        attempts += 1
+        work()
+        return int(value or 0) + 1
+
+    start.wait()
+    end = time.monotonic() + seconds
+    while (began := time.monotonic()) < end:
+        update(change)
+        times.append(time.monotonic() - began)
+    pipe.send((times, attempts))
