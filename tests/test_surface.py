@@ -149,7 +149,7 @@ def test_options_of_a_lock() -> None:
 
 def test_attributes_of_a_lease() -> None:
     assert sorted(public(holdfast.Lease)) == [
-        *("acknowledged", "ensure_held", "export", "fence", "holder", "inherited", "lost"),
+        *("__bool__", "acknowledged", "ensure_held", "export", "fence", "holder", "inherited", "lost"),
         *("name", "reasserted", "release", "remaining", "renew", "state", "ttl"),
     ]
     assert sorted(public(type(holdfast.connect("memory://").lock("x").acquire(timeout=0).lost))) == [  # type: ignore[union-attr]

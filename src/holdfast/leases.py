@@ -11,7 +11,7 @@ import binascii
 import json
 import logging
 from collections.abc import Awaitable, Callable, Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TYPE_CHECKING
 
 from holdfast.core import release as core
 from holdfast.core.holding import ALIVE, Holding, State
@@ -117,6 +117,10 @@ class BaseLease:
         if self.state not in ALIVE:
             return 0.0
         return max(0.0, self._holding.valid_until - self._client.runtime.now())
+
+    def __bool__(self) -> Literal[True]:
+        """A lease is true, whatever became of it: `if lease := lock.acquire(timeout=0)` asks whether there is one."""
+        return True
 
     def ensure_held(self) -> None:
         """Raise `LeaseLost` unless the lease is still ours. Asks nobody, so it costs next to nothing."""

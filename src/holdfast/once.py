@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar
 
@@ -40,7 +41,8 @@ LOOK_WITHIN = 1.0
 """Seconds that asking who runs it may take; who cannot be told by then is not told."""
 
 
-class Skipped(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Skipped:
     """The job was not run, because another runs it or has just run it. False in a condition.
 
     `held_for` and `ttl_left` are seconds; what the store could not tell is None.
