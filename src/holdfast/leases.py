@@ -11,7 +11,7 @@ import binascii
 import json
 import logging
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, Literal, NamedTuple, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from holdfast.core import release as core
 from holdfast.core.holding import ALIVE, Holding, State
