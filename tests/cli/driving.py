@@ -30,6 +30,11 @@ class Place:
         self.folder = folder
         self._started: list[subprocess.Popen[bytes]] = []
 
+    @property
+    def is_embedded(self) -> bool:
+        """Whether a command is quick to start here."""
+        return self.url.startswith("sqlite:")
+
     def environment(self, **more: str) -> dict[str, str]:
         unwanted = ("CI", "NO_COLOR", "COLUMNS", "LINES", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
         kept = {name: value for name, value in os.environ.items() if name not in unwanted}

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.cli.main import main
 from tests.cli.driving import HOLDFAST, LONGEST, Place, await_gone, descendants, ended, is_alive
+from tests.support.servers import Server
 from tests.support.waiting import until
 
 TREE = 'trap "" TERM; sh -c \'trap "" TERM; sleep 300 & echo $!; wait\' & echo $!; echo $$; wait'
@@ -31,39 +34,39 @@ def lines(process: subprocess.Popen[bytes], count: int) -> list[str]:
 # Exit codes
 
 
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [("true", 0), ("exit 3", 3), ("exit 255", 255), ("kill -9 $$", 137), ("kill -TERM $$", 143), ("exit 75", 75)],
-)
-def test_the_commands_own_exit_code(place: Place, script: str, code: int) -> None:
-    done = place.run("run", "job", *shell(script))
+CODES = {"true": 0, "exit 3": 3, "exit 255": 255, "kill -9 $$": 137, "kill -TERM $$": 143, "exit 75": 75}
+
+
+@pytest.mark.parametrize(("script", "code"), CODES.items())
+def test_the_commands_own_exit_code(embedded: Place, script: str, code: int) -> None:
+    done = embedded.run("run", "job", *shell(script))
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
-    assert not place.inspect("job").locked
+    assert not embedded.inspect("job").locked
+
+
+def test_the_commands_own_exit_code_on_a_server(served: Place) -> None:
+    for script in ("exit 3", "kill -9 $$"):
+        done = served.run("run", "job", *shell(script))
+        assert (done.returncode, done.stdout, done.stderr) == (CODES[script], "", "")
+        assert not served.inspect("job").locked
 
 
 def test_a_command_that_is_not_there_or_no_program(place: Place) -> None:
-    for command, code in ((["no-such-command"], 127), (["./no/such"], 127), ([str(place.folder)], 126), (["a\0"], 126)):
-        if "\0" in command[0]:
-            continue  # no shell can pass one
-        done = place.run("run", "job", "--", *command)
-        assert done.returncode == code
-        assert re.fullmatch(r"holdfast: '.*' cannot be run: .*\.\n", done.stderr)
+    commands = {"no-such-command": 127, "./no/such": 127, str(place.folder): 126, "./plain.txt": 126}
     plain = place.folder / "plain.txt"
     plain.write_text("no program")
     plain.chmod(0o755)
-    assert place.run("run", "job", "--", str(plain)).returncode == 126
+    for command, code in list(commands.items())[: 4 if place.is_embedded else 1]:
+        done = place.run("run", "job", "--", command)
+        assert done.returncode == code
+        assert re.fullmatch(r"holdfast: '.*' cannot be run: .*\.\n", done.stderr)
     assert not place.inspect("job").locked
 
 
 def test_a_taken_lock(place: Place) -> None:
     holder = place.held("job", "--label", "in front")
-    for words, code in (
-        (["-n"], 75),
-        (["-n", "-E", "9"], 9),
-        (["-w", "0.1"], 75),
-        (["--wait=0.1", "--busy-code=0"], 0),
-        (["-w0.1", "-E3"], 3),
-    ):
+    calls = [(["-n"], 75), (["-w0.1", "-E3"], 3), (["-n", "-E", "9"], 9), (["--wait=0.1", "--busy-code=0"], 0)]
+    for words, code in calls if place.is_embedded else calls[:2]:
         done = place.run("run", *words, "job", *shell("echo never"))
         assert (done.returncode, done.stdout) == (code, "")
         assert ("" if "-n" in words else "is taken after 0.1 s: held by in front (") in done.stderr
@@ -97,25 +100,33 @@ def test_a_store_that_cannot_be_used(embedded: Place) -> None:
         ["-n", "-w", "1", "job", "true"],
         ["--at-least", "1m", "-w", "1", "job", "true"],
         ["--ttl"],
-        ["--ttl", "0", "job", "true"],
-        ["holdfast:x", "true"],
-        ["evil\nname", "true"],
-        ["job", "--label", "x" * 200, "true"],
+        ["--url", "memory://", "job", "true"],
     ],
 )
-def test_called_wrongly(embedded: Place, words: list[str]) -> None:
-    done = embedded.run("run", *words)
+def test_called_wrongly(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"holdfast: .* Try holdfast run --help\.\n", err)
+
+
+@pytest.mark.parametrize(
+    "words", [["--ttl", "0", "job"], ["holdfast:x"], ["evil\nname"], ["job", "--label", "x" * 200]], ids=repr
+)
+def test_values_that_cannot_be(embedded: Place, words: list[str]) -> None:
+    done = embedded.run("run", *words, "true")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("holdfast: ")
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
 
 
-def test_help(embedded: Place) -> None:
-    done = embedded.run("run", "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "examples:" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 100
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "examples:" in out
+    assert max(map(len, out.splitlines())) <= 100
 
 
 # What belongs to the command
@@ -188,24 +199,24 @@ def test_under_nohup_a_hangup_is_ignored(embedded: Place) -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_while_waiting_leaves_no_place_behind(place: Place, number: signal.Signals) -> None:
+def test_a_signal_while_waiting_leaves_no_place_behind(place: Place) -> None:
     place.held("job")
-    waiting = place.start("run", "job", *shell("echo never"))
-    place.await_waiting("job", 1)
-    family = descendants(waiting.pid)
-    waiting.send_signal(number)
-    out, err = waiting.communicate(timeout=LONGEST)
-    assert (waiting.returncode, out, err) == (128 + number, b"", b"")
-    assert place.inspect("job").waiting == 0
-    await_gone(*family)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[: 3 if place.is_embedded else 1]:
+        waiting = place.start("run", "job", *shell("echo never"))
+        place.await_waiting("job", 1)
+        family = descendants(waiting.pid)
+        waiting.send_signal(number)
+        out, err = waiting.communicate(timeout=LONGEST)
+        assert (waiting.returncode, out, err) == (128 + number, b"", b"")
+        assert place.inspect("job").waiting == 0
+        await_gone(*family)
 
 
 # What is left when something is killed
 
 
 def test_a_lost_lock_ends_the_whole_group(place: Place) -> None:
-    process = place.start("run", "job", "--ttl", "2", "--grace", "0.3", *shell(TREE))
+    process = place.start("run", "job", "--ttl", "6", "--grace", "0.3", *shell(TREE))
     pids = [int(line) for line in lines(process, 3)]
     with holdfast.connect(place.url) as locks:
         broken = locks.lock("job").break_()
@@ -264,7 +275,7 @@ def test_stopped_past_its_deadline_it_ends_the_command_when_it_runs_again(place:
 
 def test_a_command_that_outlasts_the_ttl_keeps_the_lock(place: Place) -> None:
     """On the embedded store the lock is taken without the library, which has to take over in time."""
-    process = place.start("run", "job", "--ttl", "1", *shell("echo $HOLDFAST_FENCE; sleep 2.5; echo $HOLDFAST_FENCE"))
+    process = place.start("run", "job", "--ttl", "3", *shell("echo $HOLDFAST_FENCE; sleep 4; echo $HOLDFAST_FENCE"))
     (fence,) = lines(process, 1)
     while process.poll() is None:
         info = place.inspect("job")
@@ -283,6 +294,39 @@ def test_a_successor_gets_the_lock_from_one_that_took_it_at_once(embedded: Place
     holder.stdin.close()
     assert waiting.communicate(timeout=LONGEST)[0] == b"mine\n"
     assert holder.wait(LONGEST) == 1
+
+
+def test_a_store_that_stops_answering_ends_the_command_before_the_lease_ends(
+    fresh_server: Server, tmp_path: Path
+) -> None:
+    place = Place(fresh_server.url, tmp_path)
+    script = "trap 'date +%s.%N > ended; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
+    process = place.start("run", "job", "--ttl", "6", "--grace", "2", *shell(script))
+    assert lines(process, 1) == ["ready"]
+    fresh_server.pause()
+    paused = time.time()
+    try:
+        _, err = process.communicate(timeout=LONGEST)
+    finally:
+        fresh_server.resume()
+        place.close()
+    assert process.returncode == 76
+    assert b"cannot be renewed" in err
+    assert float((tmp_path / "ended").read_text()) - paused < 6
+
+
+def test_started_without_input_and_output(embedded: Place) -> None:
+    words = shlex.join([*HOLDFAST, "run", "job", "--", "sh", "-c", "echo ran > out; ls -l /proc/self/fd > fds 2>&1"])
+    done = subprocess.run(
+        ["sh", "-c", f"exec {words} <&- >&- 2>&-"],
+        env=embedded.environment(),
+        cwd=embedded.folder,
+        timeout=LONGEST,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (embedded.folder / "out").read_text() == "ran\n"
+    assert "pipe:" not in (embedded.folder / "fds").read_text()
 
 
 # Many

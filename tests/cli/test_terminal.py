@@ -74,9 +74,9 @@ def test_ctrl_z_and_fg(embedded: Place, terminals: Terminals) -> None:
     bash.type("echo the shell is $((40+2))\n")
     bash.await_text("the shell is 42")
     assert embedded.inspect("job").locked
-    bash.type("fg\n")
     at = len(bash.look())
-    bash.await_text("holdfast", at - 20)
+    bash.type("fg\n")
+    bash.await_text("holdfast", at)  # bash says what it goes on with
     bash.type("and on\n")
     bash.await_text("got and on")
     bash.type("echo code $?; exit\n")
@@ -97,7 +97,7 @@ def test_tables_are_coloured_and_fit(place: Place, terminals: Terminals) -> None
 
 
 def test_a_question_before_a_lock_is_broken(embedded: Place, terminals: Terminals) -> None:
-    holder = embedded.held("job", "--label", "stuck", "--ttl", "1")
+    holder = embedded.held("job", "--label", "stuck", "--ttl", "6")
     screen = terminals(embedded, "break", "job")
     screen.await_text("[y/N]")
     assert "job is held by stuck (" in screen.text

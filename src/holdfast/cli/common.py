@@ -15,7 +15,7 @@ import holdfast
 from holdfast.cli.words import ago, who
 from holdfast.values import LockInfo, Owner, clean
 
-STORE_TIMEOUT = 5.0
+STORE_TIMEOUT = 3.0
 """Seconds until a store that does not answer is called unavailable."""
 
 

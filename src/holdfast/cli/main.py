@@ -41,6 +41,7 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command with these arguments (by default the process's own) and return its exit code."""
+    _have_streams()
     own = argv is None
     argv = sys.argv[1:] if argv is None else argv
     try:
@@ -59,6 +60,13 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         return _failed(error)
     return code
+
+
+def _have_streams() -> None:
+    """Who was started without input or output (a daemon's child, `>&-`) reads nothing and writes to nobody."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the end
 
 
 def _run(argv: list[str]) -> int:

@@ -41,6 +41,7 @@ class Launch:
 
     def __init__(self, command: list[str], grace: float) -> None:
         self._command = command
+        _keep_standard_streams()
         go_read, self._go = os.pipe()
         self._report, report_write = os.pipe()
         self.pid = os.fork()
@@ -75,10 +76,22 @@ class Launch:
         if self._go >= 0:
             os.close(self._go)
             os.waitpid(self.pid, 0)
-        os.write(self._life, DONE)
+        try:
+            os.write(self._life, DONE)
+        except BrokenPipeError:
+            pass  # somebody killed the guardian
         os.close(self._life)
         os.close(self._report)
         os.waitpid(self._guardian, 0)
+
+
+def _keep_standard_streams() -> None:
+    """Whoever is started without input or output must not get a pipe of ours in its place. What is opened here is not
+    inherited: the command finds closed what was closed."""
+    spare = 0
+    while spare <= 2:
+        spare = os.open(os.devnull, os.O_RDWR)
+    os.close(spare)
 
 
 def signal_group(group: int, number: int) -> bool:

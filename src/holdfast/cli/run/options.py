@@ -153,6 +153,8 @@ def _check(options: Options) -> None:
         raise CalledWrongly("the command to run is missing")
     if not options.command[0]:
         raise CalledWrongly("the command to run is empty")
+    if (options.url or os.environ.get("HOLDFAST_URL") or "").lower().startswith("memory:"):
+        raise CalledWrongly("memory:// is known only inside one process, so it keeps no other command out")
     if options.no_wait and options.wait is not None:
         raise CalledWrongly("-n and -w contradict each other")
     if options.once and options.wait is not None:
