@@ -15,7 +15,8 @@ from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 20.0
-STORES = ("memory", "sqlite", "valkey")
+ALL, SHARED = ("memory", "sqlite", "valkey"), ("sqlite", "valkey")
+"""Every store where the way itself differs; those that outlive a process where it is what is left that matters."""
 
 IMPORTS = """
 import asyncio, os, signal, sys, threading, time
@@ -24,7 +25,7 @@ url = sys.argv[1]
 """
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=SHARED)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "valkey":
         server: Server = request.getfixturevalue("valkey")
@@ -76,6 +77,7 @@ def assert_free(url: str, *names: str) -> None:
 
 
 class TestThreads:
+    @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_close(self, url: str) -> None:
         Ending(
             """
@@ -89,7 +91,8 @@ class TestThreads:
         ).quiet()
         assert_free(url, *"abc")
 
-    @pytest.mark.parametrize("end", ["", "sys.exit(0)", "threading.Thread(target=sys.exit).start()"])
+    @pytest.mark.parametrize("url", ALL, indirect=True)
+    @pytest.mark.parametrize("end", ["", "sys.exit(0)"])
     def test_the_end_of_the_program(self, url: str, end: str) -> None:
         text = "locks = holdfast.connect(url); leases = [locks.lock(name).acquire() for name in 'abc']"
         Ending(f"{text}; {end}", url).quiet()
@@ -102,6 +105,7 @@ class TestThreads:
         assert ending.complaints.count("Traceback") == 1
         assert_free(url, "a")
 
+    @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_an_interrupt_in_the_body(self, url: str) -> None:
         ending = Ending(
             """
@@ -179,6 +183,7 @@ class TestThreads:
 
 
 class TestAsyncio:
+    @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_close(self, url: str) -> None:
         Ending(
             """
@@ -193,6 +198,7 @@ class TestAsyncio:
         ).quiet()
         assert_free(url, *"abc")
 
+    @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_the_end_of_the_loop(self, url: str) -> None:
         """`asyncio.run` cancels what still runs: the last moment to give back."""
         Ending(
@@ -208,6 +214,7 @@ class TestAsyncio:
         ).quiet()
         assert_free(url, *"abc")
 
+    @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_a_loop_that_is_closed_without_a_word(self, url: str) -> None:
         Ending(
             """
@@ -269,6 +276,7 @@ class TestAsyncio:
             closes=False,
         ).quiet()
 
+    @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_an_interrupt_in_the_body(self, url: str) -> None:
         ending = Ending(
             """
@@ -318,6 +326,7 @@ class TestAsyncio:
         assert ending.quiet() == "cleaned up\n"
         assert_free(url, "a")
 
+    @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_a_keeper_that_was_cancelled_among_others_is_replaced(self, url: str) -> None:
         """Somebody cancels every task but its own, and goes on."""
         ending = Ending(
@@ -346,8 +355,7 @@ class TestAsyncio:
 class TestProcesses:
     """Whoever is forked starts clean, and whoever is spawned from nothing."""
 
-    @pytest.mark.parametrize("url", ["sqlite", "valkey"], indirect=True)
-    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
     def test_an_executor(self, url: str, method: str, tmp_path: Path) -> None:
         """The parent holds a lock of its own; each worker takes one in turn, and the parent's is not theirs."""
         (tmp_path / "work_of_ours.py").write_text(
@@ -384,8 +392,7 @@ class TestProcesses:
         assert ending.quiet() == "12\n"
         assert_free(url, "shared", "the parent's")
 
-    @pytest.mark.parametrize("url", ["sqlite", "valkey"], indirect=True)
-    @pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)", "os.kill(os.getpid(), signal.SIGTERM)"])
+    @pytest.mark.parametrize("leave", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGTERM)"])
     def test_servers_that_fork_before_they_serve(self, url: str, leave: str) -> None:
         """The master loads the application, connection and all, and forks; workers come and go."""
         ending = Ending(
@@ -419,7 +426,6 @@ class TestProcesses:
         assert ending.quiet() == "[0, 0, 0, 0]\n"
         assert_free(url, "master", "counter", *(f"worker {number}" for number in range(4)))
 
-    @pytest.mark.parametrize("url", ["sqlite", "valkey"], indirect=True)
     def test_a_child_of_a_process_with_an_event_loop_uses_the_connection_in_its_own(self, url: str) -> None:
         ending = Ending(
             """
