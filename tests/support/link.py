@@ -7,6 +7,7 @@ client has gone meanwhile: networks do that.
 """
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -48,7 +49,10 @@ class End:
 
     def prepare_reset(self) -> None:
         """Make the coming close a reset: a linger time of 0 s discards the stream instead of ending it."""
-        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with contextlib.suppress(OSError):  # the other side may have closed it meanwhile
+            self.writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
 
     async def close(self) -> None:
         self.writer.close()
