@@ -333,3 +333,21 @@ async def _quietly(work: Any) -> None:
         await work
     except Exception:
         return
+
+
+def test_who_is_told_of_a_refusal_need_not_ask_the_store_again(world: World) -> None:
+    """A callback that gives the lease back sends nothing: the store has said already that it has it no more."""
+    lease = world.acquire(ttl=TTL)
+    settled: list[bool] = []
+    tell = lease._holding.on_change
+
+    def look(state: State) -> None:
+        settled.append(lease._holding.settled)
+        tell(state)
+
+    lease._holding.on_change = look
+    world.store.space.drop("thing")
+    world.time.run_for(TTL / 3 + A_MOMENT)
+    assert settled == [True]
+    assert world.time.do(lease.release()) is False
+    assert [one.kind for one in world.store.requests] == ["acquire", "renew"]

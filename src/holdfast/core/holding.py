@@ -98,12 +98,13 @@ class Holding:
         """Neither lost nor given back, as far as it is known; `check` asks the clock too."""
         return self.state in ALIVE
 
-    def _move(self, state: State, reason: str = "") -> bool:
+    def _move(self, state: State, reason: str = "", *, settled: bool = False) -> bool:
         with self._mutex:
             if state not in MOVES[self.state]:
                 return False
             self.state = state
             self.reason = reason
+            self.settled = self.settled or settled  # before anybody is told, who may ask
             tell = self.on_change
             if not MOVES[state]:
                 self.on_change = None  # the last change: let go of the lease, so that nothing is left to collect
@@ -165,8 +166,7 @@ class Holding:
 
     def refused(self, reason: str) -> None:
         """The store says that the grant is not ours."""
-        if self._move(State.LOST, reason):
-            self.settled = True
+        self._move(State.LOST, reason, settled=True)
 
     def give_back(self) -> bool:
         """The holder is done with it; True when it was alive until now."""
