@@ -160,6 +160,10 @@ class NodeStore(Store, Protocol):
     async def who(self, until: float) -> Facts:
         """Less than `facts` and sooner: which server it is, and since when it runs."""
 
+    async def mark(self, secret: str, number: int, until: float) -> int | None:
+        """Leave `number` under `secret` for some seconds, unless there is one already; the one that is there. None when
+        the engine does not allow it."""
+
     async def connect_inbox(self, until: float) -> None:
         """Dial what mailboxes need, unless that is done."""
 

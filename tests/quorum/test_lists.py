@@ -82,3 +82,17 @@ async def test_clients_instead_of_urls(d: Driver, five: list[Server]) -> None:
     await done(locks.close())
     for client in clients:
         await done(client.aclose() if d.colour == "asyncio" else client.close())
+
+
+@scenario
+async def test_one_server_under_two_names_that_may_not_say_who_it_is(d: Driver, five: list[Server]) -> None:
+    for server in five[:2]:
+        server.raw("ACL", "SETUSER", "mute", "on", ">secret", "~*", "&*", "+@all", "-info")
+    urls = [server.url.replace("//", "//mute:secret@") for server in five[:2]]
+    client = d.open([*urls, urls[0].replace("127.0.0.1", "localhost")])
+    with pytest.raises(holdfast.ConfigurationError, match="one and the same server") as caught:
+        await done(client.lock("thing").acquire(timeout=5))
+    assert "secret" not in str(caught.value)
+    await done(client.close())
+    for server in five[:2]:
+        server.raw("ACL", "DELUSER", "mute")

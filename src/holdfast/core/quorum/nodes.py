@@ -34,6 +34,7 @@ log = logging.getLogger("holdfast")
 
 PATIENCE = 0.25
 """Seconds that a node may take to answer before it is left aside."""
+MOST_OWED = 10_000
 PROBE = 1.0
 """Seconds that a probe waits for an answer."""
 LOOK_AGAIN = 0.01
@@ -70,7 +71,8 @@ class Node:
 
     def owe(self, name: str, holder: str, gone_at: float) -> None:
         """Remember to give this back, until the ttl has done it anyway."""
-        self.owed.append((name, holder, gone_at))
+        if len(self.owed) < MOST_OWED:
+            self.owed.append((name, holder, gone_at))
 
 
 class Nodes:
@@ -91,6 +93,7 @@ class Nodes:
         self._runtime = runtime
         self.together = together
         self._mutex = runtime.mutex()
+        self._secret = runtime.new_holder()
         self._wakers: set[Waker] = set()
         self._probe_wakers: set[Waker] = set()
         self.refusal: ConfigurationError | None = None
@@ -220,7 +223,10 @@ class Nodes:
             node.admitted = False
         who = node.facts = await node.store.who(now() + PROBE)
         self._floor.see(now(), who.clock)
-        self._refuse_twins(node)
+        if who.identity is None:
+            await self._mark(node)
+        else:
+            self._refuse_twins(node, who.identity)
         while node.owed:
             name, holder, gone_at = node.owed[-1]
             if now() < gone_at:
@@ -233,16 +239,24 @@ class Nodes:
             node.wants_inbox = False
             await node.store.connect_inbox(now() + PROBE)
 
-    def _refuse_twins(self, node: Node) -> None:
-        facts = node.facts
-        if facts is None or facts.identity is None:
-            return
+    def _refuse_twins(self, node: Node, identity: str) -> None:
         for other in self.all:
-            if other is not node and other.facts is not None and other.facts.identity == facts.identity:
-                self.refusal = ConfigurationError(
-                    f"{other.address} and {node.address} are one and the same server, so it would vote twice. Nothing "
-                    "was locked. A quorum needs servers that fail independently: name each once."
-                )
+            if other is not node and other.facts is not None and other.facts.identity == identity:
+                self._refuse(node, other)
+
+    async def _mark(self, node: Node) -> None:
+        """A server that may not tell who it is, is recognised by a mark that we leave for some seconds."""
+        found = await node.store.mark(self._secret, node.number, self._runtime.now() + PROBE)
+        if found is None:
+            log.warning("%s does not say which server it is: see to it that it is in the list once.", node.address)
+        elif found != node.number:
+            self._refuse(node, self.all[found])
+
+    def _refuse(self, node: Node, other: Node) -> None:
+        self.refusal = ConfigurationError(
+            f"{other.address} and {node.address} are one and the same server, so it would vote twice. Nothing was "
+            "locked. A quorum needs servers that fail independently: name each once."
+        )
 
     def _absence(self, facts: Facts) -> float:
         """Seconds for which a node must not count, because it may have forgotten what it granted."""

@@ -40,10 +40,11 @@ MOST_TRACES = 100_000
 
 
 class Trace(NamedTuple):
-    """What an acquisition may have left on the nodes: what it asked for, and what fence it was given if any."""
+    """What an acquisition may have left on the nodes: what it asked for, which nodes, and what fence it was given."""
 
     ask: Ask
-    fence: int
+    asked: set[int]
+    fence: int = 0
 
 
 class QuorumStore:
@@ -118,7 +119,7 @@ class QuorumStore:
         ask = ask._replace(floor=floor)
         if len(self._traces) >= MOST_TRACES:
             self._traces.pop(next(iter(self._traces)), None)  # of leases that were never given back
-        self._traces[ask.holder] = Trace(ask, 0 if trace is None else trace.fence)
+        self._traces[ask.holder] = Trace(ask, set()) if trace is None else trace._replace(ask=ask)
         return ask
 
     async def ask_for_votes(
@@ -126,12 +127,18 @@ class QuorumStore:
     ) -> None:
         limit = self.limit(until)
         turn = round_.turn
+        self._note_asked(ask, among)
 
         def work(node: Node) -> Any:
             place = None if box is None else box.place(node, turn)
             return node.store.acquire(ask, place, limit)
 
         await vote(self.nodes, among, round_, work)
+
+    def _note_asked(self, ask: Ask, among: Sequence[Node]) -> None:
+        trace = self._traces.get(ask.holder)
+        if trace is not None and len(trace.asked) < len(self.nodes.all):
+            trace.asked.update([node.number for node in among])
 
     async def settle(self, ask: Ask, round_: Round, until: float) -> Granted | None:
         """The grant, if a majority gave it, all of these have one fence, and enough of its ttl is left."""
@@ -150,7 +157,8 @@ class QuorumStore:
         if not rules.is_worth_it(self.runtime.now(), round_.asked_at, ask.ttl):
             log.debug("A majority granted a lock, but so slowly that little is left of its ttl of %g s.", ask.ttl)
             return None
-        self._traces[ask.holder] = Trace(ask, fence)
+        if trace is not None:
+            self._traces[ask.holder] = trace._replace(fence=fence)
         return Granted(fence)
 
     async def _raise(self, ask: Ask, fence: int, behind: Sequence[int], round_: Round, until: float) -> None:
@@ -194,7 +202,7 @@ class QuorumStore:
     async def _give_back(self, ask: Ask, until: float) -> None:
         """Remove all traces of a try; what a node does not confirm is left to the background or the ttl."""
         try:
-            await self._release(ask.name, ask.holder, until, Trace(ask, 0), thorough=True)
+            await self._release(ask.name, ask.holder, until, self._traces.get(ask.holder), thorough=True)
         except QuorumNotReached:
             pass
 
@@ -224,7 +232,7 @@ class QuorumStore:
         among = [node for node in nodes.all if node.store.connected]
         gone_at = now + (trace.ask.ttl if trace is not None else 60.0)
         for node in nodes.all:
-            if not node.store.connected and node.tried:
+            if not node.store.connected and (trace is None or node.number in trace.asked):
                 node.owe(name, holder, gone_at)
         awake = {node.number for node in among if node.can_be_asked(now)}
         said: dict[int, str] = {}
@@ -296,6 +304,7 @@ class QuorumStore:
         round_ = Round(self.runtime.now())
         ask = self._traced(ask, round_.asked_at)
         limit = self.limit(until)
+        self._note_asked(ask, among)
 
         def tell(node: Node, outcome: Any) -> bool:
             round_.note(node, Taken(None) if outcome is None else outcome)

@@ -17,9 +17,12 @@ from holdfast.stores.redis.asyncio import TaskInbox, TaskWire
 from holdfast.stores.redis.resp import pack
 from holdfast.stores.redis.store import Inbox, RedisStore, Wire
 from holdfast.stores.redis.tasklink import TaskLink
+from holdfast.values import AUX_PREFIX
 
 LOAD = tuple(pack(b"SCRIPT", b"LOAD", script.text) for script in (scripts.ACQUIRE, scripts.RENEW))
 """Sent in front; an account that may not do so has its scripts loaded by being used."""
+
+MARK_MS = b"5000"
 
 
 def not_connected() -> StoreUnavailable:
@@ -104,6 +107,12 @@ class RedisVoter(RedisStore):
         # A quorum stops listening once a majority has answered, and so would not hear that a script is missing.
         info = await self._voting_wire.ask(facts.WHO, until, before=LOAD)
         return facts.facts_in([info, None, None, None], 0.0)
+
+    async def mark(self, secret: str, number: int, until: float) -> int | None:
+        key = f"{AUX_PREFIX}twin:{secret}".encode()
+        put = pack(b"SET", key, b"%d" % number, b"NX", b"PX", MARK_MS)
+        found = await self._voting_wire.ask(pack(b"GET", key), until, before=(put,))
+        return int(found) if isinstance(found, bytes) and found.isdigit() else None
 
     async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
         """Always with the script itself: what nobody hears the answer to must not depend on a second request."""
