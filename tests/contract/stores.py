@@ -65,8 +65,18 @@ STORES: dict[str, Callable[[Surroundings], Place]] = {
     "transactions": _transactions,
 }
 
-NOT_ON_A_QUORUM = ("test_every_waiter_gets_past_crashed_holders",)
-"""Its ttl is about as long as it takes to dial five servers, twice each; and order is not promised."""
+NOT_ON_A_QUORUM = {
+    "strict first-come order": (
+        "test_first_come_first_served",
+        "test_who_comes_new_does_not_overtake",
+        "test_every_waiter_gets_past_crashed_holders",
+        "test_those_who_wait_in_order",
+        "order",
+        "places",
+    ),
+    "times to the millisecond, since they come from several servers": ("test_a_lock_that_is_held",),
+}
+"""What a quorum does not promise, and the scenarios and checks that show it elsewhere."""
 
 WITHOUT_A_QUEUE = {
     "first-come order": (

@@ -157,6 +157,23 @@ async def test_an_abandoned_wait_leaves_no_vote_and_no_place(d: Driver, five: li
     await d.until(lambda: left_behind(five) == [], "nothing to be left behind")
 
 
+@scenario
+async def test_who_holds_and_who_waits_can_be_seen(d: Driver) -> None:
+    lease = await done(d.lock(ttl=20, label="first").acquire())
+
+    async def waiter() -> Any:
+        successor = await done(d.connect().lock("thing", label="second").acquire(timeout=9))
+        return await done(successor.release())
+
+    waiting = d.start(waiter)
+    info = await d.queue_length(d.lock(), 1)
+    assert (info.holder, info.fence, info.owner.label) == (lease.holder, lease.fence, "first")
+    assert [one.owner.label for one in info.waiters] == ["second"]
+    assert 0 < info.ttl_left <= 20
+    await done(lease.release())
+    assert await waiting.result() is True
+
+
 # Troubles of other libraries, by name
 
 
