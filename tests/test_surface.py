@@ -19,7 +19,7 @@ import holdfast
 import holdfast.aio
 import holdfast.aio.simple
 import holdfast.simple
-from holdfast import errors
+from holdfast import errors, fenced
 from holdfast.options import DEFAULTS
 from tests.contract.driver import COLOURS, Driver, done, scenario
 from tests.support.servers import Server
@@ -131,6 +131,30 @@ def test_signatures(module: Any, name: str, wanted: str) -> None:
     for part in name.split("."):
         found = getattr(found, part)
     assert signature(found) == wanted
+
+
+def test_signatures_of_the_guards() -> None:
+    assert fenced.__all__ == ["file", "redis", "sql"]
+    assert {name: signature(found) for name, found in public(fenced.file.FencedFile).items()} == {
+        "change": "(self, change, missing=b'')",
+        "read_bytes": "(self, missing=None)",
+        "read_text": "(self, missing=None)",
+        "write_bytes": "(self, data)",
+        "write_text": "(self, text)",
+    }
+    for kind in (fenced.redis.Writer, fenced.redis.AsyncWriter):
+        assert signature(kind) == "(client, fence, *, guard=None, keep=None)"
+        assert {name: signature(found) for name, found in public(kind).items()} == {
+            "call": "(self, command, key, *args)",
+            "delete": "(self, key)",
+            "get": "(self, key)",
+            "hset": "(self, key, fields)",
+            "set": "(self, key, value, *options)",
+        }
+    assert signature(fenced.file.FencedFile) == "(path, fence, *, patience=10.0)"
+    assert signature(fenced.sql.Guard) == "(table='holdfast_fence')"
+    assert signature(fenced.sql.Guard.check) == "(self, connection, name, fence)"
+    assert signature(fenced.sql.update_row) == "(connection, table, where, values, fence, *, column='fence')"
 
 
 def test_options_of_a_lock() -> None:
@@ -276,6 +300,7 @@ LOADS = [
     ("import holdfast.aio; holdfast.aio.connect('memory://')", ["redis", "sqlite3", "asyncio"], ["asyncio"]),
     ("import holdfast; holdfast.connect('sqlite:///locks.db')", ["redis", "asyncio", "sqlite3"], ["sqlite3"]),
     ("import holdfast; holdfast.connect('redis://localhost')", ["sqlite3", "redis"], ["redis"]),
+    ("from holdfast import fenced; fenced.file, fenced.redis, fenced.sql", ["redis", "sqlite3", "sqlalchemy"], []),
     ("import holdfast.testing", ["lupa", "hypothesis", "pytest"], []),
 ]
 

@@ -123,6 +123,19 @@ def test_d2_true_fences_are_exact(client: Any) -> None:
             Writer(client, fence - 1).set("doc", "late")
 
 
+def test_d2_the_permissions_that_it_needs(valkey: Server) -> None:
+    """As the page on permissions lists them."""
+    needed = ("+evalsha", "+script|load", "+get", "+set", "+rpush")
+    valkey.raw("ACL", "SETUSER", "writer", "reset", "on", ">pw", "~doc", "~holdfast:{doc}:f", "-@all", *needed)
+    try:
+        with redis.Redis.from_url(f"redis://writer:pw@{valkey.host}:{valkey.port}/0") as client:
+            assert Writer(client, 8).call("RPUSH", "doc", "x") == 1
+            with pytest.raises(StaleFence):
+                Writer(client, 7).call("RPUSH", "doc", "late")
+    finally:
+        valkey.raw("ACL", "DELUSER", "writer")
+
+
 @pytest.mark.parametrize("key", ["doc", "{tag}doc", "a}b", "{}", "ünicode"])
 def test_d2_the_guard_is_in_the_slot_of_its_key(key: str) -> None:
     assert slot(companion(key.encode(), b"f")) == slot(key.encode())

@@ -1,6 +1,7 @@
 """E1, WATCH as an optimistic lock: bounded and jittered attempts, and a real lock when conflicts pile up."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -214,6 +215,38 @@ async def test_e1_an_account_that_may_not_watch(d: Driver) -> None:
         await done(client.close())
         d.server.raw("ACL", "DELUSER", "blind")
     assert stored(d) is None
+
+
+@on_a_server
+@scenario
+async def test_e1_the_permissions_that_it_needs(d: Driver) -> None:
+    """As the page on permissions lists them."""
+    assert d.server is not None
+    needed = ("+watch", "+unwatch", "+multi", "+exec", "+get", "+set")
+    d.server.raw("ACL", "SETUSER", "updater", "reset", "on", ">pw", "~stock", "-@all", *needed)
+    client = d.open(f"redis://updater:pw@{d.server.host}:{d.server.port}/0")
+    try:
+        assert await done(client.update("stock", more)) == 1
+        with pytest.raises(holdfast.StoreRefused):
+            await done(client.update("another", more))
+    finally:
+        await done(client.close())
+        d.server.raw("ACL", "DELUSER", "updater")
+
+
+@only(colour="threads", stores=("valkey9",))
+@scenario
+async def test_e1_a_forked_child_has_connections_of_its_own(d: Driver) -> None:
+    assert d.locks.update("stock", more) == 1
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(d.locks.update("stock", more))
+        finally:
+            os._exit(99)
+    _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - on threads a scenario blocks
+    assert os.waitstatus_to_exitcode(status) == 2
+    assert d.locks.update("stock", more) == 3
 
 
 @on_a_server

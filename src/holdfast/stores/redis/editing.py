@@ -25,6 +25,8 @@ from holdfast.stores.redis.replies import error_of
 from holdfast.stores.redis.resp import ReplyError, pack
 from holdfast.values import shown
 
+_inherited: list[TaskSession] = []
+
 UNWATCH, MULTI, EXEC = pack(b"UNWATCH"), pack(b"MULTI"), pack(b"EXEC")
 
 
@@ -38,6 +40,9 @@ class Session(Protocol):
 
     def drop(self) -> None:
         """Close it without another word."""
+
+    def forget(self) -> None:
+        """In a forked child, or after the event loop has ended: let go without touching the parent's connection."""
 
 
 class ThreadSession:
@@ -71,6 +76,9 @@ class ThreadSession:
 
     def drop(self) -> None:
         self._connection.disconnect()
+
+    def forget(self) -> None:
+        self._connection.disconnect()  # in a child the library only closes its copy of the descriptor
 
 
 class TaskSession:
@@ -114,6 +122,9 @@ class TaskSession:
         self._connection._reader = self._connection._writer = None
         if writer is not None:
             writer.transport.abort()
+
+    def forget(self) -> None:
+        _inherited.append(self)  # its end would write to the parent's connection (TLS) or warn
 
 
 def _no_answer(error: Exception) -> StoreUnavailable:
@@ -165,12 +176,8 @@ class Editor:
 
     def forget(self, *, forked: bool) -> None:
         """In a forked child the connections are the parent's, and after a loop has ended they are gone with it."""
-        _inherited.extend(self._idle)
-        self._idle.clear()
-
-
-_inherited: list[Session] = []
-"""Kept, since their end would write to the parent's connections (TLS) or warn."""
+        while self._idle:
+            self._idle.pop().forget()
 
 
 class Draft:
