@@ -265,3 +265,12 @@ class TestDialling:
         assert listener.words()[-1] == "lost"
         proxy.unstall()
         await_nothing_left(valkey, "report", 5)
+
+    def test_is_foreseen(self, colour: Colour, valkey: Server) -> None:
+        """Whatever stands between the keeper and the wire passes on that there is no connection, and that waits end."""
+        client = colour.connect(valkey.url)
+        store = client.locks.store
+        assert client.do(lambda: store.connected) is False
+        client.acquire("report", ttl=30)
+        assert client.do(lambda: store.connected) is True
+        assert callable(store.end_waits)

@@ -61,6 +61,10 @@ class ChoosingStore:
         return self._store.listening
 
     @property
+    def connected(self) -> bool:
+        return self._store.connected
+
+    @property
     def notices(self) -> bool:
         return self._store.notices
 
@@ -71,6 +75,9 @@ class ChoosingStore:
 
     def mailbox(self, holder: str) -> Mailbox:
         return self._store.mailbox(holder)
+
+    async def end_waits(self) -> None:
+        await self._store.end_waits()
 
     def on_change(self, tell: Callable[[str | None], None]) -> None:
         self._store.on_change(tell)
