@@ -1,15 +1,12 @@
 """The `holdfast` command and its demo: what it prints, where it prints escape codes, and what it leaves behind."""
 
-import fcntl
 import io
 import os
 import re
 import shlex
 import signal
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from holdfast.cli.main import main
 from holdfast.cli.terminal import Block, Terminal
 from holdfast.errors import LockError
 from tests.support.servers import Server
+from tests.support.terminal import Pty
 from tests.support.waiting import until
 
 DEMO = [sys.executable, "-m", "holdfast", "demo", "--quick"]
@@ -111,50 +109,11 @@ def test_a_reader_who_leaves_early_is_no_error(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-class Screen:
+class Screen(Pty):
     """The demo in a terminal of its own, which it controls: Ctrl-C typed here arrives there."""
 
     def __init__(self, folder: Path, **variables: str) -> None:
-        self.text = ""
-        self._master, slave = os.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        start = f"import os; os.login_tty(0); os.execv({sys.executable!r}, {DEMO!r})"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", start], stdin=slave, stdout=slave, stderr=slave, env=environment(folder, **variables)
-        )
-        os.close(slave)
-        os.set_blocking(self._master, False)
-
-    def look(self) -> str:
-        """Everything that was written so far."""
-        try:
-            while new := os.read(self._master, 65536):
-                self.text += new.decode("utf-8", "replace")
-        except BlockingIOError:
-            pass
-        except OSError:
-            pass  # the terminal's last program has gone
-        return self.text
-
-    def type(self, key: bytes) -> None:
-        os.write(self._master, key)
-
-    def end(self) -> int:
-        """Wait for the demo to end by itself; its exit code."""
-
-        def ended() -> bool:
-            self.look()  # or the demo would wait for room to write
-            return self.process.poll() is not None
-
-        until(ended, "the demo to end", LONGEST)
-        self.look()
-        return self.process.wait()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self._master)
+        super().__init__(DEMO, environment(folder, **variables), (24, 80))
 
 
 @pytest.fixture
@@ -241,7 +200,7 @@ def test_ctrl_c_leaves_nothing_behind(screen: Callable[..., Screen], folder: Pat
     shown = screen()
     until(lambda: f"Act {act}." in shown.look(), f"act {act}", LONGEST)
     assert len(processes(folder)) == SIZE
-    shown.type(b"\x03")
+    shown.type("\x03")
     assert shown.end() == 130
     assert processes(folder) == []
     assert list(folder.iterdir()) == []

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from tests.cli.driving import HOLDFAST, Place, Pty, Terminals
+from tests.cli.driving import HOLDFAST, Place, Terminals
 from tests.support.servers import Server
+from tests.support.terminal import Pty
 
 
 def sqlite(folder: Path) -> Place:

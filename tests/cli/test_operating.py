@@ -11,8 +11,9 @@ import pytest
 import holdfast
 from holdfast.cli import completion
 from holdfast.cli.main import COMMANDS, main
-from tests.cli.driving import LONGEST, Place, descendants
+from tests.cli.driving import Place, descendants
 from tests.support.servers import Server
+from tests.support.terminal import LONGEST
 
 
 def test_a_list_of_locks(place: Place) -> None:

@@ -14,8 +14,9 @@ import pytest
 
 import holdfast
 from holdfast.cli.main import main
-from tests.cli.driving import HOLDFAST, LONGEST, Place, await_gone, descendants, ended, is_alive
+from tests.cli.driving import HOLDFAST, Place, await_gone, descendants, ended, is_alive
 from tests.support.servers import Server
+from tests.support.terminal import LONGEST
 from tests.support.waiting import until
 
 TREE = 'trap "" TERM; sh -c \'trap "" TERM; sleep 300 & echo $!; wait\' & echo $!; echo $$; wait'
@@ -210,6 +211,22 @@ def test_a_signal_while_waiting_leaves_no_place_behind(place: Place) -> None:
         assert (waiting.returncode, out, err) == (128 + number, b"", b"")
         assert place.inspect("job").waiting == 0
         await_gone(*family)
+
+
+def test_a_command_that_somebody_stops_keeps_its_lock(embedded: Place) -> None:
+    """Without a terminal no shell could go on with holdfast, so it goes on by itself and renews."""
+    process = embedded.start("run", "job", "--ttl", "2", *shell("echo $$; sleep 0.1; echo on"))
+    (pid,) = lines(process, 1)
+    os.kill(int(pid), signal.SIGSTOP)
+    fence = embedded.inspect("job").fence
+    stopped_at = time.monotonic()
+    while time.monotonic() < stopped_at + 3:
+        info = embedded.inspect("job")
+        assert (info.locked, info.fence) == (True, fence)
+        time.sleep(0.1)
+    os.kill(int(pid), signal.SIGCONT)
+    assert process.communicate(timeout=LONGEST)[0] in (b"on\n", b"")
+    assert process.returncode == 0
 
 
 # What is left when something is killed

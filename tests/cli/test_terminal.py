@@ -5,7 +5,8 @@ import shlex
 import signal
 
 import holdfast
-from tests.cli.driving import ESCAPES, HOLDFAST, Place, Terminals, await_gone, descendants, ended
+from tests.cli.driving import HOLDFAST, Place, Terminals, await_gone, descendants, ended
+from tests.support.terminal import ESCAPES
 from tests.support.waiting import until
 
 

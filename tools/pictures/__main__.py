@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import holdfast
-from tests.cli.driving import ESCAPES, HOLDFAST, Place, Pty
+from tests.cli.driving import HOLDFAST, Place
+from tests.support.terminal import ESCAPES, Pty
 from tests.support.waiting import until
 from tools.pictures.screen import Screen
 from tools.pictures.svg import drawn

@@ -24,6 +24,11 @@ class Foreground:
         # Whoever changes the foreground from the background gets this signal, and would be stopped.
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a terminal that could stop anybody."""
+        return self._terminal >= 0
+
     def give(self, group: int) -> None:
         """Put `group` in front, if we are there."""
         if self._in_front(self._group):

@@ -6,7 +6,8 @@
 
 Rules kept here: one thread, one place to wait; whatever happens arrives there as a byte: a signal's number, or 0 for
 news of the lock. Signals are passed on to the whole group. When the lock is lost, nobody of the group is left running.
-A command that is stopped (Ctrl-Z) stops holdfast too, so that the shell has its prompt.
+A command that its terminal stopped (Ctrl-Z) stops holdfast too, so that the shell has its prompt; one that somebody
+stopped otherwise does not, and keeps its lock.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SI
 NEWS = b"\0"
 LONGEST_NAP = 1.0
 """Seconds; a machine that was suspended runs its timers late."""
+STOPS_WITHIN = 0.2
+"""Seconds in which we are surely stopped, once we asked for it; who is not, cannot be (no shell is there to go on)."""
 
 
 class Bell:
@@ -64,7 +67,8 @@ class Bell:
 
 
 class Watch:
-    """One run. `_kill_at` is set once the command has been told to end because the lock was lost."""
+    """One run. `_kill_at` is set once the command has been told to end because the lock was lost, `_resume_at` while it
+    is stopped and is to go on with us."""
 
     def __init__(
         self, options: Options, launch: Launch, hold: QuickHold | LeaseHold, bell: Bell, front: Foreground
@@ -75,6 +79,7 @@ class Watch:
         self._bell = bell
         self._front = front
         self._kill_at: float | None = None
+        self._resume_at: float | None = None
         self._code: int | None = None
         self.why_lost = ""
 
@@ -86,12 +91,12 @@ class Watch:
             self._reap()
             if self._code is not None and self._kill_at is None:
                 return self._code
-            if self._over_after_loss():
+            if self._code is not None and not signal_group(self._group, 0):
                 return LOST
             self._look()
 
     def _nap(self) -> float:
-        if self._kill_at is not None:
+        if self._kill_at is not None or self._resume_at is not None:
             return LOOK_EVERY
         if self.hold.load_at is None:
             return LONGEST_NAP
@@ -101,11 +106,14 @@ class Watch:
         if number in (0, signal.SIGCHLD):
             return
         if number == signal.SIGCONT:
-            self._front.give(self._group)
-        signal_group(self._group, number)
+            self._go_on()
+        else:
+            signal_group(self._group, number)
 
     def _look(self) -> None:
         """See to the lock: have it looked after by the library in time, and end the command when it is lost."""
+        if self._resume_at is not None and time.monotonic() >= self._resume_at:
+            self._go_on()
         if self.hold.load_at is not None and time.monotonic() >= self.hold.load_at:
             self.hold = self.hold.load(self._bell.ring)  # type: ignore[union-attr]
         if self._kill_at is None and self.hold.lost:
@@ -113,17 +121,8 @@ class Watch:
             self._kill_at = time.monotonic() + self._options.grace
             signal_group(self._group, signal.SIGTERM)
             signal_group(self._group, signal.SIGCONT)
-
-    def _over_after_loss(self) -> bool:
-        if self._kill_at is None or self._code is None:
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                signal_group(self._group, signal.SIGKILL)
-            return False
-        if not signal_group(self._group, 0):
-            return True
-        if time.monotonic() >= self._kill_at:
+        elif self._kill_at is not None and time.monotonic() >= self._kill_at:
             signal_group(self._group, signal.SIGKILL)
-        return False
 
     def _reap(self) -> None:
         while self._code is None:
@@ -131,16 +130,22 @@ class Watch:
             if pid == 0:
                 return
             if os.WIFSTOPPED(status):
-                self._stopped()
+                self._stopped(os.WSTOPSIG(status))
             else:
                 code = os.waitstatus_to_exitcode(status)
                 self._code = 128 - code if code < 0 else code
 
-    def _stopped(self) -> None:
-        """The command was stopped: stop too, with all of our own group, until somebody goes on with us."""
-        if self._kill_at is not None:
+    def _stopped(self, by: int) -> None:
+        """The command was stopped. If its terminal did that, stop too, with all of our own group."""
+        by_terminal = by in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU) and self._front.is_there
+        if self._kill_at is not None or not by_terminal:
             return
         self._front.take_back(self._group)
-        os.killpg(os.getpgrp(), signal.SIGTSTP)  # nothing happens where no shell could ever go on with us
+        self._resume_at = time.monotonic() + STOPS_WITHIN
+        os.killpg(os.getpgrp(), signal.SIGTSTP)
+
+    def _go_on(self) -> None:
+        """Somebody goes on with us, or we could not be stopped."""
+        self._resume_at = None
         self._front.give(self._group)
         signal_group(self._group, signal.SIGCONT)

@@ -1,0 +1,64 @@
+"""A pseudo-terminal with a program on it."""
+
+import fcntl
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+from tests.support.waiting import until
+
+LONGEST = 50.0
+"""Seconds for what takes one, on a machine that does much else."""
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Pty:
+    """A program on a terminal of its own, of which it is the foreground."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], size: tuple[int, int] = (24, 100)) -> None:
+        self._master, slave = os.openpty()
+        self.text = ""
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+        start = f"import os; os.login_tty(0); os.execvp({command[0]!r}, {command!r})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", start], stdin=slave, stdout=slave, stderr=slave, env=environment
+        )
+        os.close(slave)
+        os.set_blocking(self._master, False)
+
+    def look(self) -> str:
+        """Everything that was written so far."""
+        try:
+            while new := os.read(self._master, 65536):
+                self.text += new.decode("utf-8", "replace")
+        except OSError:
+            pass  # nothing more now, or ever
+        return self.text
+
+    @property
+    def plain(self) -> str:
+        return ESCAPES.sub("", self.look()).replace("\r\n", "\n")
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def await_text(self, text: str, after: int = 0) -> None:
+        until(lambda: text in self.look()[after:], f"{text!r} on the terminal, which has {self.text!r}", LONGEST)
+
+    def end(self) -> int:
+        def over() -> bool:
+            self.look()  # or it would wait for room to write
+            return self.process.poll() is not None
+
+        until(over, "the end", LONGEST)
+        self.look()
+        return self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
