@@ -75,6 +75,11 @@ MUTANTS = {
         world(renewing, seconds=5.1),
         "KP",
     ),
+    "a forgotten lease is taken back in after another had the lock": mutant(
+        lambda: lua("reassert", ">= tonumber(ARGV[4])", ">= 2 * tonumber(ARGV[4])"),
+        world(user(renew=True, reasserts=True), user(timeout=0.0), rules=ALL_RULES - {"RL"}, restart=1),
+        "FT",
+    ),
     "a lost lease comes back to life": mutant(
         lambda: python(
             holding.Holding,

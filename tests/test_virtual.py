@@ -20,7 +20,7 @@ from tests.support.servers import KINDS, Server
 
 NAMES = ("door", "gate{1}")
 HOLDERS = ("ann", "bob", "cy")
-MORE = ("break", "survey")
+MORE = ("break", "survey", "reassert")
 Exchange = Callable[[bytes], Any]
 
 
@@ -167,7 +167,7 @@ def operations(seed: int, length: int = 60, ttls: tuple[float, ...] = (20.0, 50.
                 "flush",
                 *MORE,
             ),
-            (3, 8, 6, 2, 1, 2, 2, 3, 1, 0.3, 0.3, 2, 1),
+            (3, 8, 6, 2, 1, 2, 2, 3, 1, 0.3, 0.3, 2, 1, 2),
         )[0]
         found.append((kind, name, holder, ttl, chance.choice(HOLDERS), chance.randrange(1, 5)))
     return found
@@ -211,6 +211,8 @@ def _one(
         return run(store.renew([Renewal(one, holder, ttl) for one in NAMES], 0.0))
     if kind == "adopt":
         return run(store.adopt(ask, other, 0.0))
+    if kind == "reassert":
+        return run(store._reassert(ask, turn * 10**12 if turn < 4 else 2**52, 0.0))
     if kind == "break":
         return run(store.take_away(name, holder, 0.0))
     if kind == "survey":

@@ -45,13 +45,15 @@ EXPIRY_STAGGER = 0.004
 
 
 class Grant(NamedTuple):
-    """The lock is ours up to `valid_until`; `asked_at` is the earliest moment it may have become so."""
+    """The lock is ours up to `valid_until`; `asked_at` is the earliest moment it may have become so. `last` is the last
+    fence that the store reserved for it, if that is not `fence` itself."""
 
     fence: int
     asked_at: float
     valid_until: float
     acknowledged: int | None = None
     queued: bool = False
+    last: int = 0
 
 
 async def acquire(store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool) -> Grant | None:

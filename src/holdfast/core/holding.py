@@ -61,6 +61,7 @@ class Holding:
         "ends_at",
         "fence",
         "holder",
+        "last_fence",
         "name",
         "next_renewal",
         "on_change",
@@ -84,6 +85,7 @@ class Holding:
         self.acknowledged = grant.acknowledged
         self.reasserted = 0
         self.fence = grant.fence
+        self.last_fence = max(grant.fence, grant.last)
         self.renewing = renewing
         self.ends_at = None if max_hold is None else grant.asked_at + max_hold
         self.valid_until = grant.valid_until if self.ends_at is None else min(grant.valid_until, self.ends_at)

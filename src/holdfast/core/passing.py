@@ -107,7 +107,7 @@ class Tenancy:
     def first(self, grant: Grant) -> Turn:
         """For the one who asked."""
         until = valid_until(grant.asked_at, self.ask.ttl)
-        return Turn(self.ask, grant._replace(fence=self._used, valid_until=until), self)
+        return Turn(self.ask, grant._replace(fence=self._used, valid_until=until, last=self._last), self)
 
     @property
     def spanned(self) -> bool:
@@ -123,7 +123,7 @@ class Tenancy:
         self.passes += 1
         asked_at = now - self._age
         until = min(self._until, valid_until(asked_at, self.ask.ttl))
-        grant = Grant(self._used, asked_at, until, self._acknowledged)
+        grant = Grant(self._used, asked_at, until, self._acknowledged, last=self._last)
         return Turn(seat.ask._replace(holder=self.ask.holder), grant, self)
 
     def pass_on(self, holding: Holding, now: float) -> bool:

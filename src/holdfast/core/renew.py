@@ -74,12 +74,12 @@ async def _settled(
         return True
     ask = Ask(holding.name, holding.holder, ttl, holding.owner)
     try:
-        again = await store.reassert(ask, holding.fence, until)
+        again = await store.reassert(ask, holding.last_fence, until)
     except StoreUnavailable:
         return False
     if not again:
         refused(holding, FORGOTTEN)
-    elif holding.reassert(asked_at, ttl):
+    elif holding.check(runtime.now()) in ALIVE and holding.reassert(asked_at, ttl):
         log.warning(
             "The server had forgotten the lease on %s (fence %d), as after a failover. Nobody had taken the lock, so "
             "the lease was re-asserted and goes on.",

@@ -16,11 +16,11 @@ LOCK = "door"
 TTL = 3.0
 
 
-def user(*, renew: bool = False, timeout: float | None = None, rounds: int = 1) -> Program:
+def user(*, renew: bool = False, timeout: float | None = None, rounds: int = 1, reasserts: bool = False) -> Program:
     """Take the lock, work, give it back."""
 
     async def program(me: Process) -> None:
-        lock = me.locks().lock(LOCK, ttl=TTL, renew=renew)
+        lock = me.locks(reasserts=reasserts).lock(LOCK, ttl=TTL, renew=renew)
         for _ in range(rounds):
             asked_at = me.now()
             lease = await lock.acquire(timeout=timeout)
@@ -91,6 +91,7 @@ def full() -> list[Model]:
         _model("renewal and losses", "a request and a reply lost", renewing, 3.1, lose_request=1, lose_reply=1),
         _model("clocks at the limit", "rates apart by the drift, stops", edge, 3.1, pause=1),
         _restart(4.0),
+        _reassert(2.1, user()),
         _model(
             "lost messages",
             "a request, a reply, a push",
@@ -123,6 +124,7 @@ def quick() -> list[Model]:
         _model("renewal and a stop", "A renews, anyone may be stopped", renewing, 3.1, pause=1),
         _model("clocks at the limit", "rates apart by the drift", edge, 3.1, pause=1),
         _restart(0.9),
+        _reassert(1.1, user(timeout=0.0)),
         _model("lost messages", "a request, a reply or a push", _clients("AB"), 2.1, lose_reply=1, lose_push=1),
         _model("cut subscriptions", "and a push lost", _clients("AB"), 1.1, cut_inbox=1),
         _model("late requests", "executed after they were given up", _clients("AB"), 1.1, late=1),
@@ -136,6 +138,13 @@ def _restart(seconds: float) -> Model:
     # Who gives back to a server that has forgotten is rightly told that there was nothing, so `RL` is silent.
     about = "it loses keys, scripts and subscribers"
     return Model("restart that forgets", _clients("AB"), {"restart": 1}, seconds, about=about, rules=ALL_RULES - {"RL"})
+
+
+def _reassert(seconds: float, other: Program, **faults: int) -> Model:
+    clients = [Client("A", user(renew=True, reasserts=True)), Client("B", other)]
+    about = "it loses all, and leases are taken back in"
+    rules = ALL_RULES - {"RL"}
+    return Model("forgotten and re-asserted", clients, {"restart": 1, **faults}, seconds, about=about, rules=rules)
 
 
 def _dead_head() -> list[Client]:

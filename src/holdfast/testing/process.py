@@ -104,9 +104,9 @@ class Process:
 
     # What programs use.
 
-    def locks(self, store_timeout: float = 10.0) -> AsyncLocks:
+    def locks(self, store_timeout: float = 10.0, *, reasserts: bool = False) -> AsyncLocks:
         """The shipped client on this process."""
-        store = WatchedStore(self, self)
+        store = WatchedStore(self, self, reasserts=reasserts)
         store.process = self
         return AsyncLocks(
             store, self, owner=Owner(self.name, 1), store_timeout=store_timeout, address=f"virtual://{self.name}"

@@ -139,6 +139,8 @@ class Rules:
         epoch, grants = world.grants.values[then.grants]
         noted = after.get(self._fence_key)
         fence = int(noted.value.split(b" ")[0]) if noted is not None else 0
+        # A grant that a server had forgotten and takes back in counts as the same one, made anew.
+        grants = tuple(one for one in grants if (one.holder, one.fence) != (holder, fence))
         then = then._replace(grants=world.grants.of((epoch, (*grants, Granting(holder, fence, epoch)))))
         if "FT" in self._chosen and grants and fence <= max(one.fence for one in grants):
             return then, Violation("FT", f"{holder} is granted fence {fence}, but {grants[-1].fence} was given before")

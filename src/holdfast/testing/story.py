@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from holdfast.stores.redis.resp import Reader, ReplyError
-from holdfast.stores.redis.scripts import ACQUIRE, ADOPT, INSPECT, RELEASE, RENEW
+from holdfast.stores.redis.scripts import ACQUIRE, ADOPT, INSPECT, REASSERT, RELEASE, RENEW
 from holdfast.testing import lua
 from holdfast.testing.moves import Move
 from holdfast.testing.rules import Violation
@@ -14,7 +14,7 @@ from holdfast.testing.world import Node, State, World
 
 _ON_ITS_WAY = ", on its way to "
 
-SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, INSPECT)
+SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, REASSERT, INSPECT)
 
 TOLD = {
     "pause": "is stopped (SIGSTOP, a long garbage collection, a suspended laptop)",

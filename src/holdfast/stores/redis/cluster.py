@@ -241,6 +241,7 @@ class ClusterStore:
                 self._wrong = part.node.failed = True
                 error = problem
                 continue
+            part.node.failed = False
             for at, answer in answered:
                 answers[at] = answer
         if all(answer is None for answer in answers):
