@@ -86,7 +86,10 @@ class Group:
 
 
 def info(server: Server, section: str = "replication") -> dict[str, str]:
-    text: str = server.raw("INFO", section)
+    try:
+        text: str = server.raw("INFO", section)
+    except ConnectionError:  # a sentinel that gives a server another role closes all its connections
+        text = server.raw("INFO", section)
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
@@ -144,10 +147,13 @@ class Replicated(Group):
         return True
 
     def _whole(self) -> bool:
-        """Whether all follow the master that the sentinels agree on; who does not is told to, for they take long."""
-        if not self._one_master():
+        """Whether all follow the master that the sentinels agree on; who does not is told to, for they take long. They
+        may have changed their minds meanwhile, so each time it is their word that counts."""
+        if len({sentinel.told()["port"] for sentinel in self.sentinels}) != 1:
             return False
         master = self.master()
+        if info(master)["role"] != "master":
+            master.raw("REPLICAOF", "NO", "ONE")
         astray = [server for server in self.data if server is not master and not in_step(server, master)]
         for server in astray:
             if info(server).get("master_port") != str(master.port):
