@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.values import Ask
 from tests.contract.driver import COLOURS, Driver, done, scenario
 from tests.quorum.cycling import cycles
 from tests.support.servers import Server
@@ -87,3 +88,16 @@ async def test_fences_go_on_when_every_server_has_forgotten_everything(d: Driver
         server.restart()
     later = await done(d.lock().acquire(timeout=9))
     assert later.fence > lease.fence
+
+
+@scenario
+async def test_a_request_repeated_after_another_had_the_lock_gets_a_greater_fence(d: Driver) -> None:
+    store, now = d.locks.store, d.locks.runtime.now
+    ask = Ask("thing", "one-who-repeats", 0.3, "host:1:")
+    first = await store.acquire(ask, None, now() + 5)
+    assert await store.acquire(ask, None, now() + 5) == first
+    between = await done(d.connect().lock("thing").acquire(timeout=5))
+    assert await done(between.release()) is True
+    last = await store.acquire(ask, None, now() + 5)
+    assert first.fence < between.fence < last.fence
+    assert await store.release("thing", ask.holder, now() + 5) is True

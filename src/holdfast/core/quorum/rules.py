@@ -64,12 +64,19 @@ def standing(holders: Iterable[str | None], me: str, count: int) -> Standing:
     return Standing.BEHIND if (most, best) > (mine, me) else Standing.AHEAD
 
 
-def highest(fences: Mapping[int, int], count: int) -> tuple[int, list[int]]:
+def highest(fences: Mapping[int, int], count: int, before: int = 0) -> tuple[int, list[int]]:
     """The fence to use, given what each node gave; and the nodes that must be raised to it first.
+
+    `before` is what the same request got before: it stays so if a majority still has it. If not, the lock was another's
+    meanwhile, and only a greater one will do.
 
     >>> highest({0: 7, 1: 7, 2: 5}, count=3), highest({0: 7, 1: 6}, count=3)
     ((7, []), (7, [1]))
+    >>> highest({0: 7, 1: 7, 2: 9}, count=3, before=7), highest({0: 7, 1: 9}, count=3, before=7)
+    ((7, []), (9, [0]))
     """
+    if before and sum(fence == before for fence in fences.values()) >= majority(count):
+        return before, []
     most = max(fences.values())
     behind = [node for node, fence in fences.items() if fence < most]
     return most, behind if len(fences) - len(behind) < majority(count) else []

@@ -118,7 +118,8 @@ class QuorumStore:
         floor = self._floor.propose(now) if trace is None else trace.ask.floor
         ask = ask._replace(floor=floor)
         if len(self._traces) >= MOST_TRACES:
-            self._traces.pop(next(iter(self._traces)), None)  # of leases that were never given back
+            for holder in list(self._traces)[: MOST_TRACES // 100]:  # of leases that were never given back
+                self._traces.pop(holder, None)
         self._traces[ask.holder] = Trace(ask, set()) if trace is None else trace._replace(ask=ask)
         return ask
 
@@ -146,13 +147,12 @@ class QuorumStore:
         if len(round_.granted) < nodes.majority:
             return None
         self._floor.learn(round_.asked_at, round_.granted.values())
-        fence, behind = rules.highest(round_.granted, len(nodes.all))
         trace = self._traces.get(ask.holder)
-        if trace is not None and trace.fence:
-            fence, behind = trace.fence, []  # a repeat: this is what a majority was raised to before
+        before = 0 if trace is None else trace.fence
+        fence, behind = rules.highest(round_.granted, len(nodes.all), before)
         if behind:
             await self._raise(ask, fence, behind, round_, until)
-            if len(round_.granted) < nodes.majority or rules.highest(round_.granted, len(nodes.all))[1]:
+            if len(round_.granted) < nodes.majority or rules.highest(round_.granted, len(nodes.all), before)[1]:
                 return None
         if not rules.is_worth_it(self.runtime.now(), round_.asked_at, ask.ttl):
             log.debug("A majority granted a lock, but so slowly that little is left of its ttl of %g s.", ask.ttl)
