@@ -61,16 +61,10 @@ class Reentrant(BaseLock[LeaseT]):
         lease = self._levels.lease_of(caller)
         if lease is None or lease.state is State.RELEASED:
             self._levels.forget([caller])
-            return await self._last()._release()  # which says that there is nothing to give back
-        depth = self._levels.depth_of(caller)
+            return await self._last()._release()  # again after an error; else it says that nothing is held
         if self._levels.leave(caller) is Step.OUT:
             return lease.state is not State.LOST
-        try:
-            return await lease._release()
-        except BaseException:
-            if depth == 1 and lease._home is not None:  # it may be tried again, as with any lock
-                self._levels.begin(caller, lease)
-            raise
+        return await lease._release()
 
     async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
         # A generator may be ended by another than began it, so it is the lease that knows whose levels these are.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import LeaseLost, NotHeld, State
+from holdfast import LeaseLost, NotHeld, State, StoreRefused
 from holdfast.core.reentry import Levels, Step
 from tests.contract.driver import Driver, done, held, scenario
 from tests.contract.stores import only
@@ -197,6 +197,25 @@ async def test_d4_an_error_in_an_inner_block_passes_and_gives_back(d: Driver) ->
         async with nested(lock, 3):
             raise KeyError("the body's own")
     assert await done(d.lock("thing").locked()) is False
+
+
+@scenario
+async def test_d4_a_release_that_failed_can_be_repeated(d: Driver) -> None:
+    lock, store = d.locks.rlock("thing"), d.locks.store
+    await done(lock.acquire())
+    await done(lock.acquire())
+    give_back = store.release
+
+    async def refuse(*_: Any) -> bool:
+        raise StoreRefused("not now")
+
+    assert await done(lock.release()) is True
+    store.release = refuse
+    with pytest.raises(StoreRefused):
+        await done(lock.release())
+    store.release = give_back
+    assert await done(lock.release()) is True
+    assert (lock.depth, await done(d.lock("thing").locked())) == (0, False)
 
 
 @scenario
