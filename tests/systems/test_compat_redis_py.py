@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import logging
 import multiprocessing
+import pickle
 import threading
 import time
 from typing import Any
@@ -620,6 +621,25 @@ async def test_errors_are_of_both_libraries(k: Kit) -> None:
         await done(denied.acquire(blocking=False))
     with pytest.raises(holdfast.StoreRefused):
         await done(denied.acquire(blocking=False))
+
+
+ERRORS = [
+    redis_py.LockError("said", lock_name="foo"),
+    redis_py.LockNotOwnedError("said", lock_name="foo"),
+    redis_py.errors.ConnectionError("said", outcome=holdfast.Outcome.UNKNOWN),
+    redis_py.errors.NoPermissionError("said"),
+    redis_py.errors.ResponseError("said"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_show_themselves_as_theirs_do_and_pickle(error: Exception) -> None:
+    theirs = getattr(redis.exceptions, type(error).__name__)
+    assert isinstance(error, theirs)
+    assert isinstance(error, holdfast.LockError)
+    assert (str(error), repr(error)) == ("said", repr(theirs("said")))
+    twin = pickle.loads(pickle.dumps(error))
+    assert (type(twin), str(twin), vars(twin)) == (type(error), "said", vars(error))
 
 
 def test_what_it_logs_carries_no_password(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:

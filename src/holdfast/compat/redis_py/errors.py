@@ -27,15 +27,37 @@ class LockNotOwnedError(LockError, theirs.LockNotOwnedError):
 
 
 class ConnectionError(ours.StoreUnavailable, theirs.ConnectionError):  # noqa: A001
-    """`redis.exceptions.ConnectionError`, which also tells the `outcome`."""
+    """`redis.exceptions.ConnectionError`, which also tells the `outcome`.
+
+    >>> ConnectionError("gone").outcome.value
+    'not done'
+    """
+
+    def __init__(self, message: str, *, outcome: ours.Outcome = ours.Outcome.NOT_DONE) -> None:
+        theirs.ConnectionError.__init__(self, message)
+        self.outcome = outcome
 
 
 class NoPermissionError(ours.StoreRefused, theirs.NoPermissionError):
-    """`redis.exceptions.NoPermissionError`."""
+    """`redis.exceptions.NoPermissionError`.
+
+    >>> isinstance(NoPermissionError("not you"), PermissionError)
+    True
+    """
+
+    def __init__(self, message: str) -> None:
+        theirs.NoPermissionError.__init__(self, message)
 
 
 class ResponseError(ours.StoreProtocolError, theirs.ResponseError):
-    """`redis.exceptions.ResponseError`."""
+    """`redis.exceptions.ResponseError`.
+
+    >>> str(ResponseError("the key holds other data"))
+    'the key holds other data'
+    """
+
+    def __init__(self, message: str) -> None:
+        theirs.ResponseError.__init__(self, message)
 
 
 @contextmanager
