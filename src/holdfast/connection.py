@@ -93,8 +93,15 @@ class BaseLocks(Generic[LeaseT]):
         self._owner = Owner(self._owner.host, os.getpid(), self._owner.label)
 
     def _abandon(self) -> None:
-        """Close in the background; may be called from any thread, and in the midst of anything."""
-        self.runtime.spawn(self._close, "close")
+        """Hang up, when nobody can use this any more, and so nothing is held. Called by the garbage collector, in
+        whatever thread and in the midst of anything: so it takes no mutex and starts no thread."""
+        self.keeper.close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        hang_up = getattr(self.store, "hang_up", None)
+        if hang_up is not None:
+            hang_up()
 
     def _closed_under_us(self) -> None:
         """A thread that waited is told that the connection was closed. When that is because the program ends, nobody
@@ -306,9 +313,7 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
             give_up_at = self.runtime.now() + BUDGET
             while self.keeper.held() and self.runtime.now() < give_up_at:
                 await self.runtime.sleep(0.002)  # the keeper was cancelled too, and is giving it back
-            hang_up = getattr(self.store, "hang_up", None)
-            if hang_up is not None:
-                hang_up()
+            self._hang_up()
             raise
 
     async def _close(self) -> None:
