@@ -607,7 +607,7 @@ def test_a_forked_child_holds_nothing(valkey: Server) -> None:
 async def test_a_key_that_holds_other_data_is_an_error_and_no_endless_wait(k: Kit) -> None:
     k.server.raw("HSET", "foo", "field", "value")
     with pytest.raises(redis.exceptions.ResponseError, match="holds other data"):
-        await done(lock_of(k, "ours", k.client(), timeout=10).acquire(blocking_timeout=1))
+        await done(lock_of(k, "ours", k.client(), timeout=10).acquire(blocking_timeout=9))
 
 
 @scenario

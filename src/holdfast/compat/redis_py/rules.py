@@ -37,7 +37,8 @@ UNLIMITED = 30.0
 
 
 class BaseLock:
-    """`_kept` are the grants without a timeout, by token, which the keeper renews."""
+    """`_kept` are the grants without a timeout, by token, which the keeper renews; `_given` the tokens whose release
+    got no answer: if a repeat finds nothing, it was the first that freed the lock."""
 
     _colour: str
     _local_class: type[SharedToken]
@@ -67,6 +68,7 @@ class BaseLock:
         self._plain = Plain(redis, self._colour, name, "script")
         self._locks = self._full()
         self._kept: dict[bytes, Holding] = {}
+        self._given: set[bytes] = set()
 
     def _full(self) -> BaseLocks[Any] | None:
         """The connection for the full way, if name and client are fit for it."""
@@ -181,7 +183,10 @@ class BaseLock:
             holding.give_back()
             locks.keeper.unwatch(holding)
         ttl = self.timeout or UNLIMITED
-        released = await release(locks.store, locks.runtime, self.name, holder, ttl, ours=True)
+        tried = token in self._given
+        self._given.add(token)
+        released = await release(locks.store, locks.runtime, self.name, holder, ttl, ours=True, maybe_done=tried)
+        self._given.discard(token)
         self._kept.pop(token, None)
         return released
 
