@@ -212,6 +212,13 @@ class Link:
             self._connection.disconnect()
             self._leading.release()
 
+    def hang_up(self, why: str) -> None:
+        """The same without waiting: if a thread reads, whoever dials next closes the socket after it."""
+        self.fail(why)
+        if self._leading.acquire(blocking=False):
+            self._connection.disconnect()
+            self._leading.release()
+
     def forget(self) -> None:
         """In a forked child: close our copy of the descriptor, which does not end the parent's connection."""
         self._connection.disconnect()

@@ -169,7 +169,7 @@ class ThreadWire:
 
     def drop(self) -> None:
         if self._link is not None:
-            self._link.fail("the server is no master any more")
+            self._link.hang_up("the server is no master any more")
 
     async def close(self) -> None:
         self._closed = True
@@ -317,7 +317,7 @@ class ThreadInbox:
 
     def drop(self) -> None:
         if self._link is not None:
-            self._link.fail("the server is no master any more")
+            self._link.hang_up("the server is no master any more")
 
     async def close(self) -> None:
         self._closed = True
