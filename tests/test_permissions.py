@@ -173,6 +173,20 @@ class TestEnough:
         assert server.raw("DBSIZE") == 0
 
 
+def test_who_lists_needs_one_permission_more_and_who_breaks_does_not(server: Server) -> None:
+    server.raw("ACL", "SETUSER", "billing", *the_line())
+    with holdfast.connect(url_of(server, "billing")) as locks, holdfast.connect(server.url) as others:
+        others.lock("shipping:report").acquire(timeout=0)
+        locks.lock("billing:report").acquire(timeout=0)
+        with pytest.raises(StoreRefused):
+            list(locks.list("billing:*"))
+        server.raw("ACL", "SETUSER", "billing", "+scan")
+        assert [info.name for info in locks.list("billing:*")] == ["billing:report"]
+        with pytest.raises(StoreRefused):
+            list(locks.list())
+        assert locks.lock("billing:report").break_() is not None
+
+
 WARNINGS: list[str] = []
 
 

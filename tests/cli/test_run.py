@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 from holdfast.cli.main import main
+from holdfast.stores.sqlite import quick
 from tests.cli.driving import HOLDFAST, Place, await_gone, descendants, ended, is_alive
 from tests.support.servers import Server
 from tests.support.terminal import LONGEST
@@ -372,6 +373,7 @@ def test_fifty_at_once_run_one_at_a_time_in_the_order_of_the_queue(place: Place)
 COUNT = """
 import sys
 from holdfast.cli.main import main
+from holdfast.stores.sqlite import quick
 code = main({words!r})
 own = [name for name in sys.modules if name.partition(".")[0] == "holdfast"]
 print(code, len(sys.modules), *sorted(sys.modules))
@@ -428,6 +430,25 @@ def test_on_a_server_nothing_is_loaded_that_is_not_needed(served: Place) -> None
         check=True,
     )
     assert not {"sqlite3", "argparse", "holdfast.stores.sqlite", "holdfast.runtime.asyncio"} & set(ran.stdout.split())
+
+
+def test_many_short_commands_leave_a_short_log_behind(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them waits for the disk, unless the log has become long."""
+    log = embedded.folder / "locks.db-wal"
+    sizes = []
+    for _ in range(60):
+        child = os.fork()
+        if child == 0:
+            grant = quick.take(f"{embedded.folder}/locks.db", "job", 30.0, "host:1:us")
+            os._exit(0 if grant is None or grant.give_back() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        sizes.append(log.stat().st_size if log.exists() else 0)
+    assert max(sizes) > 0
+    monkeypatch.setattr(quick, "LONG_LOG", 1)
+    grant = quick.take(f"{embedded.folder}/locks.db", "job", 30.0, "host:1:us")
+    assert grant is None or grant.give_back()
+    assert grant is None or not log.exists()
+    assert not embedded.inspect("job").locked
 
 
 def test_the_embedded_store_that_is_not_there_yet_is_made(tmp_path: Path) -> None:

@@ -25,14 +25,22 @@ else:
     import _sqlite3 as sqlite3  # without the conversions of dates, for which the package loads much
 
 MOST_CHARS = 200
+LONG_LOG = 262_144
+"""Bytes of SQLite's log beyond which it is worth the time to write it into the file."""
 LEAST_TTL, MOST_TTL = 1.0, 86_400.0
+
+
+_left_open: list[sqlite3.Connection] = []
 
 
 class QuickGrant:
     """The lock is ours for `ttl` seconds from `asked_at` on the boot-time clock."""
 
-    def __init__(self, connection: sqlite3.Connection, name: str, holder: str, ttl: float, owner: str) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, path: str, name: str, holder: str, ttl: float, owner: str
+    ) -> None:
         self._connection = connection
+        self._path = path
         self.name = name
         self.holder = holder
         self.ttl = ttl
@@ -53,8 +61,19 @@ class QuickGrant:
             given = self._connection.execute(sql.GIVE, (now, self.name, self.holder, now, self.name)).rowcount == 1
         except sqlite3.Error:
             given = False
-        self.close()
+        if given and not self._log_is_long():
+            # The last one to close writes the log into the file and waits for the disk, which takes longer than all
+            # the rest. The end of the process closes it too, and leaves the log to the next.
+            _left_open.append(self._connection)
+        else:
+            self.close()
         return given
+
+    def _log_is_long(self) -> bool:
+        try:
+            return os.stat(self._path + "-wal").st_size > LONG_LOG
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Let go of the file; the lock stays as it is."""
@@ -88,10 +107,11 @@ def take(path: str, name: str, ttl: float, owner: str) -> QuickGrant | None:
     if name.startswith("holdfast:") or not hasattr(time, "CLOCK_BOOTTIME") or os.urandom(1) == b"\0":
         return None
     try:
-        connection = _open(os.path.realpath(path))
+        path = os.path.realpath(path)
+        connection = _open(path)
     except (OSError, sqlite3.Error, ValueError, PermissionError):
         return None  # the store finds it too, and says what it means
-    grant = QuickGrant(connection, name, os.urandom(15).hex(), ttl, owner)
+    grant = QuickGrant(connection, path, name, os.urandom(15).hex(), ttl, owner)
     try:
         if grant.take():
             return grant
