@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
 from holdfast.core.acquire import Grant
 from holdfast.core.adopt import adopt
+from holdfast.core.deadline import Deadline
 from holdfast.core.errands import Errands
 from holdfast.core.holding import Holding
 from holdfast.core.insist import insist
@@ -69,6 +70,7 @@ class BaseLocks(Generic[LeaseT]):
         self.passing = Passing(runtime)
         self.callbacks = Errands(runtime, "callback", MOST_CALLBACKS)
         self.store_timeout = store_timeout
+        self.no_deadline = Deadline(None, store_timeout)
         self.generation = 0
         self._owner = owner
         self._address = address

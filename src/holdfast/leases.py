@@ -107,9 +107,10 @@ class BaseLease:
     @property
     def state(self) -> State:
         """Held, at risk, lost or released, by the local clock."""
-        if self.inherited:
+        client = self._client
+        if self._generation != client.generation:  # inherited
             return State.LOST
-        return self._holding.check(self._client.runtime.now())
+        return self._holding.check(client.runtime.now())
 
     @property
     def remaining(self) -> float:
@@ -215,7 +216,8 @@ class BaseLease:
             released = released and ours  # a lease that was lost before stays lost, though its key was still there
             holding.settled = True
             client.keeper.unwatch(holding)
-        self._leave_home()
+        if self._home is not None:
+            self._leave_home()
         if not released:
             self._warn_gone()
         return released

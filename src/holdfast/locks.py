@@ -74,14 +74,14 @@ class BaseLock(Generic[LeaseT]):
         return self._options.timeout if timeout is None else limit(timeout)
 
     async def _acquire(self, blocking: bool, timeout: Seconds | None) -> LeaseT | None:
-        wait = self._wait_of(blocking, timeout)
         client, chosen = self._client, self._options
+        wait = chosen.timeout if blocking is True and timeout is None else self._wait_of(blocking, timeout)
         client.ensure_open()
         runtime = client.runtime
         if not blocking or wait == 0:
             deadline, blocking = Deadline(runtime.now(), client.store_timeout), False
         else:
-            deadline = Deadline(None if wait is None else runtime.now() + wait, client.store_timeout)
+            deadline = client.no_deadline if wait is None else Deadline(runtime.now() + wait, client.store_timeout)
         room = self._room
         if room is None or room.home is not client.passing:  # the first time, or the first in a forked process
             room = self._find_room()
@@ -135,7 +135,7 @@ class BaseLock(Generic[LeaseT]):
         return lease
 
     def _begin_block(self, lease: LeaseT, frame: int) -> LeaseT:
-        self._blocks.append(Block(self._client.runtime.caller(), frame, lease))
+        self._blocks.append(Block(lease._holding.caller, frame, lease))
         return lease
 
     def _leave_block(self, frame: int) -> LeaseT:
@@ -163,7 +163,8 @@ class BaseLock(Generic[LeaseT]):
         holding, state = lease._holding, lease.state
         if state is State.RELEASED and holding.settled:
             return None  # released or exported within the block
-        lease._leave_home()
+        if lease._home is not None:
+            lease._leave_home()
         if state is not State.LOST:
             try:
                 if await lease._release():

@@ -95,11 +95,6 @@ class Holding:
         self.settled = False
         self.on_change: Callable[[State], None] | None = None
 
-    @property
-    def alive(self) -> bool:
-        """Neither lost nor given back, as far as it is known; `check` asks the clock too."""
-        return self.state in ALIVE
-
     def _move(self, state: State, reason: str = "", *, settled: bool = False) -> bool:
         with self._mutex:
             if state not in MOVES[self.state]:

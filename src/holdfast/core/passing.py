@@ -33,7 +33,7 @@ from weakref import WeakValueDictionary
 from holdfast.core.acquire import Grant
 from holdfast.core.acquire import acquire as ask_store
 from holdfast.core.deadline import Deadline
-from holdfast.core.holding import Holding, State
+from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.release import give_back
 from holdfast.core.validity import DRIFT, valid_until, worth_taking
 from holdfast.errors import closed_error
@@ -174,7 +174,7 @@ class Room:
         """A seat to wait in; or how many fences to ask the store for, where more than one means a tenancy."""
         if not (self.askers or self._leaders or self._tenancy or self._productive):
             latest = self.latest
-            if latest is None or not latest.alive:
+            if latest is None or latest.state not in ALIVE:
                 return 1  # alone, as nearly always
         now = runtime.now()
         with self._mutex:

@@ -112,7 +112,7 @@ class Link:
 
     def try_to_lead(self, slot: Slot, until: float) -> bool:
         """Read until the slot is ready or the time is up, if nobody else is reading."""
-        if not self._leading.acquire(blocking=False):
+        if not self._leading.acquire(False):
             return False
         self._lead(slot, until)
         return True
@@ -121,7 +121,7 @@ class Link:
         """Return when the slot is ready, the link has failed, or the time is up."""
         try:
             while not slot.ready and self.error is None:
-                if self._leading.acquire(blocking=False):
+                if self._leading.acquire(False):
                     if not self._lead(slot, until):
                         return
                 elif slot.waker is None:

@@ -114,7 +114,7 @@ class ThreadWire:
         on: Link | None = None,
     ) -> tuple[Link, Slot]:
         mutex = self._mutex
-        if not mutex.acquire(blocking=False) and not mutex.acquire(timeout=max(0.0, until - self._runtime.now())):
+        if not mutex.acquire(False) and not mutex.acquire(timeout=max(0.0, until - self._runtime.now())):
             raise StoreUnavailable("The connection is busy, so the request was not sent. Try again later.")
         try:
             link = self._link
@@ -308,7 +308,7 @@ class ThreadInbox:
         if self._pinged_at > self._heard_at:
             if now - self._pinged_at > STALE:
                 link.fail("the inbox has been silent for too long")
-        elif self._mutex.acquire(blocking=False):
+        elif self._mutex.acquire(False):
             try:
                 self._pinged_at = now
                 link.send(PING, now)
