@@ -126,8 +126,8 @@ async def test_nodes_that_restarted_lately_sit_out(d: Driver, fragile: list[Serv
 
 @scenario
 async def test_nodes_count_again_when_they_have_sat_out(d: Driver, fragile: list[Server]) -> None:
-    fragile[0].restart()
     began = time.monotonic()
+    fragile[0].restart()
     locks = d.connect(sits_out=1.0)
     for server in fragile[3:]:
         server.kill()

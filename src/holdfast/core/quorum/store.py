@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.core import backoff
-from holdfast.core.quorum import looking, rules
-from holdfast.core.quorum.ballot import Ballot
+from holdfast.core.quorum import keeping, looking, rules
 from holdfast.core.quorum.mailbox import QuorumMailbox
 from holdfast.core.quorum.nodes import PATIENCE, Node, Nodes
 from holdfast.core.quorum.round import Round, vote
@@ -48,7 +47,7 @@ class Trace(NamedTuple):
 
 
 class QuorumStore:
-    """`_traces` are by holder id and `_boxes` by address: one of an acquisition each."""
+    """`traces` are by holder id and `_boxes` by address: one of an acquisition each."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class QuorumStore:
         self._floor = rules.Floor()
         self.nodes = Nodes(stores, runtime, together, self._floor, sits_out)
         self.runtime = runtime
-        self._traces: dict[str, Trace] = {}
+        self.traces: dict[str, Trace] = {}
         self._boxes: dict[str, QuorumMailbox] = {}
 
     confirms = False
@@ -114,13 +113,13 @@ class QuorumStore:
 
     def _traced(self, ask: Ask, now: float) -> Ask:
         """`ask` with the fence to propose; the same for each request of an acquisition, so that a repeat is one."""
-        trace = self._traces.get(ask.holder)
+        trace = self.traces.get(ask.holder)
         floor = self._floor.propose(now) if trace is None else trace.ask.floor
         ask = ask._replace(floor=floor)
-        if len(self._traces) >= MOST_TRACES:
-            for holder in list(self._traces)[: MOST_TRACES // 100]:  # of leases that were never given back
-                self._traces.pop(holder, None)
-        self._traces[ask.holder] = Trace(ask, set()) if trace is None else trace._replace(ask=ask)
+        if len(self.traces) >= MOST_TRACES:
+            for holder in list(self.traces)[: MOST_TRACES // 100]:  # of leases that were never given back
+                self.traces.pop(holder, None)
+        self.traces[ask.holder] = Trace(ask, set()) if trace is None else trace._replace(ask=ask)
         return ask
 
     async def ask_for_votes(
@@ -137,7 +136,7 @@ class QuorumStore:
         await vote(self.nodes, among, round_, work)
 
     def _note_asked(self, ask: Ask, among: Sequence[Node]) -> None:
-        trace = self._traces.get(ask.holder)
+        trace = self.traces.get(ask.holder)
         if trace is not None and len(trace.asked) < len(self.nodes.all):
             trace.asked.update([node.number for node in among])
 
@@ -147,7 +146,7 @@ class QuorumStore:
         if len(round_.granted) < nodes.majority:
             return None
         self._floor.learn(round_.asked_at, round_.granted.values())
-        trace = self._traces.get(ask.holder)
+        trace = self.traces.get(ask.holder)
         before = 0 if trace is None else trace.fence
         fence, behind = rules.highest(round_.granted, len(nodes.all), before)
         if behind:
@@ -158,7 +157,7 @@ class QuorumStore:
             log.debug("A majority granted a lock, but so slowly that little is left of its ttl of %g s.", ask.ttl)
             return None
         if trace is not None:
-            self._traces[ask.holder] = trace._replace(fence=fence)
+            self.traces[ask.holder] = trace._replace(fence=fence)
         return Granted(fence)
 
     async def _raise(self, ask: Ask, fence: int, behind: Sequence[int], round_: Round, until: float) -> None:
@@ -184,7 +183,7 @@ class QuorumStore:
             if where is Standing.TAKEN:
                 break
             if where is Standing.BEHIND:
-                await self._give_back(ask, until)
+                await self._undo(ask, until)
             pause = backoff.pause(attempt, self.runtime.random()) / 4
             if self.runtime.now() + pause >= until:
                 break
@@ -195,14 +194,14 @@ class QuorumStore:
             if granted is not None:
                 return granted
         left = round_.time_left(self.nodes)
-        await self._give_back(ask, until)
-        self._traces.pop(ask.holder, None)
+        await self._undo(ask, until)
+        self.traces.pop(ask.holder, None)
         return Taken(left)
 
-    async def _give_back(self, ask: Ask, until: float) -> None:
+    async def _undo(self, ask: Ask, until: float) -> None:
         """Remove all traces of a try; what a node does not confirm is left to the background or the ttl."""
         try:
-            await self._release(ask.name, ask.holder, until, self._traces.get(ask.holder), thorough=True)
+            await self.give_back(ask.name, ask.holder, until, self.traces.get(ask.holder), thorough=True)
         except QuorumNotReached:
             pass
 
@@ -221,12 +220,15 @@ class QuorumStore:
         return rules.standing(holders, ask.holder, len(self.nodes.all))
 
     async def release(self, name: str, holder: str, until: float) -> bool:
-        trace = self._traces.get(holder)
-        released = await self._release(name, holder, until, trace, thorough=False)
-        self._traces.pop(holder, None)
-        return released
+        trace = self.traces.pop(holder, None)  # first: what mends a lease meanwhile sees that it is given back
+        try:
+            return await self.give_back(name, holder, until, trace, thorough=False)
+        except BaseException:
+            if trace is not None:
+                self.traces[holder] = trace
+            raise
 
-    async def _release(self, name: str, holder: str, until: float, trace: Trace | None, *, thorough: bool) -> bool:
+    async def give_back(self, name: str, holder: str, until: float, trace: Trace | None, *, thorough: bool) -> bool:
         """Give back on all nodes: on those that are connected now, on the others when they come back."""
         nodes, now = self.nodes, self.runtime.now()
         among = [node for node in nodes.all if node.store.connected]
@@ -257,47 +259,7 @@ class QuorumStore:
         return sum(votes.values()) >= nodes.majority
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool | None]:
-        nodes = self.nodes
-        among = await nodes.reach(until)
-        ballot = Ballot(renewals, len(nodes.all))
-        limit = self.limit(until)
-        await nodes.ask(among, lambda node: node.store.renew(renewals, limit), ballot.tell)
-        if ballot.answered < nodes.majority:
-            raise ballot.failure(nodes)
-        self._mend(ballot.lost(), ballot.forgotten())
-        return ballot.answers()
-
-    def _mend(self, lost: Sequence[Renewal], forgotten: Sequence[tuple[int, Renewal]]) -> None:
-        """In the background: remove what is left of lost leases, and put others back on nodes that forgot them."""
-        if not lost and not forgotten:
-            return
-
-        async def mend() -> None:
-            for line in lost:
-                trace = self._traces.pop(line.holder, None)
-                await self._release(line.name, line.holder, self.runtime.now() + 1.0, trace, thorough=True)
-            for number, line in forgotten:
-                await self._put_back(self.nodes.all[number], line)
-
-        self.runtime.spawn(lambda: self._quietly(mend), "mend")
-
-    async def _put_back(self, node: Node, line: Renewal) -> None:
-        """Holding more nodes than a majority is what lets others fail later. A release may cross this on its way."""
-        trace = self._traces.get(line.holder)
-        if trace is None:
-            return
-        limit = self.runtime.now() + PATIENCE
-        if node.store.reassert is not None:
-            ask = trace.ask._replace(ttl=line.ttl)
-            await self.nodes.one(_again(node.store.reassert, ask, trace.fence, limit))
-        if line.holder not in self._traces:
-            await self.nodes.one(node.store.release(line.name, line.holder, limit))
-
-    async def _quietly(self, work: Callable[[], Any]) -> None:
-        try:
-            await work()
-        except StoreError as error:
-            log.debug("A node of the quorum could not be mended: %s", error)
+        return await keeping.renew(self, renewals, until)
 
     async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
         among = await self.nodes.reach(until)
@@ -315,7 +277,7 @@ class QuorumStore:
         if granted is None and round_.answered < self.nodes.majority:
             raise round_.failure(self.nodes)
         if granted is None:
-            await self._give_back(ask, until)
+            await self._undo(ask, until)
         return granted
 
     @property
@@ -352,12 +314,8 @@ class QuorumStore:
             await node.store.close()
 
     def forget(self, *, forked: bool) -> None:
-        self._traces.clear()
+        self.traces.clear()
         self._boxes.clear()
         for node in self.nodes.all:
             node.store.forget(forked=forked)
         self.nodes.reset()
-
-
-async def _again(reassert: Reassert, ask: Ask, fence: int, limit: float) -> bool:
-    return await reassert(ask, fence, limit)
