@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from tests.contract.driver import COLOURS, Driver, done
 from tests.support.topologies import Cluster, ClusterNode, Group, migrate
 from tests.topology.conftest import driver
 from tests.topology.load import Crowd
+
+PAGE = (Path(__file__).parents[2] / "docs" / "permissions.md").read_text()
 
 
 @pytest.fixture
@@ -310,3 +313,26 @@ def test_without_sharded_channels(old_cluster: Cluster, colour: str) -> None:
         assert node.commands_processed().get("publish", 0) >= 3
 
     d.run(play())
+
+
+def test_the_account_that_the_docs_give(cluster: Cluster, colour: str) -> None:
+    """The line for one server and the row for a cluster suffice to take, wait, renew and give back."""
+    line = next(row for row in PAGE.splitlines() if row.startswith("ACL SETUSER billing "))
+    row = next(row for row in PAGE.splitlines() if row.startswith("| a cluster |"))
+    more = row.split("`")[1].replace("\\|", "|").split()
+    for node in cluster.nodes:
+        node.raw(*line.replace("billing:*", "thing*").split(), *more)
+    d = COLOURS[colour]("cluster", cluster.url.replace("://", "://billing:secret@"))
+
+    async def play() -> None:
+        lease = await done(d.lock("thing", ttl=20).acquire(timeout=5))
+        waiter = d.start(_pass_on, d.connect().lock("thing"))
+        await d.queue_length(d.lock("thing"), 1)
+        migrate(cluster.slot("thing"), *nodes_of(cluster, "thing"))
+        await done(lease.renew())
+        await done(lease.release())
+        assert await waiter.result() > lease.fence
+
+    d.run(play())
+    denied = {entry[7] for node in cluster.masters() for entry in node.raw("ACL", "LOG")}
+    assert denied <= {"client|setinfo"}
