@@ -56,17 +56,22 @@ def test_objects_of_the_libraries(shared: Replicated, colour: str, library: str,
 
 
 def test_some_sentinels_are_down(shared: Replicated, colour: str) -> None:
-    """Those that refuse and those that say nothing cost their time once, and then are asked last."""
-    with Sentinel(shared.master()) as stopped:
-        stopped.pause()
-        hosts = ",".join(f"127.0.0.1:{port}" for port in (1, stopped.port, *(one.port for one in shared.sentinels)))
+    """Those that refuse and those that say nothing cost their time once, and then are asked last. Three that say nothing
+    take longer than one dial may."""
+    with Sentinel(shared.master()) as one, Sentinel(shared.master()) as two, Sentinel(shared.master()) as three:
+        silent = (one, two, three)
+        for stopped in silent:
+            stopped.pause()
+        ports = (1, *(each.port for each in silent), shared.sentinels[0].port)
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
         d = COLOURS[colour]("sentinel", f"valkey+sentinel://{hosts}/{SERVICE}")
 
         async def play() -> None:
             await works(d, d.connect())
 
         d.run(play())
-        stopped.resume()
+        for stopped in silent:
+            stopped.resume()
 
 
 def test_an_unknown_service(shared: Replicated, colour: str) -> None:

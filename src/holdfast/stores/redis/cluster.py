@@ -113,7 +113,8 @@ class ClusterStore:
             raise closed_error()
         owners = {self._node(address) for address in set(self._owners.values())}
         asked = sorted(owners, key=lambda node: node.failed)
-        asked += [node for node in map(self._node, self._seeds) if node not in owners]
+        seeds = [node for node in map(self._node, self._seeds) if node not in owners]
+        asked += sorted(seeds, key=lambda node: node.failed)
         problem: StoreError = StoreUnavailable("No node of the cluster could be asked.")
         for node in asked:
             try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from holdfast.values import clean, shown
 log = logging.getLogger("holdfast")
 
 ASK_WITHIN = 0.5
+SEARCH_WITHIN = 0.9
+"""Seconds after which no further sentinel is asked for this dial; the next one begins where it ended."""
 
 Address = tuple[str, int]
 
@@ -58,15 +61,19 @@ class Sentinels:
     async def find(self) -> Address:
         """The master's address by the first sentinel that has one; `StoreUnavailable` when none has."""
         problem = "none was named"
+        give_up_at = time.monotonic() + SEARCH_WITHIN
         for watcher in tuple(self._watchers):
+            if time.monotonic() > give_up_at:
+                break
+            others = [one for one in self._watchers if one is not watcher]
+            self._watchers = [*others, watcher]  # should the caller's time run out here, others come first next time
             try:
                 told = await _ask(watcher, self.service_name)
                 address = self._address(told)
             except Exception as error:
                 problem = clean(str(error), 120) or type(error).__name__
                 continue
-            if self._watchers[0] is not watcher:
-                self._watchers = [watcher, *(one for one in self._watchers if one is not watcher)]
+            self._watchers = [watcher, *others]
             self._found(address)
             return address
         raise StoreUnavailable(
