@@ -56,8 +56,8 @@ def test_objects_of_the_libraries(shared: Replicated, colour: str, library: str,
 
 
 def test_some_sentinels_are_down(shared: Replicated, colour: str) -> None:
-    """Those that refuse and those that say nothing cost their time once, and then are asked last. Three that say nothing
-    take longer than one dial may."""
+    """Those that refuse and those that say nothing cost their time once, and then are asked last. Three that say
+    nothing take longer than one dial may."""
     with Sentinel(shared.master()) as one, Sentinel(shared.master()) as two, Sentinel(shared.master()) as three:
         silent = (one, two, three)
         for stopped in silent:
