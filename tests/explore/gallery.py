@@ -52,7 +52,7 @@ def section(name: str, shown: Exhibit, report: Report) -> str:
         f"## {shown.title}",
         shown.wrong,
         f"**The rule that cures it.** {shown.cure}",
-        _block("python no-run", code),
+        _block("python3", code),
     ]
     parts += [_block("lua", text.strip()) for text in getattr(module, "SCRIPTS", {}).values()]
     parts += [

@@ -92,6 +92,7 @@ def full() -> list[Model]:
         _model("clocks at the limit", "rates apart by the drift, stops", edge, 3.1, pause=1),
         _restart(4.0),
         _reassert(2.1, user()),
+        _failover(4.0),
         _model(
             "lost messages",
             "a request, a reply, a push",
@@ -125,6 +126,7 @@ def quick() -> list[Model]:
         _model("clocks at the limit", "rates apart by the drift", edge, 3.1, pause=1),
         _restart(0.9),
         _reassert(1.1, user(timeout=0.0)),
+        _failover(0.9),
         _model("lost messages", "a request, a reply or a push", _clients("AB"), 2.1, lose_reply=1, lose_push=1),
         _model("cut subscriptions", "and a push lost", _clients("AB"), 1.1, cut_inbox=1),
         _model("late requests", "executed after they were given up", _clients("AB"), 1.1, late=1),
@@ -145,6 +147,12 @@ def _reassert(seconds: float, other: Program, **faults: int) -> Model:
     about = "it loses all, and leases are taken back in"
     rules = ALL_RULES - {"RL"}
     return Model("forgotten and re-asserted", clients, {"restart": 1, **faults}, seconds, about=about, rules=rules)
+
+
+def _failover(seconds: float) -> Model:
+    about = "the master dies, and its replica has copied what it happens to have"
+    rules = ALL_RULES - {"RL"}
+    return Model("failover to a replica", _clients("AB"), {"failover": 1}, seconds, about=about, rules=rules)
 
 
 def _dead_head() -> list[Client]:

@@ -16,10 +16,12 @@ from holdfast.testing.world import (
     CRASHED,
     CUT_INBOX,
     DEAF,
+    FAILOVER,
     LATE,
     LOSE_PUSH,
     LOSE_REPLY,
     LOSE_REQUEST,
+    NO_REPLICA,
     PAUSE,
     RESTART,
     RUNNING,
@@ -31,7 +33,7 @@ from holdfast.testing.world import (
 )
 
 RESTART_US = 1_000
-"""No server starts in less than a millisecond, so its clock has gone on when it grants again."""
+"""No server starts or takes over in less than a millisecond, so the clock has gone on when it grants again."""
 
 
 class Move(NamedTuple):
@@ -67,7 +69,9 @@ class Moves:
             if lane.status != CRASHED and any(state.faults):
                 yield from self._faults_of(state, at, lane)
         if state.faults[RESTART]:
-            yield Move("restart"), self._restart(state)
+            yield Move("restart"), self._begin_anew(_spend(state, RESTART), self._world.forgotten())
+        if state.faults[FAILOVER]:
+            yield from self._replica_moves(state)
         yield from self._tick(state, pending)
 
     def executions(self, state: State) -> Iterator[tuple[int, int, int, int, State]]:
@@ -209,12 +213,21 @@ class Moves:
                 after = self._put(_spend(state, CUT_INBOX), at, lane._replace(pushes=(*lane.pushes, DEAF)))
                 yield Move("cut_inbox", at), after._replace(servers=servers)
 
-    def _restart(self, state: State) -> State:
+    def _replica_moves(self, state: State) -> Iterator[tuple[Move, State]]:
+        """The replica catches up, at whatever moment, or takes over with what it has."""
+        current = self._world.copied(state.servers[0])
+        if state.replica != current:
+            yield Move("copy"), state._replace(replica=current)
+        after = self._begin_anew(_spend(state, FAILOVER), self._world.at(state.replica, state.now)[0])
+        yield Move("failover"), after._replace(replica=NO_REPLICA)
+
+    def _begin_anew(self, state: State, server: int) -> State:
+        """All connections are broken, and the server that answers next is in this state."""
         world = self._world
         epoch, grants = world.grants.values[state.grants]
-        after = _spend(state, RESTART)._replace(
+        after = state._replace(
             now=state.now + RESTART_US,
-            servers=(world.forgotten(), *state.servers[1:]),
+            servers=(server, *state.servers[1:]),
             loose=(),
             grants=world.grants.of((epoch + 1, grants)),
         )

@@ -20,8 +20,10 @@ RATES = {
     "cancel": 0.2,
     # Per second.
     "restart": 0.02,
+    "failover": 0.05,
 }
 PER_CLIENT = ("crash", "pause", "cut_inbox", "cancel")
+PER_SERVER = ("restart", "failover")
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,12 @@ from holdfast.testing.observer import Broken, Observer
 from holdfast.testing.process import Process
 from holdfast.testing.quiet import quiet
 from holdfast.testing.seats import Seat
-from holdfast.testing.setting import PER_CLIENT, Setting, smaller
-from holdfast.testing.virtual import START_US, VirtualRedis
+from holdfast.testing.setting import PER_CLIENT, PER_SERVER, Setting, smaller
+from holdfast.testing.virtual import START_US, Replica, VirtualRedis
 
 SEEDS_PER_STEP = 4
+COPIED = 0.3
+"""The share of requests before which the replica catches up: most of the time it lags by a few."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Simulation:
         self._chance = random.Random(setting.seed ^ 0x5EED)
         self._faults = dict(setting.faults)
         self._server = VirtualRedis()
+        self._replica = Replica(self._server)
         names = tuple(f"lock{n}" for n in range(setting.locks))
         self._observer = Observer(self._server, names)
         self._shared = Shared(names, setting.ttl, setting.seconds, setting.liveness)
@@ -104,8 +107,9 @@ class Simulation:
             for fault in PER_CLIENT:
                 if fault in self._faults:
                     self._later(self._chance.expovariate(self._faults[fault]), fault, seat, None)
-        if "restart" in self._faults:
-            self._later(self._chance.expovariate(self._faults["restart"]), "restart", self._seats[0], None)
+        for fault in PER_SERVER:
+            if fault in self._faults:
+                self._later(self._chance.expovariate(self._faults[fault]), fault, self._seats[0], None)
         while self._queue and self._queue[0].at <= self._end:
             event = heapq.heappop(self._queue)
             self._now = event.at
@@ -240,6 +244,8 @@ class Simulation:
             if event.life == seat.lives and seat.process is not None:
                 self._server.subscribe(seat.process.name, words[1])
         else:
+            if "failover" in self._faults and self._chance.random() < COPIED:
+                self._replica.catch_up()  # what comes now may never reach it
             before = self._observer.before()
             reply = self._server.run(words)
             self._observer.after(before, words)
@@ -287,7 +293,7 @@ class Simulation:
 
     def _pause(self, seat: Seat, event: Event) -> None:
         if self._again(seat, "pause"):
-            seat.stopped_until = self._now + self._chance.uniform(0, 2 * self.setting.ttl)
+            seat.stopped_until = max(seat.stopped_until, self._now + self._chance.uniform(0, 2 * self.setting.ttl))
             if seat.process is not None:
                 seat.process.was_stopped = True
             self._note(f"{self._now:.6f}", seat.number, "is stopped")
@@ -302,10 +308,19 @@ class Simulation:
             self._feed(seat, "cancel", None)
 
     def _restart(self, seat: Seat, event: Event) -> None:
-        if not self._again(seat, "restart"):
-            return
-        self._note(f"{self._now:.6f}", "server restarts")
-        self._server.restart()
+        if self._again(seat, "restart"):
+            self._note(f"{self._now:.6f}", "server restarts")
+            self._server.restart()
+            self._all_cut_off()
+
+    def _failover(self, seat: Seat, event: Event) -> None:
+        if self._again(seat, "failover"):
+            self._note(f"{self._now:.6f}", "the replica takes over", self._replica.lags)
+            self._replica.take_over()
+            self._all_cut_off()
+
+    def _all_cut_off(self) -> None:
+        """Every connection is broken, and the store may have forgotten what it granted."""
         self._observer.epoch += 1
         kept: list[Event] = []
         for one in self._queue:
@@ -330,11 +345,12 @@ def simulate(seed: int) -> Outcome:
 
 
 def shrunk(setting: Setting) -> Outcome:
-    """The smallest setting found that still fails, run with its trace."""
+    """The smallest setting found that breaks the same promise, run with its trace."""
+    rule = Simulation(setting).run().broken.partition(":")[0]
     best: Setting | None = setting
     while best is not None:
         setting = best
-        best = next((one for one in _candidates(setting) if Simulation(one).run().broken), None)
+        best = next((one for one in _candidates(setting) if Simulation(one).run().broken.startswith(rule)), None)
     return Simulation(setting, keep_trace=True).run()
 
 

@@ -33,6 +33,11 @@ TOLD = {
     "ignored": "gets a reply that it no longer waits for",
     "unread": "gets a push that it no longer waits for",
 }
+SERVER_MOVES = {
+    "restart": "restarts and has forgotten everything",
+    "copy": "has copied everything to its replica",
+    "failover": "dies, and its replica takes over with what it had copied",
+}
 ACTS = frozenset({"reply", "push", "timer", "go", "broken", "deaf", "cancel"})
 """Moves that give a client something to act upon."""
 
@@ -100,8 +105,8 @@ class Story:
         world = self._world
         if move.kind == "tick":
             self._line(seconds, "time", None, f"goes on by {(after.now - before.now) / 1e6:g} s")
-        elif move.kind == "restart":
-            self._line(seconds, "Server", None, "restarts and has forgotten everything")
+        elif move.kind in SERVER_MOVES:
+            self._line(seconds, "Server", None, SERVER_MOVES[move.kind])
         elif move.kind == "execute":
             self._tell_execution(seconds, before, move)
         else:

@@ -74,7 +74,7 @@ class VirtualRedis:
         return Snapshot(frozenset(self.data.items()), frozenset(self.scripts), frozenset(self.subscriptions))
 
     def restore(self, state: Snapshot, now_us: int | None = None) -> None:
-        """Be the server that `state` was taken from; also how a replica that lags takes over."""
+        """Be the server that `state` was taken from."""
         self.data = dict(state.keys)
         self.scripts = set(state.scripts)
         self.subscriptions = set(state.subscriptions)
@@ -170,3 +170,39 @@ class VirtualRedis:
         """Have these scripts from the start, so that a small model need not explore their first loading."""
         for text in texts:
             self.scripts.add(lua.remember(text))
+
+
+class Replica:
+    """A copy of a server's keys that lags behind it: it knows what it had copied when it last caught up.
+
+    >>> master = VirtualRedis()
+    >>> replica = Replica(master)
+    >>> master.call("SET", "door", "moto")
+    b'OK'
+    >>> replica.lags
+    True
+    >>> replica.take_over()  # before it has caught up: the lock is lost
+    >>> master.call("GET", "door") is None
+    True
+    """
+
+    def __init__(self, master: VirtualRedis) -> None:
+        self._master = master
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Copy what the master has now."""
+        self._known = copied(self._master.snapshot())
+
+    @property
+    def lags(self) -> bool:
+        return self._known != copied(self._master.snapshot())
+
+    def take_over(self) -> None:
+        """The master is dead, and whoever spoke to it speaks to this copy: no subscriber followed, and no script."""
+        self._master.restore(self._known)
+
+
+def copied(state: Snapshot) -> Snapshot:
+    """What a replica has of a server in this state: the keys alone."""
+    return Snapshot(state.keys, frozenset(), frozenset())

@@ -1,7 +1,7 @@
 """The world of one small model: clients, servers and the network between them, as values that can be compared.
 
-    a state    the time, what each server knows, each client's lane, requests that were cut loose, the faults that
-               are left, and a record of the grants so far
+    a state    the time, what each server knows (and its replica, in models with a failover), each client's lane,
+               requests that were cut loose, the faults that are left, and a record of the grants so far
     a lane     the client (as the list of its inputs, kept in a tree), its requests under way, the replies and
                pushes under way to it, and whether it runs, is stopped, or has crashed
     a move     anything that can happen next: the server executes a request, a reply, push or timer reaches a client,
@@ -27,7 +27,7 @@ from holdfast.stores.redis.resp import Reader, ReplyError
 from holdfast.stores.redis.scripts import ACQUIRE, ADOPT, INSPECT, RELEASE, RENEW
 from holdfast.testing.likeness import likeness
 from holdfast.testing.process import Belief, Process, Program
-from holdfast.testing.virtual import EMPTY, START_US, Snapshot, VirtualRedis
+from holdfast.testing.virtual import EMPTY, START_US, Snapshot, VirtualRedis, copied
 
 FAULTS = (
     "crash",
@@ -41,8 +41,12 @@ FAULTS = (
     "restart",
     "cancel",
     "slow",
+    "failover",
 )
-CRASH, PAUSE, LOSE_REQUEST, LOSE_REPLY, VANISH, LATE, LOSE_PUSH, CUT_INBOX, RESTART, CANCEL, SLOW = range(len(FAULTS))
+(CRASH, PAUSE, LOSE_REQUEST, LOSE_REPLY, VANISH, LATE, LOSE_PUSH, CUT_INBOX, RESTART, CANCEL, SLOW, FAILOVER) = range(
+    len(FAULTS)
+)
+NO_REPLICA = -1
 
 RUNNING, CRASHED = 0, -1
 BROKEN = -1
@@ -175,6 +179,7 @@ class State(NamedTuple):
     loose: tuple[tuple[int, int, int], ...]
     faults: tuple[int, ...]
     grants: int
+    replica: int = NO_REPLICA
 
 
 class Effect(NamedTuple):
@@ -236,7 +241,8 @@ class World:
             node = self._root(client)
             lanes.append(self.lanes.of(Lane(node.number, RUNNING, self._numbered(at, node), (), ())))
         faults = tuple(self.model.faults.get(name, 0) for name in FAULTS)
-        return State(0, (known,) * self.model.servers, tuple(lanes), (), faults, self.grants.of((0, ())))
+        replica = self.copied(known) if faults[FAILOVER] else NO_REPLICA
+        return State(0, (known,) * self.model.servers, tuple(lanes), (), faults, self.grants.of((0, ())), replica)
 
     # Clients.
 
@@ -351,6 +357,10 @@ class World:
         state: Snapshot = self.snapshots.values[server]
         left = frozenset(one for one in state.subscriptions if one[1] != name)
         return server if left == state.subscriptions else self.snapshots.of(state._replace(subscriptions=left))
+
+    def copied(self, server: int) -> int:
+        """What a replica has that has caught up with a server in this state."""
+        return self.snapshots.of(copied(self.snapshots.values[server]))
 
     def forgotten(self) -> int:
         return self.snapshots.of(EMPTY)
