@@ -12,11 +12,12 @@ from tests.explore import gallery, good
 from tests.explore.broken import exhibits
 from tests.explore.kit import Process
 
+pytestmark = pytest.mark.timeout(600)  # a busy machine may take its time
 QUICK = {model.name: model for model in models.quick()}
 
 
 def search(model: Model, **limits: float) -> Report:
-    return Explorer(model).run(most_seconds=limits.get("most_seconds", 50.0))
+    return Explorer(model).run(most_seconds=limits.get("most_seconds", 500.0))
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -13,6 +13,7 @@ from holdfast.testing.simulator import Outcome, Simulation, shrunk, simulate
 from tests.explore.mutation import lua, python
 
 SEEDS = 500
+pytestmark = pytest.mark.timeout(600)  # a busy machine may take its time
 
 
 def test_no_seed_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha1
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from holdfast.runtime.runner import run
 from holdfast.stores.redis.replies import code_of
 from holdfast.stores.redis.resp import Reader, ReplyError, pack
 from holdfast.stores.redis.store import RedisStore
-from holdfast.testing.virtual import VirtualRedis
+from holdfast.testing.virtual import Replica, VirtualRedis
 from holdfast.values import Ask, LockInfo, Place, Queued, Renewal, Taken
 from tests.conftest import require
 from tests.support.servers import KINDS, Server
+from tests.support.waiting import until
 
 NAMES = ("door", "gate{1}")
 HOLDERS = ("ann", "bob", "cy")
@@ -393,3 +395,51 @@ def test_equal_states_are_equal_values_whatever_the_order_they_came_about_in() -
     assert one.call("PTTL", "b") == 0  # the last millisecond still counts
     one.advance(0.001)
     assert one.snapshot() != other.snapshot()
+
+
+def test_a_replica_that_takes_over_knows_what_it_had_copied_as_a_real_one_does() -> None:
+    """Two keys before the last copy, one change after it; then the replica is the server that clients speak to."""
+    require("valkey9")
+    script = "return redis.call('GET', KEYS[1])"
+    todo = [
+        (b"GET", b"door"),
+        (b"GET", b"gate"),
+        (b"GET", b"late"),
+        (b"PTTL", b"door"),
+        (b"EVALSHA", sha1(script.encode()).hexdigest().encode(), b"1", b"door"),
+        (b"PUBLISH", b"inbox", b"hello"),
+    ]
+    before = [
+        (b"SET", b"door", b"ann", b"PX", b"90000"),
+        (b"SET", b"gate", b"bob"),
+        (b"SCRIPT", b"LOAD", script.encode()),
+    ]
+    master = VirtualRedis()
+    replica = Replica(master)
+    for words in before:
+        master.run(list(words))
+    master.subscribe("ann", b"inbox")
+    replica.catch_up()
+    assert not replica.lags
+    master.run([b"SET", b"late", b"cy"])
+    assert replica.lags
+    replica.take_over()
+    assert [plain(master.run(list(words))) for words in todo] == _on_a_real_replica(before, todo)
+
+
+def _on_a_real_replica(before: list[tuple[bytes, ...]], todo: list[tuple[bytes, ...]]) -> list[Any]:
+    with Server("valkey9") as first, Server("valkey9") as second:
+        master, copy = SocketServer(first), SocketServer(second)
+        copy.execute(pack(b"REPLICAOF", first.host.encode(), b"%d" % first.port))
+        link_up = b"master_link_status:up"
+        until(lambda: link_up in copy.execute(pack(b"INFO", b"replication")), "the replica", timeout=30)
+        for words in before:
+            master.execute(pack(*words))
+        master.subscribe("ann")
+        assert master.execute(pack(b"WAIT", b"1", b"5000")) == 1
+        copy.execute(pack(b"REPLICAOF", b"NO", b"ONE"))  # what comes now does not reach it
+        master.execute(pack(b"SET", b"late", b"cy"))
+        answers = [plain(copy.execute(pack(*words))) for words in todo]
+        master.close()
+        copy.close()
+    return answers

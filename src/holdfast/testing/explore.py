@@ -15,6 +15,9 @@ from holdfast.testing import households, models
 from holdfast.testing.explorer import Explorer
 from holdfast.testing.world import Model
 
+MOST_SECONDS = 7200.0
+"""Per model: only a search that goes wrong takes as long, even on a busy machine."""
+
 
 class Row(NamedTuple):
     """What is told of one search; it can travel between processes, which a `Report` cannot."""
@@ -65,7 +68,7 @@ def known(*, quick: bool) -> list[Model]:
 def search(name: str, *, quick: bool, most_states: int) -> Row:
     """Search the model of that name to its end, or up to the limit."""
     (model,) = (one for one in known(quick=quick) if one.name == name)
-    report = Explorer(model).run(most_states=most_states)
+    report = Explorer(model).run(most_states=most_states, most_seconds=MOST_SECONDS)
     return Row(
         report.model,
         report.complete,

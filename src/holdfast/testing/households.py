@@ -70,7 +70,7 @@ def full() -> list[Model]:
     """With more time and more faults."""
     three, two = household(None, None, None), household(None, None)
     cancellable = [Client("A", three, cancellable=True)]
-    renewing = household(None, None, None, renew=True)
+    renewing = household(None, None, renew=True)
     pair = [Client("A", two), Client("B", user())]
     return [
         *quick(),

@@ -218,7 +218,7 @@ class Moves:
         current = self._world.copied(state.servers[0])
         if state.replica != current:
             yield Move("copy"), state._replace(replica=current)
-        after = self._begin_anew(_spend(state, FAILOVER), self._world.at(state.replica, state.now)[0])
+        after = self._begin_anew(_spend(state, FAILOVER), self._world.at(state.replica, state.now + RESTART_US)[0])
         yield Move("failover"), after._replace(replica=NO_REPLICA)
 
     def _begin_anew(self, state: State, server: int) -> State:

@@ -1,0 +1,69 @@
+"""Diagrams are drawn when the pages are built: every one of them, from text, with nothing loaded from elsewhere."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from holdfast.testing.sequence import fence, svg
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SVG = "{http://www.w3.org/2000/svg}"
+
+TEXT = """
+sequenceDiagram
+    participant A as holder A
+    participant S as Server
+    A->>S: release door & go
+    S-->>A: 1
+    Note over A,S: Broken: nothing
+    Note over A: is done
+"""
+
+
+def texts(drawing: str) -> list[str]:
+    return ["".join(one.itertext()) for one in ET.fromstring(drawing).iter(f"{SVG}text")]
+
+
+def test_everything_that_is_said_is_drawn() -> None:
+    assert texts(svg(TEXT)) == ["holder A", "Server", "release door & go", "1", "Broken: nothing", "is done"]
+
+
+def test_arrows_go_from_one_to_the_other_and_answers_are_dashed() -> None:
+    arrows = [one for one in ET.fromstring(svg(TEXT)).iter(f"{SVG}line") if one.get("marker-end")]
+    assert [float(one.get("x1", "")) < float(one.get("x2", "")) for one in arrows] == [True, False]
+    assert [one.get("stroke-dasharray") is not None for one in arrows] == [False, True]
+
+
+def test_long_texts_are_wrapped_and_stay_inside() -> None:
+    drawing = ET.fromstring(svg(TEXT.replace("is done", "word " * 60)))
+    _, _, width, height = map(float, drawing.get("viewBox", "").split())
+    spans = list(drawing.iter(f"{SVG}tspan"))
+    assert len(spans) > 10
+    assert all(0 < float(span.get("x", "")) < width and float(span.get("y", "")) < height for span in spans)
+
+
+@pytest.mark.parametrize(
+    "text", ["graph LR\n A-->B", "sequenceDiagram\n participant A\n A->>B: who", "sequenceDiagram\n loop for ever"]
+)
+def test_what_cannot_be_drawn_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"drawn|participant"):
+        svg(text)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if FENCE.search(page.read_text("utf-8"))], ids=lambda p: p.name
+)
+def test_the_diagrams_of_a_page_can_be_drawn(page: Path) -> None:
+    for text in FENCE.findall(page.read_text("utf-8")):
+        drawing = fence(text, "mermaid", "diagram", {}, None)
+        assert "<script" not in drawing
+        assert "href" not in drawing
+        assert ET.fromstring(drawing).tag == "div"
+
+
+def test_the_pages_are_built_with_it() -> None:
+    assert "!!python/name:holdfast.testing.sequence.fence" in (ROOT / "mkdocs.yml").read_text("utf-8")
