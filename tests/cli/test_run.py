@@ -373,7 +373,6 @@ def test_fifty_at_once_run_one_at_a_time_in_the_order_of_the_queue(place: Place)
 COUNT = """
 import sys
 from holdfast.cli.main import main
-from holdfast.stores.sqlite import quick
 code = main({words!r})
 own = [name for name in sys.modules if name.partition(".")[0] == "holdfast"]
 print(code, len(sys.modules), *sorted(sys.modules))

@@ -26,7 +26,7 @@ ODD = ["plain", "file:1", "file:2", "with space", "tag{42}", "a}b", "{", "}", "[
 @scenario
 async def test_every_lock_is_listed_whatever_its_name(d: Driver) -> None:
     for name in ODD:
-        await done(d.lock(name).acquire(timeout=0))
+        await done(d.lock(name).acquire(timeout=BOUND))
     assert await names(d) == sorted(ODD)
     assert await names(d, "file:?") == ["file:1", "file:2"]
     assert await names(d, "file:[!1]") == ["file:2"]
@@ -73,7 +73,7 @@ async def test_what_is_told_of_each(d: Driver) -> None:
 async def test_more_locks_than_one_part_holds_none_twice(d: Driver) -> None:
     asks = [f"many:{number}" for number in range(1203)]
     for name in asks:
-        await done(d.lock(name, renew=False).acquire(timeout=0))
+        await done(d.lock(name, renew=False).acquire(timeout=BOUND))
     assert await names(d, "many:*") == sorted(asks)
     assert await names(d, "many:12?2") == ["many:1202"]
 
