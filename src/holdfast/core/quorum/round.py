@@ -71,13 +71,20 @@ class Round:
 
 
 async def vote(
-    nodes: Nodes, among: Sequence[Node], round_: Round, work: Callable[[Node], Coroutine[Any, Any, Any]]
+    nodes: Nodes,
+    among: Sequence[Node],
+    round_: Round,
+    work: Callable[[Node], Coroutine[Any, Any, Any]],
+    before: int = 0,
 ) -> Round:
-    """`round_` with the votes of `among`."""
+    """`round_` with the votes of `among`. Where the same request got a fence `before`, a majority that still has it is
+    waited for: the others may have given more at the time."""
 
     def tell(node: Node, outcome: Any) -> bool:
         round_.note(node, outcome)
-        return len(round_.granted) >= nodes.majority
+        if len(round_.granted) < nodes.majority:
+            return False
+        return not before or sum(fence == before for fence in round_.granted.values()) >= nodes.majority
 
     await nodes.ask(among, work, tell)
     return round_

@@ -114,7 +114,7 @@ class QuorumStore:
     def _traced(self, ask: Ask, now: float) -> Ask:
         """`ask` with the fence to propose; the same for each request of an acquisition, so that a repeat is one."""
         trace = self.traces.get(ask.holder)
-        floor = self._floor.propose(now) if trace is None else trace.ask.floor
+        floor = self._floor.propose(now) if trace is None else trace.fence or trace.ask.floor
         ask = ask._replace(floor=floor)
         if len(self.traces) >= MOST_TRACES:
             for holder in list(self.traces)[: MOST_TRACES // 100]:  # of leases that were never given back
@@ -127,18 +127,22 @@ class QuorumStore:
     ) -> None:
         limit = self.limit(until)
         turn = round_.turn
-        self._note_asked(ask, among)
+        before = self._note_asked(ask, among)
 
         def work(node: Node) -> Any:
             place = None if box is None else box.place(node, turn)
             return node.store.acquire(ask, place, limit)
 
-        await vote(self.nodes, among, round_, work)
+        await vote(self.nodes, among, round_, work, before)
 
-    def _note_asked(self, ask: Ask, among: Sequence[Node]) -> None:
+    def _note_asked(self, ask: Ask, among: Sequence[Node]) -> int:
+        """Remember where traces may be left; the fence that the same acquisition got before, if it did."""
         trace = self.traces.get(ask.holder)
-        if trace is not None and len(trace.asked) < len(self.nodes.all):
+        if trace is None:
+            return 0
+        if len(trace.asked) < len(self.nodes.all):
             trace.asked.update([node.number for node in among])
+        return trace.fence
 
     async def settle(self, ask: Ask, round_: Round, until: float) -> Granted | None:
         """The grant, if a majority gave it, all of these have one fence, and enough of its ttl is left."""
@@ -266,13 +270,11 @@ class QuorumStore:
         round_ = Round(self.runtime.now())
         ask = self._traced(ask, round_.asked_at)
         limit = self.limit(until)
-        self._note_asked(ask, among)
 
-        def tell(node: Node, outcome: Any) -> bool:
-            round_.note(node, Taken(None) if outcome is None else outcome)
-            return len(round_.granted) >= self.nodes.majority
+        async def work(node: Node) -> Granted | Taken:
+            return await node.store.adopt(ask, old_holder, limit) or Taken(None)
 
-        await self.nodes.ask(among, lambda node: node.store.adopt(ask, old_holder, limit), tell)
+        await vote(self.nodes, among, round_, work, self._note_asked(ask, among))
         granted = await self.settle(ask, round_, until)
         if granted is None and round_.answered < self.nodes.majority:
             raise round_.failure(self.nodes)
