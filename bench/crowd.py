@@ -60,7 +60,7 @@ REQUESTS: dict[peers.Peer, Callable[[Counts], float]] = {
 
 def measure(bench: Bench) -> Report:
     report = Report("crowd", TITLE)
-    seconds = bench.pick(3.0, 1.0)
+    seconds = bench.pick(2.0, 1.0)
     cases = {peer.name: _case(report, bench.server, peer, seconds) for peer in present(report, tuple(REQUESTS))}
     rounds = in_turns(cases, bench.pick(3, 1))
     found = {name: [one for one in crowds if one] for name, crowds in rounds.items()}
