@@ -258,9 +258,12 @@ class QuorumStore:
         for node in among:  # it is sent, and comes after what we asked before; but a silent node may lose it
             if node.number not in votes and node.number not in said and not node.can_be_asked(now):
                 node.owe(name, holder, gone_at)
-        if len(votes) < nodes.majority:
+        freed = sum(votes.values())
+        unheard = sum(node.number not in votes and node.store.connected for node in among)
+        # With nodes that may still say yes, "it had gone" would be a guess: a repeat tells.
+        if len(votes) < nodes.majority or freed < nodes.majority <= freed + unheard:
             raise nodes.not_reached(said, sent=bool(among))
-        return sum(votes.values()) >= nodes.majority
+        return freed >= nodes.majority
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool | None]:
         return await keeping.renew(self, renewals, until)
