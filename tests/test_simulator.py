@@ -25,6 +25,12 @@ def test_no_seed_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:
     assert int(found[1].replace(",", "")) > 20 * SEEDS, "the runs do next to nothing"
 
 
+@pytest.mark.parametrize("seed", [211, 378, 8445])
+def test_seeds_that_once_failed(seed: int) -> None:
+    """A wait that asked on when its time was up; a place that a late request without a ticket had moved to the end."""
+    assert not simulate(seed).broken
+
+
 def test_a_seed_gives_the_same_trace_on_every_run() -> None:
     for seed in (1, 2, 3):
         assert simulate(seed) == simulate(seed)

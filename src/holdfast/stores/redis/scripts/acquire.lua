@@ -24,10 +24,10 @@ if call('EXISTS', lock, queue) == 0 then
 end
 
 -- A ticket from before keeps its place: whoever was passed over while its connection was down is not sent to
--- the end.
+-- the end, though an old request without a ticket, executed late, has joined there meanwhile.
 local function join()
   local ticket = call('ZSCORE', queue, holder)
-  if not ticket then
+  if not ticket or (tonumber(ARGV[6]) or math.huge) < tonumber(ticket) then
     ticket = ARGV[6]
     if ticket == '' then
       local last = call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
