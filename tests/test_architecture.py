@@ -30,8 +30,11 @@ PUBLIC = {
     *(
         "",
         "aio",
+        "basis",
         "connect",
         "connection",
+        "exports",
+        "losses",
         "guarantees",
         "guards",
         "leases",

@@ -6,25 +6,24 @@ if nothing is heard from the store, so `ensure_held()` is right in the instant a
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import logging
 from collections.abc import Awaitable, Callable, Hashable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.core import release as core
 from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.insist import insist
 from holdfast.core.passing import Room, Tenancy
 from holdfast.core.renew import renew
-from holdfast.errors import ConfigurationError, LeaseLost, Outcome, StoreUnavailable
-from holdfast.ports import Runtime, Waker
+from holdfast.errors import LeaseLost, Outcome, StoreUnavailable
+from holdfast.exports import Exported
+from holdfast.losses import AsyncLost, Lost
+from holdfast.ports import Waker
 from holdfast.runtime.runner import run
-from holdfast.values import LEAST_TTL, Seconds, clean, holder_id, lock_name, seconds, shown
+from holdfast.values import LEAST_TTL, Seconds, clean, seconds, shown
 
 if TYPE_CHECKING:
-    from holdfast.connection import BaseLocks
+    from holdfast.basis import BaseLocks
 
 log = logging.getLogger("holdfast")
 
@@ -269,81 +268,6 @@ class BaseLease:
             f"<{type(self).__name__} {clean(self.name)!r} {self.state.value}, fence {self.fence}, "
             f"{self.remaining:.1f} s left>"
         )
-
-
-class Exported(NamedTuple):
-    """What an exported lease consists of."""
-
-    name: str
-    holder: str
-    ttl: float
-
-    def encode(self) -> str:
-        packed = json.dumps([self.name, self.holder, self.ttl], separators=(",", ":")).encode()
-        return "hf1." + base64.urlsafe_b64encode(packed).decode()
-
-    @classmethod
-    def decode(cls, text: str) -> Exported:
-        try:
-            version, _, packed = text.partition(".")
-            name, holder, ttl = json.loads(base64.b64decode(packed, altchars=b"-_", validate=True))
-            if version != "hf1":
-                raise ValueError(version)
-        except (AttributeError, TypeError, ValueError, RecursionError, binascii.Error):
-            raise ConfigurationError(
-                "This is no exported lease. Give locks.adopt() the very string that lease.export() returned."
-            ) from None
-        return cls(lock_name(name), holder_id(holder), seconds(ttl, "ttl"))
-
-
-class BaseLost:
-    """The moment of loss as something to wait for; true once it has come."""
-
-    def __init__(self, lease: BaseLease) -> None:
-        self._lease = lease
-
-    def is_set(self) -> bool:
-        """Whether the lease is lost, by the local clock."""
-        return self._lease.state is State.LOST
-
-    def __bool__(self) -> bool:
-        return self.is_set()
-
-    async def _wait(self, runtime: Runtime, timeout: Seconds | None) -> bool:
-        until = None if timeout is None else runtime.now() + seconds(timeout, "timeout")
-        waker = runtime.waker()
-        self._lease._wakers.append(waker)
-        try:
-            while not self.is_set():
-                if not await waker.wait(until):
-                    return self.is_set()
-            return True
-        finally:
-            self._lease._wakers.remove(waker)
-
-
-class Lost(BaseLost):
-    """For threads: `wait()` blocks.
-
-    >>> import holdfast
-    >>> lease = holdfast.connect("memory://").lock("doc:lost").acquire()
-    >>> lease.lost.wait(timeout=0)
-    False
-    >>> lease.release()
-    True
-    """
-
-    def wait(self, timeout: Seconds | None = None) -> bool:
-        """Block until the lease is lost; False when `timeout` seconds passed first."""
-        return run(self._wait(self._lease._client.runtime, timeout))
-
-
-class AsyncLost(BaseLost):
-    """For asyncio: `await wait()`."""
-
-    async def wait(self, timeout: Seconds | None = None) -> bool:
-        """Wait until the lease is lost; False when `timeout` seconds passed first."""
-        return await self._wait(self._lease._client.runtime, timeout)
 
 
 class Lease(BaseLease):

@@ -28,7 +28,7 @@ from holdfast.runtime.runner import run
 from holdfast.values import Ask, LockInfo, Seconds, clean, lock_name, shown
 
 if TYPE_CHECKING:
-    from holdfast.connection import BaseLocks
+    from holdfast.basis import BaseLocks
 
 log = logging.getLogger("holdfast")
 

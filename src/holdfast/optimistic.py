@@ -27,7 +27,7 @@ from holdfast.ports import Draft, Editor
 from holdfast.values import Seconds, lock_name, seconds, shown
 
 if TYPE_CHECKING:
-    from holdfast.connection import BaseLocks
+    from holdfast.basis import BaseLocks
     from holdfast.leases import BaseLease
 
 Value = bytes | str | int | float

@@ -11,7 +11,8 @@ import weakref
 from collections.abc import MutableMapping
 from typing import Any
 
-from holdfast.connection import AsyncLocks, BaseLocks, Locks
+from holdfast.basis import BaseLocks
+from holdfast.connection import AsyncLocks, Locks
 from holdfast.errors import ConfigurationError
 
 _of_client: MutableMapping[Any, BaseLocks[Any]] = weakref.WeakKeyDictionary()

@@ -12,8 +12,9 @@ from holdfast.ports import Mailbox, Store
 from holdfast.runtime.runner import run
 from holdfast.runtime.threads import ThreadRuntime
 from holdfast.stores.memory import Hub, MemoryStore
-from holdfast.testing import contract
-from holdfast.testing.contract import CHECKS, Bench, ContractBroken, check_store, run_check
+from holdfast.testing import contract, footing
+from holdfast.testing.contract import CHECKS, check_store, run_check
+from holdfast.testing.footing import Bench, ContractBroken
 from holdfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal
 from tests.contract.driver import Driver, scenario
 
@@ -184,7 +185,7 @@ BROKEN = [
 def test_each_check_finds_the_store_that_breaks_its_rule(
     check: Check, store_class: type[Broken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contract, "PATIENCE", 0.15)
+    monkeypatch.setattr(footing, "PATIENCE", 0.15)
     hub = Hub()
 
     def make_store() -> Store:

@@ -15,95 +15,11 @@ What is not checked here: time limits and lost connections (they need a network 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
-from holdfast.ports import Mailbox, Runtime, Store
-from holdfast.values import Ask, Granted, LockInfo, Next, Owner, Place, Push, Queued, Renewal, Taken
-
-MakeStore = Callable[[], Store]
-T = TypeVar("T")
-
-PATIENCE = 10.0
-"""Seconds for which a check waits for what should come at once."""
-LONG = 30.0
-BRIEF = 0.05
-"""Ttls that outlast a check, and that end within one."""
-
-
-class ContractBroken(AssertionError):
-    """A store did not do what every store must."""
-
-
-class Bench:
-    """What a check works with: stores of one engine, names and holder ids that nobody used before."""
-
-    def __init__(self, make_store: MakeStore, runtime: Runtime) -> None:
-        self._make_store = make_store
-        self._stores: list[Store] = []
-        self.runtime = runtime
-        self.name = f"contract:{runtime.new_holder()}"
-
-    def store(self) -> Store:
-        store = self._make_store()
-        self._stores.append(store)
-        return store
-
-    def until(self) -> float:
-        return self.runtime.now() + PATIENCE
-
-    def ask(self, label: str, ttl: float = LONG) -> Ask:
-        return Ask(self.name, self.runtime.new_holder(), ttl, Owner("host", 1, label).encode())
-
-    async def take(self, store: Store, ask: Ask) -> int:
-        """Get a free lock; its fence."""
-        return _a(Granted, await store.acquire(ask, None, self.until()), "a free lock is granted").fence
-
-    async def queue(self, store: Store, ask: Ask, turn: int = 1, ticket: int | None = None) -> tuple[Mailbox, Queued]:
-        """Wait for a taken lock."""
-        box = store.mailbox(ask.holder)
-        await box.open(self.until())
-        answer = await store.acquire(ask, Place(box.address, turn, ticket), self.until())
-        return box, _a(Queued, answer, "who asks for a place in the queue of a taken lock gets one")
-
-    async def next_push(self, box: Mailbox) -> Push:
-        """The grant that is pushed next; news on the way to it are passed by."""
-        while True:
-            push = await box.wait(self.until())
-            if isinstance(push, Push):
-                return push
-            _a(Next, push, "a grant that is handed over is pushed to its holder")
-
-    async def inspect(self, store: Store) -> LockInfo:
-        return await store.inspect(self.name, self.until())
-
-    async def poll(self, look: Callable[[], Coroutine[Any, Any, T | None]], what: str) -> T:
-        """The first answer that is not None."""
-        give_up_at = self.until()
-        while (found := await look()) is None:
-            if self.runtime.now() >= give_up_at:
-                raise ContractBroken(f"{what}, within {PATIENCE:g} s")
-            await self.runtime.sleep(0.002)
-        return found
-
-    async def close(self) -> None:
-        for store in self._stores:
-            await store.close()
-
-
-def _a(kind: type[T], answer: object, rule: str) -> T:
-    if not isinstance(answer, kind):
-        raise ContractBroken(f"{rule}, but the answer was {answer!r}")
-    return answer
-
-
-def _equal(seen: object, wanted: object, rule: str) -> None:
-    if seen != wanted:
-        raise ContractBroken(f"{rule}: {wanted!r} was due, and {seen!r} came")
-
-
-def _more(seen: float, least: float, rule: str) -> None:
-    if not seen > least:
-        raise ContractBroken(f"{rule}: more than {least!r} was due, and {seen!r} came")
+from holdfast.ports import Runtime
+from holdfast.testing.footing import BRIEF, LONG, Bench, ContractBroken, MakeStore, as_a, equal, more
+from holdfast.values import Granted, LockInfo, Next, Owner, Place, Queued, Renewal, Taken
 
 
 async def repeated_acquire(bench: Bench) -> None:
@@ -111,18 +27,18 @@ async def repeated_acquire(bench: Bench) -> None:
     store, ask = bench.store(), bench.ask("a", ttl=1)
     fence = await bench.take(store, ask)
     again = await store.acquire(ask._replace(ttl=LONG), None, bench.until())
-    repeated = _a(Granted, again, "a repeated request is granted again")
-    _equal(repeated.fence, fence, "a repeated request is granted again, with the same fence")
-    _more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a repeat sets the full ttl anew")
+    repeated = as_a(Granted, again, "a repeated request is granted again")
+    equal(repeated.fence, fence, "a repeated request is granted again, with the same fence")
+    more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a repeat sets the full ttl anew")
 
 
 async def taken(bench: Bench) -> None:
     """A taken lock is refused to who asks for no place, and nothing is left behind."""
     store, other = bench.store(), bench.store()
     await bench.take(store, bench.ask("a"))
-    answer = _a(Taken, await other.acquire(bench.ask("b"), None, bench.until()), "a taken lock is refused")
-    _more(answer.ttl_left or 0, LONG / 2, "the refusal tells how long the holder's ttl still lasts")
-    _equal((await bench.inspect(other)).waiting, 0, "who asked for no place has none")
+    answer = as_a(Taken, await other.acquire(bench.ask("b"), None, bench.until()), "a taken lock is refused")
+    more(answer.ttl_left or 0, LONG / 2, "the refusal tells how long the holder's ttl still lasts")
+    equal((await bench.inspect(other)).waiting, 0, "who asked for no place has none")
 
 
 async def handed_over(bench: Bench) -> None:
@@ -131,14 +47,14 @@ async def handed_over(bench: Bench) -> None:
     fence = await bench.take(store, first)
     box, _ = await bench.queue(other, second)
     again = await other.acquire(second, Place(box.address, 2, None), bench.until())
-    _a(Queued, again, "who asks again goes on waiting")
-    _equal(await store.release(bench.name, first.holder, bench.until()), True, "a holder's release frees the lock")
+    as_a(Queued, again, "who asks again goes on waiting")
+    equal(await store.release(bench.name, first.holder, bench.until()), True, "a holder's release frees the lock")
     push = await bench.next_push(box)
-    _equal(push.turn, 2, "a push names the turn of the last request")
-    _more(push.fence, fence, "fences rise")
+    equal(push.turn, 2, "a push names the turn of the last request")
+    more(push.fence, fence, "fences rise")
     confirmed = await other.acquire(second, Place(box.address, 3, None), bench.until())
-    sure = _a(Granted, confirmed, "a pushed grant can be confirmed by a request")
-    _equal(sure.fence, push.fence, "a pushed grant can be confirmed by a request, with the same fence")
+    sure = as_a(Granted, confirmed, "a pushed grant can be confirmed by a request")
+    equal(sure.fence, push.fence, "a pushed grant can be confirmed by a request, with the same fence")
     box.close()
 
 
@@ -147,14 +63,14 @@ async def places(bench: Bench) -> None:
     store, asks = bench.store(), [bench.ask(label) for label in "abc"]
     await bench.take(store, asks[0])
     (box, first), (_, second) = [await bench.queue(store, ask) for ask in asks[1:]]
-    _equal((first.position, second.position), (0, 1), "positions count those in front")
-    _more(second.ticket, first.ticket, "tickets rise")
+    equal((first.position, second.position), (0, 1), "positions count those in front")
+    more(second.ticket, first.ticket, "tickets rise")
     again = await store.acquire(asks[1], Place(box.address, 2, first.ticket), bench.until())
-    _equal(_a(Queued, again, "who asks again goes on waiting")[:2], first[:2], "asking again keeps the place")
-    _equal(await store.release(bench.name, asks[1].holder, bench.until()), False, "a place is no grant")
-    _equal((await bench.inspect(store)).waiting, 1, "a release gives up the place")
+    equal(as_a(Queued, again, "who asks again goes on waiting")[:2], first[:2], "asking again keeps the place")
+    equal(await store.release(bench.name, asks[1].holder, bench.until()), False, "a place is no grant")
+    equal((await bench.inspect(store)).waiting, 1, "a release gives up the place")
     _, back = await bench.queue(store, asks[1], turn=3, ticket=first.ticket)
-    _equal(back[:2], first[:2], "a ticket from before leads back to its place")
+    equal(back[:2], first[:2], "a ticket from before leads back to its place")
 
 
 async def order(bench: Bench) -> None:
@@ -166,12 +82,12 @@ async def order(bench: Bench) -> None:
     for ask, box in waiting:
         await stores[0].release(bench.name, held.holder, bench.until())
         tried = await stores[1].acquire(bench.ask("new"), None, bench.until())
-        _a(Taken, tried, "a lock that was handed over is taken")
+        as_a(Taken, tried, "a lock that was handed over is taken")
         push = await bench.next_push(box)
-        _more(push.fence, fence, "fences rise from holder to holder")
+        more(push.fence, fence, "fences rise from holder to holder")
         held, fence = ask, push.fence
-    _equal(await stores[0].release(bench.name, held.holder, bench.until()), True, "the last one gives it back")
-    _equal((await bench.inspect(stores[0])).locked, False, "and then it is free")
+    equal(await stores[0].release(bench.name, held.holder, bench.until()), True, "the last one gives it back")
+    equal((await bench.inspect(stores[0])).locked, False, "and then it is free")
 
 
 async def told_first(bench: Bench) -> None:
@@ -184,23 +100,23 @@ async def told_first(bench: Bench) -> None:
     box, _ = await bench.queue(other, asks[3], turn=5)
     await store.release(bench.name, asks[2].holder, bench.until())
     await store.release(bench.name, asks[0].holder, bench.until())
-    news = _a(Next, await box.wait(bench.until()), "who becomes the first is told")
-    _equal(news.turn, 5, "the news name the turn of the last request")
-    _equal(0 < (news.ttl_left or 0) <= LONG / 3, True, "and the ttl of the new holder")
+    news = as_a(Next, await box.wait(bench.until()), "who becomes the first is told")
+    equal(news.turn, 5, "the news name the turn of the last request")
+    equal(0 < (news.ttl_left or 0) <= LONG / 3, True, "and the ttl of the new holder")
     await store.release(bench.name, asks[1].holder, bench.until())
-    _equal((await bench.next_push(box)).turn, 5, "and then it is granted")
+    equal((await bench.next_push(box)).turn, 5, "and then it is granted")
 
 
 async def released(bench: Bench) -> None:
     """Only the holder's release frees the lock, and a repeat finds nothing."""
     store, ask, stranger = bench.store(), bench.ask("a"), bench.ask("b")
     fence = await bench.take(store, ask)
-    _equal(await store.release(bench.name, stranger.holder, bench.until()), False, "a stranger releases nothing")
+    equal(await store.release(bench.name, stranger.holder, bench.until()), False, "a stranger releases nothing")
     info = await bench.inspect(store)
-    _equal((info.holder, info.fence), (ask.holder, fence), "a stranger's release changes nothing")
-    _equal(await store.release(bench.name, ask.holder, bench.until()), True, "a holder's release frees the lock")
-    _equal(await store.release(bench.name, ask.holder, bench.until()), False, "a repeated release finds nothing")
-    _more(await bench.take(store, stranger), fence, "fences rise also when the lock was free in between")
+    equal((info.holder, info.fence), (ask.holder, fence), "a stranger's release changes nothing")
+    equal(await store.release(bench.name, ask.holder, bench.until()), True, "a holder's release frees the lock")
+    equal(await store.release(bench.name, ask.holder, bench.until()), False, "a repeated release finds nothing")
+    more(await bench.take(store, stranger), fence, "fences rise also when the lock was free in between")
 
 
 async def renewed(bench: Bench) -> None:
@@ -210,12 +126,12 @@ async def renewed(bench: Bench) -> None:
     batch = [Renewal(bench.name, ask.holder, LONG), Renewal(bench.name, stranger.holder, 2 * LONG)]
     batch.append(Renewal(bench.name + ":free", ask.holder, LONG))
     answers = await store.renew(batch, bench.until())
-    _equal(answers, [True, False, False], "each line of a batch is answered for itself")
+    equal(answers, [True, False, False], "each line of a batch is answered for itself")
     left = (await bench.inspect(store)).ttl_left or 0
-    _more(left, LONG / 2, "a renewal sets the ttl that it names")
-    _more(LONG + 0.001, left, "a stranger's renewal changes nothing")
+    more(left, LONG / 2, "a renewal sets the ttl that it names")
+    more(LONG + 0.001, left, "a stranger's renewal changes nothing")
     free = await store.inspect(bench.name + ":free", bench.until())
-    _equal(free.locked, False, "a renewal never takes a free lock")
+    equal(free.locked, False, "a renewal never takes a free lock")
 
 
 async def last_word(bench: Bench) -> None:
@@ -223,13 +139,13 @@ async def last_word(bench: Bench) -> None:
     store, ask, stranger = bench.store(), bench.ask("a", ttl=LONG), bench.ask("b")
     await bench.take(store, ask)
     words = [Renewal(bench.name, ask.holder, LONG / 4, final=True), Renewal(bench.name, stranger.holder, 1, final=True)]
-    _equal(await store.renew(words, bench.until()), [True, False], "each line of a batch is answered for itself")
+    equal(await store.renew(words, bench.until()), [True, False], "each line of a batch is answered for itself")
     left = (await bench.inspect(store)).ttl_left or 0
-    _more(LONG / 4 + 0.001, left, "a last word may end a grant sooner")
-    _more(left, LONG / 8, "a stranger's changes nothing")
-    _equal(await store.renew([words[0]._replace(ttl=LONG)], bench.until()), [True], "a last word may be repeated")
-    _more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a last word may end a grant later")
-    _equal(await store.renew([words[0]._replace(ttl=BRIEF)], bench.until()), [True], "and sooner again")
+    more(LONG / 4 + 0.001, left, "a last word may end a grant sooner")
+    more(left, LONG / 8, "a stranger's changes nothing")
+    equal(await store.renew([words[0]._replace(ttl=LONG)], bench.until()), [True], "a last word may be repeated")
+    more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a last word may end a grant later")
+    equal(await store.renew([words[0]._replace(ttl=BRIEF)], bench.until()), [True], "and sooner again")
 
     async def freed() -> Granted | None:
         answer = await store.acquire(stranger, None, bench.until())
@@ -243,15 +159,15 @@ async def adopted(bench: Bench) -> None:
     store, other = bench.store(), bench.store()
     old, new, late = bench.ask("old"), bench.ask("new"), bench.ask("late")
     fence = await bench.take(store, old)
-    granted = _a(Granted, await other.adopt(new, old.holder, bench.until()), "a grant can be adopted")
-    _more(granted.fence, fence, "an adopted grant has a new fence")
-    _equal(await other.adopt(new, old.holder, bench.until()), granted, "a repeated adoption gives the same fence")
-    _equal(await other.adopt(late, old.holder, bench.until()), None, "a grant is adopted once")
-    _equal(await store.release(bench.name, old.holder, bench.until()), False, "the old holder holds nothing")
+    granted = as_a(Granted, await other.adopt(new, old.holder, bench.until()), "a grant can be adopted")
+    more(granted.fence, fence, "an adopted grant has a new fence")
+    equal(await other.adopt(new, old.holder, bench.until()), granted, "a repeated adoption gives the same fence")
+    equal(await other.adopt(late, old.holder, bench.until()), None, "a grant is adopted once")
+    equal(await store.release(bench.name, old.holder, bench.until()), False, "the old holder holds nothing")
     stale = [Renewal(bench.name, old.holder, LONG)]
-    _equal(await store.renew(stale, bench.until()), [False], "the old holder prolongs nothing")
+    equal(await store.renew(stale, bench.until()), [False], "the old holder prolongs nothing")
     info = await bench.inspect(store)
-    _equal((info.holder, info.fence), (new.holder, granted.fence), "the new holder is the holder")
+    equal((info.holder, info.fence), (new.holder, granted.fence), "the new holder is the holder")
 
 
 async def expired(bench: Bench) -> None:
@@ -264,11 +180,11 @@ async def expired(bench: Bench) -> None:
         return answer if isinstance(answer, Granted) else None
 
     granted = await bench.poll(freed, "a grant ends with its ttl")
-    _more(granted.fence, fence, "fences rise also across an expiry")
-    _equal(await store.renew([Renewal(*ask[:3])], bench.until()), [False], "an expired grant cannot be renewed")
-    _equal(await store.release(bench.name, ask.holder, bench.until()), False, "nor released")
-    _equal(await store.adopt(bench.ask("c"), ask.holder, bench.until()), None, "nor adopted")
-    _equal((await bench.inspect(store)).holder, successor.holder, "and its successor keeps the lock")
+    more(granted.fence, fence, "fences rise also across an expiry")
+    equal(await store.renew([Renewal(*ask[:3])], bench.until()), [False], "an expired grant cannot be renewed")
+    equal(await store.release(bench.name, ask.holder, bench.until()), False, "nor released")
+    equal(await store.adopt(bench.ask("c"), ask.holder, bench.until()), None, "nor adopted")
+    equal((await bench.inspect(store)).holder, successor.holder, "and its successor keeps the lock")
 
 
 async def inherited(bench: Bench) -> None:
@@ -280,15 +196,15 @@ async def inherited(bench: Bench) -> None:
     await bench.inspect(other)
     await bench.take(store, ask)
     answer = await other.acquire(first, Place(box.address, 1, None), bench.until())
-    _a(Queued, answer, "who asks for a place in the queue of a taken lock gets one")
+    as_a(Queued, answer, "who asks for a place in the queue of a taken lock gets one")
 
     async def handed_on() -> bool | None:
         answer = await store.acquire(bench.ask("c"), None, bench.until())
-        _a(Taken, answer, "who comes new does not overtake who waits")
+        as_a(Taken, answer, "who comes new does not overtake who waits")
         return (await bench.inspect(store)).holder == first.holder or None
 
     await bench.poll(handed_on, "an expired lock goes to the first in the queue")
-    _equal((await bench.next_push(box)).turn, 1, "it is told by a push")
+    equal((await bench.next_push(box)).turn, 1, "it is told by a push")
 
 
 async def passed_over(bench: Bench) -> None:
@@ -302,7 +218,7 @@ async def passed_over(bench: Bench) -> None:
     await gone.close()
     await store.release(bench.name, ask.holder, bench.until())
     await bench.next_push(next_box)
-    _equal((await bench.inspect(store)).holder, next_one.holder, "a waiter that is gone is passed over")
+    equal((await bench.inspect(store)).holder, next_one.holder, "a waiter that is gone is passed over")
 
 
 async def forgotten(bench: Bench) -> None:
@@ -313,7 +229,7 @@ async def forgotten(bench: Bench) -> None:
 
     async def freed() -> Granted | None:
         answer = await store.acquire(other, None, bench.until())
-        _equal((await bench.inspect(store)).holder != silent.holder, True, "a place ends with its ttl")
+        equal((await bench.inspect(store)).holder != silent.holder, True, "a place ends with its ttl")
         return answer if isinstance(answer, Granted) else None
 
     await bench.poll(freed, "a lock with nobody alive in its queue is free")
@@ -325,8 +241,8 @@ async def patience(bench: Bench) -> None:
     await bench.take(store, ask)
     box, _ = await bench.queue(store, waiting)
     until = bench.runtime.now() + 2 * BRIEF
-    _equal(await box.wait(until), None, "nothing is pushed while the lock is held")
-    _more(bench.runtime.now(), until - BRIEF, "a mailbox is waited at until the moment that was given")
+    equal(await box.wait(until), None, "nothing is pushed while the lock is held")
+    more(bench.runtime.now(), until - BRIEF, "a mailbox is waited at until the moment that was given")
     box.close()
 
 
@@ -334,19 +250,19 @@ async def inspected(bench: Bench) -> None:
     """`inspect` tells the holder, the fence, the times, and who waits, in order; it changes nothing."""
     store, asks = bench.store(), [bench.ask(label) for label in ("a", "b", "c")]
     free = await bench.inspect(store)
-    _equal(free, LockInfo(bench.name), "nothing is known of a lock that was never taken")
+    equal(free, LockInfo(bench.name), "nothing is known of a lock that was never taken")
     fence = await bench.take(store, asks[0])
     for ask in asks[1:]:
         await bench.queue(store, ask)
     info = await bench.inspect(store)
-    _equal((info.name, info.holder, info.fence), (bench.name, asks[0].holder, fence), "the holder is told")
-    _equal(info.owner, Owner("host", 1, "a"), "the owner is told")
-    _equal([one.holder for one in info.waiters], [ask.holder for ask in asks[1:]], "who waits is told in order")
-    _equal([one.owner and one.owner.label for one in info.waiters], ["b", "c"], "with their owners")
-    _equal(info.waiting, 2, "and counted")
+    equal((info.name, info.holder, info.fence), (bench.name, asks[0].holder, fence), "the holder is told")
+    equal(info.owner, Owner("host", 1, "a"), "the owner is told")
+    equal([one.holder for one in info.waiters], [ask.holder for ask in asks[1:]], "who waits is told in order")
+    equal([one.owner and one.owner.label for one in info.waiters], ["b", "c"], "with their owners")
+    equal(info.waiting, 2, "and counted")
     times = (info.held_for, info.ttl_left, *(one.waiting_for for one in info.waiters))
     for time in times:
-        _equal(time is not None and 0 <= time <= LONG, True, f"times are seconds, and {times} are not")
+        equal(time is not None and 0 <= time <= LONG, True, f"times are seconds, and {times} are not")
 
 
 async def surveyed(bench: Bench) -> None:
@@ -365,12 +281,12 @@ async def surveyed(bench: Bench) -> None:
         page = await store.survey(f"{bench.name}:*", cursor, bench.until())
         found.update((info.name, info) for info in page.infos)
         cursor, parts = page.cursor, parts + 1
-    _equal(sorted(found), sorted(ask.name for ask in asks), "every lock that fits is found, and no other")
+    equal(sorted(found), sorted(ask.name for ask in asks), "every lock that fits is found, and no other")
     holders = [None if at == 5 else ask.holder for at, ask in enumerate(asks)]
-    _equal([found[ask.name].holder for ask in asks], holders, "holders are told")
-    _equal([found[ask.name].fence for ask in asks], fences, "fences are told, also of free locks")
-    _equal([found[ask.name].waiting for ask in asks], [int(at == 3) for at in range(count)], "who waits is counted")
-    _equal(found[asks[2].name].owner, Owner("host", 1, "2"), "owners are told")
+    equal([found[ask.name].holder for ask in asks], holders, "holders are told")
+    equal([found[ask.name].fence for ask in asks], fences, "fences are told, also of free locks")
+    equal([found[ask.name].waiting for ask in asks], [int(at == 3) for at in range(count)], "who waits is counted")
+    equal(found[asks[2].name].owner, Owner("host", 1, "2"), "owners are told")
     box.close()
 
 
@@ -379,19 +295,19 @@ async def taken_away(bench: Bench) -> None:
     store, other, first, second = bench.store(), bench.store(), bench.ask("a"), bench.ask("b")
     fence = await bench.take(store, first)
     box, _ = await bench.queue(other, second)
-    _equal(await other.take_away(bench.name, second.holder, bench.until()), False, "a waiter has nothing to lose")
-    _equal((await bench.inspect(store)).waiting, 1, "and keeps its place")
-    _equal(await other.take_away(bench.name, first.holder, bench.until()), True, "a holder loses the lock")
+    equal(await other.take_away(bench.name, second.holder, bench.until()), False, "a waiter has nothing to lose")
+    equal((await bench.inspect(store)).waiting, 1, "and keeps its place")
+    equal(await other.take_away(bench.name, first.holder, bench.until()), True, "a holder loses the lock")
     push = await bench.next_push(box)
-    _more(push.fence, fence, "the next one gets it with a new fence")
-    _equal(await other.take_away(bench.name, first.holder, bench.until()), False, "it is taken away once")
-    _equal((await bench.inspect(store)).holder, second.holder, "and nobody else is hit")
-    _equal(await store.renew([Renewal(*first[:3])], bench.until()), [False], "the old holder is refused a renewal")
-    _equal(await other.take_away(bench.name, second.holder, bench.until()), True, "also when nobody waits")
+    more(push.fence, fence, "the next one gets it with a new fence")
+    equal(await other.take_away(bench.name, first.holder, bench.until()), False, "it is taken away once")
+    equal((await bench.inspect(store)).holder, second.holder, "and nobody else is hit")
+    equal(await store.renew([Renewal(*first[:3])], bench.until()), [False], "the old holder is refused a renewal")
+    equal(await other.take_away(bench.name, second.holder, bench.until()), True, "also when nobody waits")
     info = await bench.inspect(store)
-    _equal(info.locked, False, "then the lock is free")
-    _more(info.fence or 0, push.fence, "and its fence has moved on")
-    _more(await bench.take(store, first._replace(holder=bench.runtime.new_holder())), info.fence or 0, "fences rise")
+    equal(info.locked, False, "then the lock is free")
+    more(info.fence or 0, push.fence, "and its fence has moved on")
+    more(await bench.take(store, first._replace(holder=bench.runtime.new_holder())), info.fence or 0, "fences rise")
     box.close()
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from holdfast.core.validity import DRIFT
 from holdfast.errors import LeaseLost
-from holdfast.leases import AsyncLease, Exported
+from holdfast.exports import Exported
+from holdfast.leases import AsyncLease
 from holdfast.testing.process import Process, Program
 from holdfast.testing.world import ALL_RULES, Client, Model
 

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
+from holdfast.basis import BaseLocks
 from holdfast.compat.redis_py.errors import LockError, LockNotOwnedError, as_theirs
 from holdfast.compat.redis_py.tokens import SharedToken
-from holdfast.connection import BaseLocks
 from holdfast.core import acquire as core
 from holdfast.core.deadline import Deadline
 from holdfast.core.holding import Holding, State
