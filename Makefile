@@ -22,11 +22,11 @@ demo: $(VENV)/.base ## Show the lock at work; needs no server
 # Two rounds, so that tests that count milliseconds do not share the cores with those that count states. A file stays
 # with one worker: its servers are started once.
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "timing and not faults and not soak"
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not timing and not faults and not soak"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "timing and not faults and not soak"
+	$(BIN)/python -m pytest -n 4 --dist loadfile -m "not timing and not faults and not soak"
 
 faults: $(VENV)/.dev ## Run the long tests of real faults: failovers, migrations, nodes down
-	$(BIN)/python -m pytest -m faults
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m faults
 
 soak: $(VENV)/.dev ## Run what takes ten thousand rounds: releases that race renewals, memory
 	$(BIN)/python -m pytest -m soak

@@ -266,6 +266,7 @@ def test_a_planted_error_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.soak  # the models of `make explore` and of test_explorer.py are clean too
 def test_without_the_error_the_same_model_is_clean(name: str) -> None:
     model = MUTANTS[name].model
     report = Explorer(model).run(most_states=3_000, most_seconds=MOST_SECONDS)

@@ -26,6 +26,12 @@ def d(
     return driver
 
 
+LONG = ("redis62", "replicated")
+"""Stores whose code is that of another one in the suite: `make test` runs the checks of the port on them, and the
+scenarios above it are left to `make faults`."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before what has these marks is left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what a store cannot do by its nature."""
     missing = {
@@ -33,6 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "transactions": {name for names in WITHOUT_A_QUEUE.values() for name in names},
     }
     items[:] = [item for item in items if not missing.get(_store_of(item), set()) & _names_of(item)]
+    for item in items:
+        if _store_of(item) in LONG and "test_store_port" not in item.nodeid:
+            item.add_marker(pytest.mark.faults)
 
 
 def _store_of(item: pytest.Item) -> str:

@@ -11,6 +11,7 @@ from holdfast.runtime.clock import now
 from tests.keeper.listening import SLACK, Listener
 from tests.keeper.measuring import note
 from tests.support.faults import Direction
+from tests.support.lateness import lateness
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -44,7 +45,7 @@ def assert_lost_at_the_deadline(listener: Listener, lease: Any, what: str) -> No
     """On_lost was called at the lease's deadline: not before, and hardly after."""
     (call,) = listener.wait_for("lost")
     late = note(f"loss told late, {what}", (call.at - deadline_of(lease)) * 1000) / 1000
-    assert 0 <= late < SLACK
+    assert 0 <= late < SLACK + lateness()
 
 
 class TestTheServerStops:
@@ -87,7 +88,7 @@ class TestTheServerStops:
         assert {call.lease for call in calls} == set(leases)
         worst = max(call.at - deadline_of(call.lease) for call in calls)
         note("loss told late, 300 leases at once", worst * 1000)
-        assert worst < SLACK
+        assert worst < SLACK + lateness() + len(leases) * 0.0005  # pytest keeps every line that is logged
         assert len(listener.words()) == len(leases) + listener.words().count("risk")
         fresh_server.resume()
 
@@ -98,7 +99,7 @@ class TestTheServerStops:
         restarted_at = now()
         (call,) = listener.wait_for("lost")
         note("loss told after a restart, share of the ttl", (call.at - restarted_at) / 1.5, "ttl")
-        assert call.at <= deadline_of(lease) + SLACK
+        assert call.at <= deadline_of(lease) + SLACK + lateness()
         assert call.at - restarted_at < 1.5 / 3 + 0.5, "at the next renewal, not at the end of the ttl"
         other = client.acquire("report", timeout=0)
         assert client.release(lease) is False
@@ -194,7 +195,7 @@ class TestTheft:
             valkey.raw(*command)
         stolen_at = now()
         (call,) = listener.wait_for("lost")
-        assert call.at - stolen_at < 0.6 / 3 + SLACK
+        assert call.at - stolen_at < 0.6 / 3 + SLACK + lateness()
         with pytest.raises(LeaseLost):
             us.do(lease.ensure_held)
         assert us.release(lease) is False

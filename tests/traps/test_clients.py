@@ -177,7 +177,7 @@ class TestTls:
             check_everything(first, second, server)
 
     def test_a_stranger_is_not_trusted(self, colour: Colour, secure: tuple[Server, int]) -> None:
-        client = colour.connect(f"rediss://127.0.0.1:{secure[1]}/0", store_timeout=0.2)
+        client = colour.connect(f"rediss://127.0.0.1:{secure[1]}/0", store_timeout=2)
         with pytest.raises(ConnectionError, match=r"(?i)certificate"):
             client.acquire("report")
         assert traces(secure[0], "report") == []
