@@ -23,7 +23,7 @@ demo: $(VENV)/.base ## Show the lock at work; needs no server
 # with one worker: its servers are started once.
 test: $(VENV)/.dev ## Run the tests
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "timing and not faults and not soak"
-	$(BIN)/python -m pytest -n 4 --dist loadfile -m "not timing and not faults and not soak"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not timing and not faults and not soak"
 
 faults: $(VENV)/.dev ## Run the long tests of real faults: failovers, migrations, nodes down
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m faults

@@ -96,7 +96,7 @@ class BaseLocks(Generic[LeaseT]):
     def _closed_under_us(self) -> None:
         """A thread that waited is told that the connection was closed. When that is because the program ends, nobody
         is there to be told: a daemon thread waits for the end, which comes at once, rather than complain."""
-        if exiting and threading.current_thread().daemon:
+        if self._closed and exiting and threading.current_thread().daemon:
             threading.Event().wait()
 
     async def _close(self) -> None:

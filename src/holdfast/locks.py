@@ -220,7 +220,7 @@ class Lock(BaseLock[Lease]):
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             return run(work)
-        except ConfigurationError:
+        except LockError:
             self._client._closed_under_us()
             raise
 

@@ -26,9 +26,9 @@ def d(
     return driver
 
 
-LONG = ("redis62", "replicated")
-"""Stores whose code is that of another one in the suite: `make test` runs the checks of the port on them, and the
-scenarios above it are left to `make faults`."""
+LONG = ("redis62", "replicated", "sentinel", "cluster", "quorum")
+"""Stores behind which the scenarios run the same code as on one server: `make test` runs the checks of the port on
+them, and the scenarios above it are left to `make faults`."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before what has these marks is left out

@@ -140,7 +140,7 @@ async def test_c7_a_job_keeps_its_name_taken_for_a_while(d: Driver, name: str) -
 @scenario
 async def test_c7_a_timed_out_wait_leaves_nothing(d: Driver, name: str) -> None:
     lease = await done(d.lock(name).acquire())
-    assert await done(d.connect().lock(name).acquire(timeout=0.2)) is None
+    assert await done(d.connect().lock(name).acquire(timeout=0.5)) is None
     assert (await done(d.lock(name).inspect())).waiting == 0
     await done(lease.release())
 

@@ -279,8 +279,8 @@ class QuorumStore:
 
         await vote(self.nodes, among, round_, work, self._note_asked(ask, among))
         granted = await self.settle(ask, round_, until)
-        if granted is None and round_.answered < self.nodes.majority:
-            raise round_.failure(self.nodes)
+        if granted is None and len(round_.lefts) < self.nodes.majority:
+            raise round_.failure(self.nodes)  # it is gone only if a majority says so: the silent may have it
         if granted is None:
             await self._undo(ask, until)
         return granted
