@@ -67,11 +67,16 @@ class SqliteStore:
         # All names of the file must lead to one folder, or its processes could not reach each other.
         self._inbox = _inbox(colour, f"{Path(path).resolve()}-inbox", runtime)
         self._asks = 0
+        self._colour = colour
         self._finalizer = self._finalize()
         forks.remember(self)
 
     def _finalize(self) -> weakref.finalize[[Database, Inbox, int], SqliteStore]:
-        return weakref.finalize(self, _shut, self._database, self._inbox, os.getpid())
+        finalizer = weakref.finalize(self, _shut, self._database, self._inbox, os.getpid())
+        # On threads a connection is closed when the program ends, and then gives back what it holds. This must not come
+        # before: whoever waits would be told that it was closed, as if the program had done that.
+        finalizer.atexit = self._colour != "threads"
+        return finalizer
 
     @property
     def listening(self) -> bool:
