@@ -70,6 +70,11 @@ class Inbox(ABC):
         return self._pipe is not None
 
     @property
+    def in_use(self) -> bool:
+        """Whether any acquisition still has a mailbox here."""
+        return bool(self._boxes)
+
+    @property
     def address(self) -> str:
         """The name of the pipe; empty before there is one."""
         return "" if self._pipe is None else self._pipe.name

@@ -33,6 +33,8 @@ log = logging.getLogger("holdfast")
 
 T = TypeVar("T")
 
+LEAVE_WITHIN = 0.3
+"""Seconds that a closing store gives to those who wait, to leave the queue."""
 SWEEP_EVERY = 256
 """Requests between two sweeps, each of which looks at twice as many locks: so it keeps up with any use."""
 
@@ -196,6 +198,13 @@ class SqliteStore:
         inbox = self._inbox
         scene = rules.Scene(connection.execute, self._now(), self._wall_us(), inbox.reach, inbox.address, [])
         return step(scene), scene.letters
+
+    async def end_waits(self) -> None:
+        """Send away who waits, and give them a moment to leave the queue."""
+        self._inbox.close()
+        give_up_at = self._runtime.now() + LEAVE_WITHIN
+        while self._inbox.in_use and self._runtime.now() < give_up_at:
+            await self._runtime.sleep(0.002)
 
     async def close(self) -> None:
         self._finalizer()
