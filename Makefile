@@ -19,11 +19,11 @@ env: $(VENV)/.dev ## Make .venv with everything that development needs
 demo: $(VENV)/.base ## Show the lock at work; needs no server
 	$(BIN)/holdfast demo
 
-# Two rounds, so that tests that count milliseconds do not share the cores with those that count states. In the first a
-# file stays with one worker, whose servers are started once; in the second, whoever has nothing left takes from others.
+# Two rounds, so that tests that count milliseconds do not share the cores with those that count states. A file stays
+# with one worker: its servers are started once.
 test: $(VENV)/.dev ## Run the tests
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "timing and not faults and not soak"
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not timing and not faults and not soak"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not timing and not faults and not soak"
 
 faults: $(VENV)/.dev ## Run the long tests of real faults: failovers, migrations, nodes down
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m faults

@@ -26,7 +26,9 @@ def d(
     return driver
 
 
-LONG = ("redis62", "replicated", "sentinel", "cluster", "quorum")
+TWINS = ("redis62", "replicated")
+"""Stores that differ from another one in the suite by their server alone: left to `make faults`."""
+LONG = ("sentinel", "cluster", "quorum")
 """Stores behind which the scenarios run the same code as on one server: `make test` runs the checks of the port on
 them, and the scenarios above it are left to `make faults`."""
 
@@ -40,7 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     }
     items[:] = [item for item in items if not missing.get(_store_of(item), set()) & _names_of(item)]
     for item in items:
-        if _store_of(item) in LONG and "test_store_port" not in item.nodeid:
+        store = _store_of(item)
+        if store in TWINS or (store in LONG and "test_store_port" not in item.nodeid):
             item.add_marker(pytest.mark.faults)
 
 
