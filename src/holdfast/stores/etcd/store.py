@@ -101,7 +101,7 @@ class EtcdStore:
         lease = await self._lease(ask.holder, ask.ttl, until)
         since = wall_clock() if seen.own is None else seen.own.told.get("since", wall_clock())
         entry = records.put(wait_key(ask.name, ask.holder), records.wait_value(ask.owner, since, place.turn), lease)
-        answer = await self._transact(ask.name, [records.is_unchanged(lock)], [entry], [], until)
+        answer = await self._transact(ask.name, [records.is_unchanged(lock)], [entry], until)
         if not answer.get("succeeded"):
             return None
         revision = int(answer["header"]["revision"])
@@ -122,7 +122,7 @@ class EtcdStore:
             records.put(meta_key(name), records.meta_value(owner, wall_clock()), lease),
             records.delete(wait_key(name, holder)),
         ]
-        answer = await self._transact(name, if_, writes, [], until)
+        answer = await self._transact(name, if_, writes, until)
         return int(answer["header"]["revision"]) if answer.get("succeeded") else None
 
     async def _hand_over(self, name: str, if_: list[dict[str, Any]], head: Record, until: float) -> bool:
@@ -132,7 +132,7 @@ class EtcdStore:
             same = [*if_, records.is_unchanged(head)]
             return await self._grant(name, same, records.holder_in(head), owner, head.lease, until) is not None
         except _Gone:
-            await self._transact(name, [records.is_unchanged(head)], [records.delete(head.key)], [], until)
+            await self._transact(name, [records.is_unchanged(head)], [records.delete(head.key)], until)
             return False
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
@@ -147,7 +147,7 @@ class EtcdStore:
         return answers
 
     async def _held(self, names: Sequence[str], until: float) -> list[Record | None]:
-        answer = await self._transact(names[0], [], [records.get(lock_key(name)) for name in names], [], until)
+        answer = await self._transact(names[0], [], [records.get(lock_key(name)) for name in names], until)
         return [next(iter(records.records_in(response)), None) for response in answer["responses"]]
 
     async def _at_least(self, line: Renewal, granted_ttl: int, until: float) -> bool:
@@ -166,7 +166,7 @@ class EtcdStore:
             records.put(meta_key(line.name), records.meta_value(told.get("owner", ""), since, seen.fence), lease),
         ]
         if_ = [records.is_held_by(line.name, line.holder), records.is_unchanged(seen.meta)]
-        answer = await self._transact(line.name, if_, writes, [], until)
+        answer = await self._transact(line.name, if_, writes, until)
         self._longer[line.holder] = generation
         return bool(answer.get("succeeded"))
 
@@ -176,7 +176,7 @@ class EtcdStore:
             box.close()
         released = await self._free(name, holder, until)
         if not released:
-            await self._transact(name, [], [records.delete(wait_key(name, holder))], [], until)
+            await self._transact(name, [], [records.delete(wait_key(name, holder))], until)
         await self._end_lease(holder, until)
         return released
 
@@ -192,7 +192,7 @@ class EtcdStore:
                     return True
                 continue
             writes = [records.delete(lock_key(name)), records.delete(meta_key(name))]
-            answer = await self._transact(name, [*if_, records.nobody_waits(name)], writes, [], until)
+            answer = await self._transact(name, [*if_, records.nobody_waits(name)], writes, until)
             if answer.get("succeeded"):
                 return True
         raise _too_busy(name)
@@ -284,7 +284,7 @@ class EtcdStore:
             records.get_queue(name, most),
             records.get(wait_key(name, own or "-")),
         ]
-        answer = await self._transact(name, [], reads, [], until)
+        answer = await self._transact(name, [], reads, until)
         lock, meta, queue, mine = map(records.records_in, answer["responses"])
         waiting = int(answer["responses"][2]["response_range"].get("count", 0))
         first = (next(iter(found), None) for found in (lock, meta, mine))
@@ -331,10 +331,9 @@ class EtcdStore:
         name: str,
         if_: list[dict[str, Any]],
         then: list[dict[str, Any]],
-        otherwise: list[dict[str, Any]],
         until: float,
     ) -> dict[str, Any]:
-        body = {"compare": if_, "success": then, "failure": otherwise}
+        body = {"compare": if_, "success": then}
         try:
             return await self._calls.call("/v3/kv/txn", body, until)
         except Answered as error:
