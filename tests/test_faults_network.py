@@ -1,12 +1,15 @@
 """Connections that break: killed by the server, reset on the way, cut in the midst of a reply."""
 
-import threading
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+import holdfast.aio
 from holdfast import State, StoreUnavailable
+from holdfast.stores.redis.tasklink import TaskLink, dial_task_link
+from tests.support.faults import Rule
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -192,27 +195,62 @@ class TestMidRequest:
     def test_the_server_is_gone_for_a_moment_at_every_step(
         self, proxy: FaultProxy, colour: Colour, valkey: Server
     ) -> None:
-        """Connections are reset all the time while locks are taken and given back: slower, and nothing else."""
+        """Before a request, on its way, on the reply's, and again while a new connection is made: slower, that's all.
+
+        The resets are bound to what is sent, not to a clock: who resets faster than anyone can dial keeps everyone out.
+        """
         client = colour.connect(proxy.url).warm_up()
-        done = threading.Event()
-
-        def disturb() -> None:
-            while not done.wait(0.01):
-                proxy.reset_connections()
-
-        disturber = threading.Thread(target=disturb)
-        disturber.start()
-        try:
-            fences = []
-            for _ in range(30):
-                lease = client.acquire("report", timeout=5)
-                fences.append(lease.fence)
-                assert client.release(lease) is True
-        finally:
-            done.set()
-            disturber.join()
+        fences = []
+        for gone in (self.before_it, self.with_the_request, self.with_the_reply, self.while_dialling, self.twice):
+            lost = gone(proxy)
+            lease = client.acquire("report", timeout=20)
+            fences.append(lease.fence)
+            lost += gone(proxy)
+            client.renew(lease)
+            lost += gone(proxy)
+            assert client.inspect("report").holder == lease.holder
+            lost += gone(proxy)
+            assert client.release(lease) is True
+            assert [rule.hits for rule in lost] == [1] * len(lost)
         assert fences == sorted(set(fences))
         assert traces(valkey, "report") == []
+
+    def before_it(self, proxy: FaultProxy) -> list[Rule]:
+        proxy.reset_connections()
+        return []
+
+    def with_the_request(self, proxy: FaultProxy) -> list[Rule]:
+        return [proxy.drop_request(on("report"), then="reset")]
+
+    def with_the_reply(self, proxy: FaultProxy) -> list[Rule]:
+        return [proxy.drop_reply(on("report"), then="reset")]
+
+    def while_dialling(self, proxy: FaultProxy) -> list[Rule]:
+        proxy.reset_connections()
+        return [proxy.drop_request(b"HELLO", then="reset"), proxy.drop_reply(b"HELLO", then="reset")]
+
+    def twice(self, proxy: FaultProxy) -> list[Rule]:
+        return [*self.with_the_reply(proxy), *self.with_the_request(proxy)]
+
+    async def test_a_connection_that_breaks_before_its_caller_wakes_up_is_not_asked(
+        self, valkey: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between the end of dialling and the task that waited for it, a reset may come: its request has no reply."""
+        dialled: list[TaskLink] = []
+
+        async def dial(*args: Any) -> TaskLink:
+            link = await dial_task_link(*args)
+            if len(dialled) < 2:
+                asyncio.get_running_loop().call_soon(link.fail, "it was reset")
+            dialled.append(link)
+            return link
+
+        monkeypatch.setattr("holdfast.stores.redis.asyncio.dial_task_link", dial)
+        async with holdfast.aio.connect(valkey.url) as locks:
+            lease = await locks.lock("report").acquire(timeout=10)
+            assert lease is not None
+            assert await lease.release()
+        assert len(dialled) == 3
 
 
 class TestLateReplies:

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from holdfast.testing import contract
+from holdfast.testing.contract import run_check
 from holdfast.values import Ask
 from tests.contract.driver import COLOURS, Driver, done, scenario
 from tests.quorum.cycling import cycles
+from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 
 META = "holdfast:{thing}:m"
@@ -101,3 +104,14 @@ async def test_a_request_repeated_after_another_had_the_lock_gets_a_greater_fenc
     last = await store.acquire(ask, None, now() + 5)
     assert first.fence < between.fence < last.fence
     assert await store.release("thing", ask.holder, now() + 5) is True
+
+
+@scenario
+async def test_a_look_at_all_locks_bears_a_node_that_is_ahead(d: Driver, fragile: list[Server]) -> None:
+    """What reaches one of the nodes late gets a fence by that node's clock, greater than what the others agreed on."""
+    with FaultProxy(fragile[2].port) as proxy:
+        proxy.delay_requests(b"contract:", 0.02)
+        urls = [server.url for server in fragile]
+        urls[2] = proxy.url
+        late = type(d)("quorum", urls)  # type: ignore[arg-type]
+        await run_check(contract.surveyed, lambda: late.connect().store, d.locks.runtime)

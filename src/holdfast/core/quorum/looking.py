@@ -64,7 +64,8 @@ def merged(name: str, views: list[LockInfo], needed: int) -> LockInfo:
 
 async def survey(nodes: Nodes, pattern: str, cursor: str, limit: float, until: float) -> Page:
     """From one node after another, as each sees it, until so many that no majority is without them: a look at
-    thousands of locks is no place to ask every node about each."""
+    thousands of locks is no place to ask every node about each. So one of these nodes has the fence of the last grant
+    at least; a node may be ahead of it, as what it gave was not needed for the majority. `inspect` tells exactly."""
     among = await nodes.reach(until)
     number, _, inner = cursor.partition(":")
     at = int(number or 0)

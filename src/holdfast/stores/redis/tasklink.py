@@ -194,7 +194,10 @@ class Dialler:
             raise StoreUnavailable("The server could not be reached in time, so nothing was sent.")
         if task.cancelled():
             raise StoreUnavailable("Connecting was cancelled, so nothing was sent.")
-        return task.result()
+        link = task.result()
+        if link.error is not None:  # it broke before we woke up: a request over it would wait for its reply in vain
+            raise StoreUnavailable("The connection broke as soon as it was made, so nothing was sent.")
+        return link
 
     def _dialled(self, task: asyncio.Task[TaskLink]) -> None:
         self._task = None
