@@ -151,12 +151,12 @@ MUTANTS = {
         "LW",
     ),
     "the queue is not left when the time is up": mutant(
-        lambda: python(ATTEMPT, "run", "await self.abandon(inline=True)", "pass"),
+        lambda: python(ATTEMPT, "run", "await self._abandon(inline=True)", "pass"),
         world(once, user(timeout=0.5)),
         "CL",
     ),
     "nothing is given back when cancelled": mutant(
-        lambda: python(ATTEMPT, "abandon", "if not self._traces:", "if True:"),
+        lambda: python(ATTEMPT, "_abandon", "if not self._traces:", "if True:"),
         world(once, once, cancel=1, cancellable="B"),
         "CL",
     ),

@@ -17,6 +17,7 @@ from holdfast.basis import BaseLocks, everyone, exiting
 from holdfast.core.holding import Holding
 from holdfast.core.release import BUDGET
 from holdfast.core.survey import Survey
+from holdfast.errors import closed_error
 from holdfast.guards import NameOf, check_function, name_function
 from holdfast.locks import AsyncLock, Lock
 from holdfast.options import options
@@ -169,9 +170,11 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
         self.runtime.spawn_in_loop(self._close, "close")  # type: ignore[attr-defined]
 
     def ensure_open(self) -> None:
-        super().ensure_open()
-        for holding in self._bind():
-            self.keeper.sweep(holding)
+        if self._closed:
+            raise closed_error()
+        if self.runtime.bind():  # type: ignore[attr-defined]
+            for holding in self._left_behind():
+                self.keeper.sweep(holding)
         if self._ends_with_loop and self._loop_end is None:
             self._loop_end = self.runtime.waker()
             self.runtime.spawn(self._await_loop_end, "connection")
@@ -199,8 +202,9 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
 
     def _bind(self) -> list[Holding]:
         """Belong to the running loop. What was held in another, which is closed and all that lived in it gone."""
-        if not self.runtime.bind():  # type: ignore[attr-defined]
-            return []
+        return self._left_behind() if self.runtime.bind() else []  # type: ignore[attr-defined]
+
+    def _left_behind(self) -> list[Holding]:
         left = self.keeper.held()
         for holding in left:
             holding.give_back()

@@ -145,8 +145,6 @@ class BaseLease:
         )
 
     def _changed(self, state: State) -> None:
-        if state is State.RELEASED:
-            return
         if state is State.LOST:
             log.warning("The lease on %s (fence %d) was lost: %s", shown(self.name), self.fence, self._holding.reason)
             for waker in tuple(self._wakers):
@@ -186,40 +184,56 @@ class BaseLease:
 
     async def _release(self) -> bool:
         """Give the lease back; False when it had gone already. May be called again after an error."""
-        holding, client = self._holding, self._client
-        if self.inherited:
+        return await self._give_back(self.state)
+
+    async def _give_back(self, state: State) -> bool:
+        """The same for a caller that has just looked at the state."""
+        holding = self._holding
+        if state in ALIVE:
+            passed = self._tenancy is not None and self._pass_on(self._tenancy)
+            released = passed or await self._return_to_store(again=False)
+        elif self._generation != self._client.generation:
             log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
             return False
-        now = client.runtime.now()
-        if holding.check(now) not in ALIVE and holding.settled:
+        elif holding.settled:
             released = False
-        elif self._tenancy is not None and now >= self._keep_until and self._tenancy.pass_on(holding, now):
-            released = holding.settled = True
-            client.keeper.unwatch(holding)
-        else:
-            again = holding.state is State.RELEASED  # an earlier call failed, and its clean-up goes on
-            ours = holding.give_back() or again
-            try:
-                released = await core.release(
-                    client.store,
-                    client.runtime,
-                    holding.name,
-                    holding.holder,
-                    holding.ttl,
-                    ours=ours,
-                    maybe_done=again,
-                    keep_until=self._keep_until if ours else 0.0,
-                )
-            finally:
-                self._end_tenancy()
-            released = released and ours  # a lease that was lost before stays lost, though its key was still there
-            holding.settled = True
-            client.keeper.unwatch(holding)
+        else:  # lost, and its key may be there; or an earlier call failed, and its clean-up goes on
+            released = await self._return_to_store(again=state is State.RELEASED)
         if self._home is not None:
             self._leave_home()
         if not released:
             self._warn_gone()
         return released
+
+    def _pass_on(self, tenancy: Tenancy) -> bool:
+        """Whether another thread or task of this connection has it now."""
+        now = self._client.runtime.now()
+        if now < self._keep_until or not tenancy.pass_on(self._holding, now):
+            return False
+        self._holding.settled = True
+        self._client.keeper.unwatch(self._holding)
+        return True
+
+    async def _return_to_store(self, *, again: bool) -> bool:
+        holding, client = self._holding, self._client
+        ours = holding.give_back() or again
+        try:
+            released = await core.release(
+                client.store,
+                client.runtime,
+                holding.name,
+                holding.holder,
+                holding.ttl,
+                ours=ours,
+                maybe_done=again,
+                keep_until=self._keep_until if ours else 0.0,
+            )
+        finally:
+            if self._tenancy is not None:
+                self._tenancy.end()
+        holding.settled = True
+        client.keeper.unwatch(holding)
+        return released and ours  # a lease that was lost before stays lost, though its key was still there
 
     def _end_tenancy(self) -> None:
         """Those who wait in this process for the lock to be passed to them are to ask the store."""

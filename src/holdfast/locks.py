@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -37,7 +37,6 @@ MOST_CALLERS = 1000
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
 
 
@@ -85,7 +84,7 @@ class BaseLock(Generic[LeaseT]):
         room = self._room
         if room is None or room.home is not client.passing:  # the first time, or the first in a forked process
             room = self._find_room()
-        ask = Ask(self._name, runtime.new_holder(), chosen.ttl, chosen.owner)
+        ask = tuple.__new__(Ask, (self._name, runtime.new_holder(), chosen.ttl, chosen.owner, 1, 0))
         turn = await passing.acquire(room, client.store, runtime, ask, deadline, blocking=blocking)
         if turn is None:
             return None
@@ -123,20 +122,19 @@ class BaseLock(Generic[LeaseT]):
         self._client.keeper.watch(holding)
         return lease
 
-    async def _enter(self) -> LeaseT:
-        lease = await self._acquire(True, None)
+    def _begin_block(self, lease: LeaseT | None, frame: int) -> LeaseT:
         if lease is None:
-            raise AcquireTimeout(
-                f"The lock {shown(self._name)} stayed taken for {self._options.timeout:g} s, so the block was not "
-                "entered; nothing was left behind. lock.inspect() tells who holds it and who waits.",
-                name=self._name,
-                timeout=self._options.timeout,
-            )
+            raise self._stayed_taken()
+        self._blocks.append(tuple.__new__(Block, (lease._holding.caller, frame, lease)))
         return lease
 
-    def _begin_block(self, lease: LeaseT, frame: int) -> LeaseT:
-        self._blocks.append(Block(lease._holding.caller, frame, lease))
-        return lease
+    def _stayed_taken(self) -> AcquireTimeout:
+        return AcquireTimeout(
+            f"The lock {shown(self._name)} stayed taken for {self._options.timeout:g} s, so the block was not "
+            "entered; nothing was left behind. lock.inspect() tells who holds it and who waits.",
+            name=self._name,
+            timeout=self._options.timeout,
+        )
 
     def _leave_block(self, frame: int) -> LeaseT:
         block = leave_block(self._blocks, self._client.runtime.caller(), frame)
@@ -167,7 +165,7 @@ class BaseLock(Generic[LeaseT]):
             lease._leave_home()
         if state is not State.LOST:
             try:
-                if await lease._release():
+                if await lease._give_back(state):
                     return None
                 holding.reason = "when it was to be given back, the store no longer had it"
             except LockError as failure:
@@ -215,11 +213,8 @@ class Lock(BaseLock[Lease]):
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
-        return self._wait_for(self._acquire(blocking, timeout))
-
-    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            return run(work)
+            return run(self._acquire(blocking, timeout))
         except LockError:
             self._client._closed_under_us()
             raise
@@ -254,7 +249,7 @@ class Lock(BaseLock[Lease]):
         return run(self._break(holder))
 
     def __enter__(self) -> Lease:
-        return self._begin_block(self._wait_for(self._enter()), id(sys._getframe(1)))
+        return self._begin_block(self.acquire(), id(sys._getframe(1)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -285,9 +280,9 @@ class _Scope:
         import asyncio  # here, so that threads need not load it
 
         self._cancelled = asyncio.CancelledError
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._cancelling = self._task.cancelling() if self._task else 0
+        caller = lease._holding.caller
+        self._task = caller if isinstance(caller, asyncio.Task) else asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
         self._open = True
         self._fired = False
         lease._lost_hook = self._soon
@@ -298,7 +293,8 @@ class _Scope:
         # Never from inside the body itself: a task that cancels itself would meet it in its clean-up. And perhaps from
         # another thread, which looked at the lease for the body.
         try:
-            self._loop.call_soon_threadsafe(self._fire)
+            if self._task is not None:
+                self._task.get_loop().call_soon_threadsafe(self._fire)
         except RuntimeError:
             pass  # the loop is closed, and with it the body
 
@@ -364,7 +360,8 @@ class AsyncLock(BaseLock[AsyncLease]):
         return lease
 
     async def __aenter__(self) -> AsyncLease:
-        return self._begin_block(self._open_scope(await self._enter()), id(sys._getframe(1)))
+        lease = self._begin_block(await self._acquire(True, None), id(sys._getframe(1)))
+        return self._open_scope(lease)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -373,7 +370,7 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
         # A re-entrant lock's blocks share a lease; the outermost ends the scope.
-        inner = any(block.lease is lease for block in self._blocks)
+        inner = self._blocks and any(block.lease is lease for block in self._blocks)
         scope = None if inner else self._scopes.pop(lease, None)
         our_cancel = scope is not None and scope.close(error)
         lost = await self._exit(lease, error)

@@ -113,7 +113,9 @@ class BaseOnce(Generic[LeaseT]):
 
     async def _begin(self, frame: int) -> LeaseT | Skipped:
         waits, runtime = self._terms.busy == "wait", self._client.runtime
-        lease = await (self._lock._enter() if waits else self._lock._acquire(False, None))
+        lease = await self._lock._acquire(waits, None)
+        if lease is None and waits:
+            raise self._lock._stayed_taken()
         if lease is not None:
             lease._keep_until = runtime.now() + self._terms.at_least
         outcome = self._skip(await self._look()) if lease is None else lease

@@ -2,6 +2,9 @@
 
 Rules kept here: seconds are floats; a value that could not work (a ttl of 0, a NaN, an empty name) cannot be
 built, and the error says what fits; text that strangers chose is cleaned before anyone is shown it.
+
+Values that every acquisition makes are built there by `tuple.__new__`, with all their fields: half the price of a named
+tuple's own constructor, which is a function in Python.
 """
 
 from __future__ import annotations

@@ -501,14 +501,14 @@ class TestCancellationFromOutside:
 class TestAtTheEdges:
     async def test_lost_before_the_body_begins(self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch) -> None:
         lock = locks.lock("report")
-        enter = lock._enter
+        acquire = lock._acquire
 
-        async def enter_and_lose() -> Any:
-            lease = await enter()
+        async def acquire_and_lose(blocking: bool, timeout: None) -> Any:
+            lease = await acquire(blocking, timeout)
             lose(lease)
             return lease
 
-        monkeypatch.setattr(lock, "_enter", enter_and_lose)
+        monkeypatch.setattr(lock, "_acquire", acquire_and_lose)
         steps: list[str] = []
         with pytest.raises(LeaseLost):  # noqa: PT012
             async with lock as lease:

@@ -23,7 +23,8 @@ Rules kept here:
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
 
 from holdfast.core import backoff
 from holdfast.core.deadline import Deadline
@@ -56,18 +57,11 @@ class Grant(NamedTuple):
     last: int = 0
 
 
-async def acquire(store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool) -> Grant | None:
+def acquire(
+    store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool
+) -> Coroutine[Any, Any, Grant | None]:
     """The grant; None when the lock stayed taken until the deadline (or at all, when not `blocking`)."""
-    attempt = _Attempt(store, runtime, ask, deadline, blocking)
-    try:
-        return await attempt.run()
-    except GeneratorExit:
-        raise  # the coroutine is being destroyed: no await is possible any more
-    except BaseException as error:  # cancelled and interrupted included: nothing may be left behind
-        await attempt.abandon(inline=not isinstance(error, StoreUnavailable))
-        raise
-    finally:
-        attempt.close()
+    return _Attempt(store, runtime, ask, deadline, blocking).run()
 
 
 class _Attempt:
@@ -101,32 +95,42 @@ class _Attempt:
         self._late_since: float | None = None
 
     async def run(self) -> Grant | None:
-        if self._blocking and self._store.listening:
-            await self._open_mailbox()
-        while True:
-            answer = await self._request()
-            if isinstance(answer, Granted):
-                grant = self._grant(answer.fence, answer.acknowledged)
-                if self._runtime.now() < grant.valid_until:
-                    return grant
-                if self._ask_once_more():
-                    continue
-            elif isinstance(answer, Queued):
-                self._ticket = answer.ticket
-                pushed = await self._wait_turn(answer)
-                if pushed is not None:
-                    return pushed
-            listening = self._is_over() or not isinstance(answer, Taken) or await self._open_mailbox()
-            if not listening or self._is_over():
-                await self.abandon(inline=True)
-                return None
+        try:
+            if self._blocking and self._store.listening:
+                await self._open_mailbox()
+            while True:
+                answer = await self._request()
+                if type(answer) is Granted:
+                    grant = self._grant(answer.fence, answer.acknowledged)
+                    if self._runtime.now() < grant.valid_until:
+                        return grant
+                    if self._ask_once_more():
+                        continue
+                elif type(answer) is Queued:
+                    self._ticket = answer.ticket
+                    pushed = await self._wait_turn(answer)
+                    if pushed is not None:
+                        return pushed
+                listening = self._is_over() or type(answer) is not Taken or await self._open_mailbox()
+                if not listening or self._is_over():
+                    await self._abandon(inline=True)
+                    return None
+        except GeneratorExit:
+            raise  # the coroutine is being destroyed: no await is possible any more
+        except BaseException as error:  # cancelled and interrupted included: nothing may be left behind
+            await self._abandon(inline=not isinstance(error, StoreUnavailable))
+            raise
+        finally:
+            if self._box is not None:
+                self._box.close()
 
     def _is_over(self) -> bool:
         return not self._blocking or self._deadline.passed(self._runtime.now())
 
     def _grant(self, fence: int, acknowledged: int | None = None) -> Grant:
-        until = valid_until(self._asked_at, self._ask.ttl)
-        return Grant(fence, self._asked_at, until, acknowledged, self._ticket is not None)
+        asked_at = self._asked_at
+        until = valid_until(asked_at, self._ask.ttl)
+        return tuple.__new__(Grant, (fence, asked_at, until, acknowledged, self._ticket is not None, 0))
 
     def _ask_once_more(self) -> bool:
         """Whether to ask at once, time or no time, since a grant ran out on its way; or report it when all do."""
@@ -146,23 +150,22 @@ class _Attempt:
 
     async def _request(self) -> Answer:
         """The store's answer; a request that gets none is repeated while the deadline allows."""
-        silent_since = self._runtime.now()
+        silent_since = asked_at = self._runtime.now()
         failures = 0
         while True:
-            asked_at = self._runtime.now()
             self._turn += 1
             place = None if self._box is None else Place(self._box.address, self._turn, self._ticket)
             traces, self._traces = self._traces, True
             try:
-                until = self._deadline.attempt(asked_at, self._store.grace)
-                answer = await self._store.acquire(self._ask, place, until)
+                answer = await self._store.acquire(self._ask, place, self._deadline.attempt(asked_at, self._store))
             except StoreUnavailable as error:
                 self._traces = traces or error.outcome is not Outcome.NOT_DONE
                 failures += 1
                 await self._endure(error, silent_since, failures)
+                asked_at = self._runtime.now()
                 continue
             self._asked_at = asked_at
-            self._traces = traces or isinstance(answer, Queued)
+            self._traces = traces or type(answer) is Queued
             return answer
 
     async def _open_mailbox(self) -> bool:
@@ -174,8 +177,7 @@ class _Attempt:
         failures = 0
         while True:
             try:
-                until = self._deadline.attempt(self._runtime.now(), self._store.grace)
-                await self._box.open(until)
+                await self._box.open(self._deadline.attempt(self._runtime.now(), self._store))
                 return True
             except StoreUnavailable as error:
                 if self._turn and self._deadline.passed(self._runtime.now()):
@@ -227,13 +229,9 @@ class _Attempt:
             moment = min(moment, now + answer.ttl_left + EXPIRY_SLACK + EXPIRY_STAGGER * answer.position)
         return moment
 
-    async def abandon(self, *, inline: bool) -> None:
+    async def _abandon(self, *, inline: bool) -> None:
         """Remove what the store may hold of us. A store that just failed us is left to the background."""
         if not self._traces:
             return
         self._traces = False
         await give_back(self._store, self._runtime, self._ask.name, self._ask.holder, self._ask.ttl, inline)
-
-    def close(self) -> None:
-        if self._box is not None:
-            self._box.close()

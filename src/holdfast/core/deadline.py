@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from holdfast.ports import Store
+
 ATTEMPT = 5.0
 """Seconds after which an unanswered request is tried anew, when the caller's own limit leaves more."""
 
@@ -25,10 +27,10 @@ class Deadline(NamedTuple):
         """`moment`, or the deadline if that comes first."""
         return moment if self.at is None else min(moment, self.at)
 
-    def attempt(self, now: float, grace: float) -> float:
+    def attempt(self, now: float, store: Store) -> float:
         """Until when one request, sent now, may go unanswered."""
-        attempt = now + min(ATTEMPT, self.bears)
-        return attempt if self.at is None else min(attempt, max(self.at, now) + grace)
+        attempt = now + min(self.bears, ATTEMPT)
+        return attempt if self.at is None else min(attempt, max(self.at, now) + store.grace)
 
     def out_of_patience(self, now: float, silent_since: float) -> bool:
         """Whether a store that has not answered since `silent_since` has to be reported now."""

@@ -9,7 +9,8 @@
     RELEASED   —
 
 Rules kept here: a move that the table does not have is not made; the clock alone suffices to lose a lease, so
-`check` is right in the very instant a stopped process runs again; each change is told once.
+`check` is right in the very instant a stopped process runs again; each change that is not the holder's own doing is
+told once.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Holding:
         self.acknowledged = grant.acknowledged
         self.reasserted = 0
         self.fence = grant.fence
-        self.last_fence = max(grant.fence, grant.last)
+        self.last_fence = grant.last or grant.fence
         self.renewing = renewing
         self.ends_at = None if max_hold is None else grant.asked_at + max_hold
         self.valid_until = grant.valid_until if self.ends_at is None else min(grant.valid_until, self.ends_at)
@@ -103,7 +104,7 @@ class Holding:
             self.reason = reason
             self.settled = self.settled or settled  # before anybody is told, who may ask
             tell = self.on_change
-            if not MOVES[state]:
+            if state is State.LOST:
                 self.on_change = None  # the last change: let go of the lease, so that nothing is left to collect
         if tell is not None:
             tell(state)
@@ -166,5 +167,10 @@ class Holding:
         self._move(State.LOST, reason, settled=True)
 
     def give_back(self) -> bool:
-        """The holder is done with it; True when it was alive until now."""
-        return self._move(State.RELEASED)
+        """The holder is done with it; True when it was alive until now. Its doing, so nobody is told."""
+        with self._mutex:
+            if self.state not in ALIVE:
+                return False
+            self.state = State.RELEASED
+            self.on_change = None  # let go of the lease, so that nothing is left to collect
+            return True

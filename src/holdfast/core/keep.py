@@ -61,18 +61,17 @@ class Keeper:
 
     def watch(self, holding: Holding) -> None:
         """Look after `holding` until it is lost or given back."""
-        if self._store.notices:
-            holding.next_renewal = min(holding.next_renewal, self._runtime.now() + ARM_AFTER)
+        if self._store.notices and holding.next_renewal > (soon := self._runtime.now() + ARM_AFTER):
+            holding.next_renewal = soon
         with self._mutex:
             self._held[holding] = None
             self._in_use = True
             if self._waker is None:
                 self._waker = self._runtime.waker()
             start, self._active = not self._active, True
-            early = self._due_at(holding) < self._wakes_at
         if start:
             self._start()
-        elif early:
+        elif holding.valid_until < self._wakes_at or (holding.renewing and holding.next_renewal < self._wakes_at):
             self._waker.wake()
 
     def _start(self) -> None:

@@ -339,14 +339,14 @@ async def acquire(
         if not isinstance(outcome, int):
             return outcome
         fences = outcome
-    if fences > 1:
+    if fences != 1:
         return await _ask_for_tenancy(room, store, runtime, ask, deadline, fences)
     room.askers.add(ask.holder)
     try:
         grant = await ask_store(store, runtime, ask, deadline, blocking=blocking)
     finally:
         room.askers.discard(ask.holder)
-    return None if grant is None else Turn(ask, grant, None)
+    return None if grant is None else tuple.__new__(Turn, (ask, grant, None))
 
 
 async def _ask_for_tenancy(

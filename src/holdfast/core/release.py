@@ -59,7 +59,10 @@ async def release(
         while True:
             try:
                 until = give_up_at - budget / 2 if failures == 0 else give_up_at
-                released = await _end(store, runtime, name, holder, keep_until, until)
+                if keep_until:
+                    released = await _end(store, runtime, name, holder, keep_until, until)
+                else:
+                    released = await store.release(name, holder, until)
                 return released or (maybe_done and ours)
             except StoreUnavailable as error:
                 failures += 1

@@ -1,7 +1,7 @@
 """Chance for both colours, from the operating system: ids that nobody can guess, and jitter.
 
-A forked child must not repeat its parent's numbers. Ids are made from the operating system's in batches, because a call
-for each costs as much as all else that is done for an id; so each batch belongs to one process, by its pid.
+Ids are made in batches, because a call of the operating system for each costs more than all else that is done for one.
+A forked child must not repeat its parent's ids, so it begins without any.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from binascii import b2a_base64
 ID_BYTES = 15
 BATCH = 64
 
-_ready: tuple[int, list[bytes]] = (0, [])
-"""Whose they are, and numbers that no id was made of yet. Threads may take from it at the same time."""
+_ready: list[str] = []
+"""Ids that nobody has yet. Threads may take from it at the same time."""
 
 
 def new_holder() -> str:
@@ -22,22 +22,21 @@ def new_holder() -> str:
     >>> len(new_holder()), new_holder() == new_holder()
     (20, False)
     """
-    pid, numbers = _ready
-    if pid != os.getpid() or not numbers:
-        numbers = _refill()
     try:
-        number = numbers.pop()
-    except IndexError:  # another thread took the last one
-        number = os.urandom(ID_BYTES)
-    return b2a_base64(number, newline=False).decode("ascii")
+        return _ready.pop()
+    except IndexError:
+        fresh, *others = _batch()
+        _ready.extend(others)
+        return fresh
 
 
-def _refill() -> list[bytes]:
-    global _ready
+def _batch() -> list[str]:
     chance = os.urandom(ID_BYTES * BATCH)
     numbers = [chance[at : at + ID_BYTES] for at in range(0, len(chance), ID_BYTES)]
-    _ready = (os.getpid(), numbers)
-    return numbers
+    return [b2a_base64(number, newline=False).decode("ascii") for number in numbers]
+
+
+os.register_at_fork(after_in_child=_ready.clear)
 
 
 def random() -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.ports import Runtime, Waker
@@ -54,11 +54,18 @@ class TaskWire:
         link.on_push = self.on_push
         return link
 
-    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
+    def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
         link = self._dialler.link
         if link is None or link.error is not None:
-            link = await self._dialler.get(until)
-        return await link.ask(request, min(until, self._runtime.now() + self._longest), before)
+            return self._dial_and_ask(request, until, before)
+        return link.ask(request, self._bounded(until) if self._longest < math.inf else until, before)
+
+    async def _dial_and_ask(self, request: bytes, until: float, before: Sequence[bytes]) -> Any:
+        link = await self._dialler.get(until)
+        return await link.ask(request, self._bounded(until), before)
+
+    def _bounded(self, until: float) -> float:
+        return min(until, self._runtime.now() + self._longest)
 
     async def post(
         self, requests: Sequence[bytes], until: float, on: TaskLink | None = None

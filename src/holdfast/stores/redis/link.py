@@ -22,29 +22,32 @@ import socket
 import ssl
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from holdfast.errors import Outcome, StoreError, StoreUnavailable
 from holdfast.ports import Runtime, Waker
 from holdfast.stores.redis.dialling import LEAST_DIAL, Dial, dialling_error, protocol_of
-from holdfast.stores.redis.resp import new_reader
+from holdfast.stores.redis.resp import Pushed, new_reader
 
 SLICE = 0.25
 """Seconds that one system call may last; a plain read that waits is one call, a poll() and then a read are two."""
+AT_ONCE = 4096
+A_RECORD = 65536
+"""Bytes that one read takes. Nearly all that comes is short, and room costs time; but with TLS a whole record is read,
+since poll() does not see the rest of one."""
 _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Slot:
-    """Something that a thread waits for; `ready` is set by whoever reads it."""
+    """Something that a thread waits for; `ready` is set by whoever reads it. Every request makes one, so what all have
+    at first stands in the class."""
 
-    __slots__ = ("ready", "sent_at", "value", "waker")
-
-    def __init__(self, sent_at: float = 0.0) -> None:
-        self.ready = False
-        self.value: Any = None
-        self.sent_at = sent_at
-        self.waker: Waker | None = None
+    ready = False
+    value: Any = None
+    sent_at = 0.0
+    waker: Waker | None = None
 
     def settle(self, value: Any) -> None:
         self.value = value
@@ -60,7 +63,11 @@ class Slot:
 
 
 class Link:
-    """Invariants: `_leading` is locked exactly while one thread reads; whoever sleeps is in `_followers`."""
+    """Invariants: `leading` is locked exactly while one thread reads; whoever sleeps is in `_followers`; `pending` has
+    one slot per reply that is owed, in order. What answers no request goes to `dispatch`."""
+
+    leads_alone = True
+    """Whether who waits for this connection waits for no other, and so may block in reading it."""
 
     def __init__(self, connection: Any, runtime: Runtime, dispatch: Callable[[Any], None]) -> None:
         self._connection = connection
@@ -73,36 +80,64 @@ class Link:
             limit = struct.pack("ll", 0, int(SLICE * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._write: Callable[[bytes], int] = self._socket.send if self._tls_mutex is None else self._write_tls
+        self._receive: Callable[[int], bytes] = self._socket.recv if self._tls_mutex is None else self._receive_tls
+        self._polls = self._tls_mutex is not None
+        self._at_once = AT_ONCE if self._tls_mutex is None else A_RECORD
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        self._reader = new_reader()
+        self._feed = new_reader().feed
         self._runtime = runtime
         self._dispatch = dispatch
-        self._leading = threading.Lock()
+        self.pending: deque[Slot] = deque()
+        self.leading = threading.Lock()
         self._followers: dict[Slot, None] = {}
         self.error: StoreError | None = None
 
+    def ask(self, request: bytes, until: float) -> Slot:
+        """Send a request, one thread at a time; its reply comes into the slot."""
+        slot = Slot()
+        slot.sent_at = self._runtime.now()
+        try:
+            self.pending.append(slot)
+            self.send(request, until)
+        except BaseException:
+            self.fail("sending was interrupted")  # a slot without a request would take the reply of the next one
+            raise
+        return slot
+
+    def expect(self) -> Slot:
+        """A slot for the reply to a request that goes out with the one after it."""
+        slot = Slot()
+        slot.sent_at = self._runtime.now()
+        self.pending.append(slot)
+        return slot
+
     def send(self, request: bytes, until: float) -> None:
         """Send all of it; the caller sees to it that one thread sends at a time."""
+        sent = 0
         try:
-            sent = self._send(request)
-            while sent < len(request):
+            while True:
+                try:
+                    sent += self._write(request[sent:] if sent else request)
+                except _AGAIN:
+                    pass
+                if sent == len(request):
+                    return
                 self._await_room(until)
-                sent += self._send(request[sent:])
         except OSError as error:
             self.fail(f"the connection broke while sending ({error})")
         except BaseException:
             self.fail("sending was interrupted")  # half a request may be out
             raise
 
-    def _send(self, data: bytes) -> int:
-        try:
-            if self._tls_mutex is None:
-                return self._socket.send(data)
-            with self._tls_mutex:
-                return self._socket.send(data)
-        except _AGAIN:
-            return 0
+    def _write_tls(self, data: bytes) -> int:
+        with self._tls_mutex:  # type: ignore[union-attr] # this is called only where it is one
+            return self._socket.send(data)
+
+    def _receive_tls(self, most: int) -> bytes:
+        with self._tls_mutex:  # type: ignore[union-attr]
+            return self._socket.recv(most)
 
     def _await_room(self, until: float) -> None:
         room = select.poll()
@@ -110,19 +145,17 @@ class Link:
         if not room.poll(max(0.0, until - self._runtime.now()) * 1000):
             raise TimeoutError("the server does not read")
 
-    def try_to_lead(self, slot: Slot, until: float) -> bool:
-        """Read until the slot is ready or the time is up, if nobody else is reading."""
-        if not self._leading.acquire(False):
-            return False
-        self._lead(slot, until)
-        return True
+    def look(self) -> None:
+        """Take in what has come, without waiting, unless another reads."""
+        if self.leading.acquire(False):
+            self.lead(Slot(), 0.0)
 
     async def await_slot(self, slot: Slot, until: float) -> None:
         """Return when the slot is ready, the link has failed, or the time is up."""
         try:
             while not slot.ready and self.error is None:
-                if self._leading.acquire(False):
-                    if not self._lead(slot, until):
+                if self.leading.acquire(False):
+                    if not self.lead(slot, until):
                         return
                 elif slot.waker is None:
                     slot.waker = self._runtime.waker()
@@ -133,26 +166,27 @@ class Link:
             if slot.waker is not None:
                 self._followers.pop(slot, None)
                 slot.waker = None
-                if not self._leading.locked():
+                if not self.leading.locked():
                     self._wake_a_follower()
 
     def read_for(self, slot: Slot, until: float) -> None:
         """Read alone, before anyone else knows this link."""
-        while not slot.ready and self.error is None and self._read(until):
-            pass
+        if self.leading.acquire(False):
+            self.lead(slot, until)
 
-    def _lead(self, slot: Slot, until: float) -> bool:
-        """Read for all until the slot is ready; False when the time is up."""
+    def lead(self, slot: Slot, until: float) -> bool:
+        """Read for all until the slot is ready, and let go of `leading`; False when the time is up."""
         try:
             while not slot.ready and self.error is None:
-                if not self._read(until):
+                if (self._polls or until - self._runtime.now() < SLICE) and not self._await_data(until):
                     return False
+                self.take_in()
             return True
         except BaseException:
             self.fail("reading was interrupted")
             raise
         finally:
-            self._leading.release()
+            self.leading.release()
             if self._followers:
                 self._wake_a_follower()
 
@@ -161,35 +195,36 @@ class Link:
             if slot.wake():
                 return
 
-    def _read(self, until: float) -> bool:
-        """Read once and dispatch; False when nothing came in time."""
-        tls = self._tls_mutex is not None
-        data = self._receive() if tls else None  # what TLS had decrypted already
-        while data is None:
-            left = until - self._runtime.now()
-            if (tls or left < SLICE) and not self._poll.poll(left * 1000 if left > 0 else 0):
-                return False
-            data = self._receive()
-        self._take(data)
-        return True
+    def _await_data(self, until: float) -> bool:
+        """Whether there is something to read before the time is up."""
+        if self._tls_mutex is not None:
+            with self._tls_mutex:
+                if self._socket.pending():  # type: ignore[attr-defined] # with TLS it has that
+                    return True  # decrypted already, so that poll() does not see it
+        left = until - self._runtime.now()
+        return bool(self._poll.poll(left * 1000 if left > 0 else 0))
 
-    def _take(self, data: bytes) -> None:
+    def take_in(self) -> None:
+        """Read once, for no longer than the kernel waits, and give everyone what is theirs."""
+        try:
+            data = self._receive(self._at_once)
+        except _AGAIN:
+            return
+        except OSError:
+            data = b""
         if not data:
             self.fail("the server closed the connection")
             return
-        for reply in self._reader.feed(data):
-            self._dispatch(reply)
-
-    def _receive(self) -> bytes | None:
-        try:
-            if self._tls_mutex is None:
-                return self._socket.recv(65536)
-            with self._tls_mutex:
-                return self._socket.recv(65536)
-        except _AGAIN:
-            return None
-        except OSError:
-            return b""
+        pending = self.pending
+        for reply in self._feed(data):
+            if type(reply) is Pushed or not pending:
+                self._dispatch(reply)
+                continue
+            slot = pending.popleft()
+            slot.value = reply
+            slot.ready = True
+            if slot.waker is not None:
+                slot.wake()
 
     def fail(self, why: str) -> None:
         """This connection is of no use any more; what was asked over it has an unknown outcome."""
@@ -208,16 +243,16 @@ class Link:
     def close(self) -> None:
         """Close the socket, but not under a thread that reads: its poll() would wait on whoever gets the number."""
         self.fail("the connection was closed")
-        if self._leading.acquire(timeout=1.0):  # failing has woken it
+        if self.leading.acquire(timeout=1.0):  # failing has woken it
             self._connection.disconnect()
-            self._leading.release()
+            self.leading.release()
 
     def hang_up(self, why: str) -> None:
         """The same without waiting: if a thread reads, whoever dials next closes the socket after it."""
         self.fail(why)
-        if self._leading.acquire(blocking=False):
+        if self.leading.acquire(blocking=False):
             self._connection.disconnect()
-            self._leading.release()
+            self.leading.release()
 
     def forget(self) -> None:
         """In a forked child: close our copy of the descriptor, which does not end the parent's connection."""

@@ -28,8 +28,7 @@ _this_thread = threading.local()
 class ParkingLink(Link):
     """Its waits are parked: `ports.Together` serves many of them with one wait."""
 
-    def try_to_lead(self, slot: Slot, until: float) -> bool:
-        return until <= 0.0 and super().try_to_lead(slot, until)  # a look without waiting needs no parking
+    leads_alone = False
 
     async def await_slot(self, slot: Slot, until: float) -> None:
         while not slot.ready and self.error is None and self._runtime.now() < until:
@@ -37,22 +36,16 @@ class ParkingLink(Link):
 
     def start_reading(self) -> bool:
         """Whether this thread is the one that reads now; what TLS has decrypted already is taken in at once."""
-        if not self._leading.acquire(blocking=False):
+        if not self.leading.acquire(blocking=False):
             return False
         if self._tls_mutex is not None:
             self.take_in()
         return True
 
     def stop_reading(self) -> None:
-        self._leading.release()
+        self.leading.release()
         if self._followers:
             self._wake_a_follower()
-
-    def take_in(self) -> None:
-        """Read once without waiting."""
-        data = self._receive()
-        if data is not None:
-            self._take(data)
 
     def follow(self, slot: Slot, bell: _Bell) -> None:
         slot.waker = bell
@@ -61,7 +54,7 @@ class ParkingLink(Link):
     def unfollow(self, slot: Slot) -> None:
         self._followers.pop(slot, None)
         slot.waker = None
-        if not self._leading.locked():
+        if not self.leading.locked():
             self._wake_a_follower()
 
     def fileno(self) -> int:
@@ -206,11 +199,14 @@ class ThreadVotingWire(ThreadWire):
 
     @property
     def silent_since(self) -> float | None:
+        if self._link is None:
+            return None
+        pending = self._link.pending
         try:
-            sent_at = self._pending[0].sent_at
+            sent_at = pending[0].sent_at
             if self._runtime.now() - sent_at > DRAIN_AFTER:
                 self.listen()  # it may have answered long ago, and nobody had to read that
-                sent_at = self._pending[0].sent_at
+                sent_at = pending[0].sent_at
             return sent_at
         except IndexError:
             return None

@@ -46,8 +46,11 @@ class Reader:
         """The replies that `data` completes."""
         if self._rest:
             data = self._rest + data
-        elif data[0] == 58 and len(data) > 3 and data.find(b"\r\n") == len(data) - 2:
-            return [int(data[1:-2])]  # one whole number and nothing else, as most replies are
+        elif data[0] == 58 and data[-1] == 10:
+            try:
+                return [int(data[1:])]  # one whole number and nothing else, as most replies are
+            except ValueError:
+                pass
         replies = []
         at, end = 0, len(data)
         while at < end:
@@ -69,20 +72,33 @@ def new_reader() -> Reader:
 
 
 class _HiredisReader(Reader):
-    __slots__ = ("_push", "_reader")
+    """`_clean` says that no part of a reply waits in the compiled reader, which does not tell that itself: then a
+    number alone, as most replies are, is read without it, since it takes four calls."""
+
+    __slots__ = ("_clean", "_push", "_reader")
 
     def __init__(self) -> None:
         import hiredis
 
+        self._clean = True
         self._push = hiredis.PushNotification
         self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=_Incomplete)
 
     def feed(self, data: bytes) -> list[Any]:
+        number = None
+        if data[0] == 58 and data[-1] == 10:
+            try:
+                number = int(data[1:])
+                if self._clean:
+                    return [number]
+            except ValueError:
+                pass  # more than one reply
         reader = self._reader
         reader.feed(data)
         replies: list[Any] = []
         while (reply := reader.gets()) is not _Incomplete:
             replies.append(Pushed(reply) if type(reply) is self._push else reply)
+        self._clean = number is not None and replies == [number]
         return replies
 
 

@@ -7,7 +7,7 @@ forgotten are sent again in full, once; every error reply has a decided meaning 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.errors import StoreError, StoreProtocolError
@@ -63,7 +63,7 @@ class Wire(Protocol):
     on_push: Callable[[Any], None] | None
     """Called with what it told."""
 
-    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
+    def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
         """The reply (an error reply as a `ReplyError` value); `StoreUnavailable` when none came in time. Requests
         `before` it go out with it, and their replies do not matter."""
 
@@ -166,7 +166,7 @@ class RedisStore:
         if type(reply) is ReplyError:
             reply = await self._mend(reply, scripts.ACQUIRE, request, ask.name, until, before)
         if type(reply) is int:
-            return Granted(reply)
+            return tuple.__new__(Granted, (reply, None))
         try:
             left = None if reply[0] < 0 else reply[0] / 1000
             return Taken(left) if place is None else Queued(reply[1], reply[2], left)

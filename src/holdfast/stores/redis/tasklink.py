@@ -4,12 +4,14 @@ After the client library has dialled and shaken hands, a protocol of ours takes 
 settle futures straight from the event loop, without a reader task between.
 
 Rules kept here: a cancelled caller only loses interest in its reply. The connection lives on, so that its clean-up,
-sent next, is executed after what was cancelled.
+sent next, is executed after what was cancelled. One timer serves all who wait, and is left alone when a reply comes:
+setting and cancelling one for each request would cost as much as all else that is done for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +29,8 @@ DIAL_WITHIN = 5.0
 
 
 class TaskLink(asyncio.Protocol):
-    """One dialled connection. Invariant: `_pending` has one future per reply that is owed, in order."""
+    """One dialled connection. Invariants: `_pending` has one future per reply that is owed, in order, with when it was
+    asked for and until when it is waited for; `_looks_at` is not after any of these moments that are to come."""
 
     def __init__(self, connection: Any, runtime: Runtime) -> None:
         # From here on the transport is ours. The writer must live as long: its end would close the transport.
@@ -37,7 +40,9 @@ class TaskLink(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._runtime = runtime
         self._reader = new_reader()
-        self._pending: deque[tuple[asyncio.Future[Any] | None, float]] = deque()
+        self._pending: deque[tuple[asyncio.Future[Any] | None, float, float]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = math.inf
         self.protocol = protocol_of(connection)
         self.subscribed = False
         self.on_push: Callable[[Any], None] | None = None
@@ -49,19 +54,39 @@ class TaskLink(asyncio.Protocol):
     def send(self, request: bytes) -> None:
         self._transport.write(request)
 
-    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
+    def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> asyncio.Future[Any]:
+        """The reply to be; `StoreUnavailable` when there is none by then."""
         now = self._runtime.now()
         for early in before:
-            self._pending.append((None, now))  # nobody waits for its reply
+            self._pending.append((None, now, math.inf))  # nobody waits for its reply
             self._transport.write(early)
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._pending.append((future, now))
+        self._pending.append((future, now, until))
         self._transport.write(request)
-        timer = self._loop.call_later(until - now, self._overdue, future)
-        try:
-            return await future
-        finally:
-            timer.cancel()
+        if until < self._looks_at:
+            self._look_at(until, now)
+        return future
+
+    def _look_at(self, moment: float, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._looks_at = moment
+        self._timer = self._loop.call_later(max(0.0, moment - now), self._look)
+
+    def _look(self) -> None:
+        """Tell those whose time is up, and see when to look again."""
+        now, next_look = self._runtime.now(), math.inf
+        for future, _, until in tuple(self._pending):
+            if future is None or future.done():
+                continue
+            if until <= now:
+                future.set_exception(_no_answer("The server did not answer in time"))
+            elif until < next_look:
+                next_look = until
+        self._timer, self._looks_at = None, math.inf
+        if next_look < math.inf:
+            self._look_at(next_look, now)
+        self._give_up_if_stale(now)
 
     def post(self, requests: Sequence[bytes]) -> list[asyncio.Future[Any]]:
         """Send them all; a future for the reply to each."""
@@ -69,7 +94,7 @@ class TaskLink(asyncio.Protocol):
         futures: list[asyncio.Future[Any]] = [self._loop.create_future() for _ in requests]
         for future, request in zip(futures, requests, strict=True):
             future.add_done_callback(_seen)
-            self._pending.append((future, now))
+            self._pending.append((future, now, math.inf))
             self._transport.write(request)
         return futures
 
@@ -106,7 +131,10 @@ class TaskLink(asyncio.Protocol):
     def _overdue(self, future: asyncio.Future[Any]) -> None:
         if not future.done():
             future.set_exception(_no_answer("The server did not answer in time"))
-        if self._pending and self._runtime.now() - self._pending[0][1] > STALE:
+        self._give_up_if_stale(self._runtime.now())
+
+    def _give_up_if_stale(self, now: float) -> None:
+        if self._pending and now - self._pending[0][1] > STALE:
             self.fail("the server has been silent for too long")
 
     def data_received(self, data: bytes) -> None:
@@ -116,7 +144,7 @@ class TaskLink(asyncio.Protocol):
                 if self.on_push is not None:
                     self.on_push(reply)
             elif self._pending:
-                future, _ = self._pending.popleft()
+                future = self._pending.popleft()[0]
                 if future is not None and not future.done():
                     future.set_result(reply)
 
@@ -129,8 +157,10 @@ class TaskLink(asyncio.Protocol):
             return
         self.error = _no_answer(f"The request got no answer: {why}")
         self._transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
         while self._pending:
-            future, _ = self._pending.popleft()
+            future = self._pending.popleft()[0]
             if future is not None and not future.done():
                 future.set_exception(_no_answer(f"The request got no answer: {why}"))
         if self.on_failure is not None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class ThreadWire:
-    """`store.Wire`. Invariant: `_pending` has one slot per reply that `_link` owes, in order."""
+    """`store.Wire`. `_mutex` is held by whoever dials or sends."""
 
     link_class = Link
 
@@ -60,15 +60,26 @@ class ThreadWire:
     def forget(self, *, forked: bool) -> None:
         link, self._link = self._link, None
         self._mutex = threading.Lock()
-        self._pending: deque[Slot] = deque()
         self._closed = False
         if link is not None:
             link.forget()
 
     async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
-        link, slot = self._send(request, until, before)
-        until = min(until, slot.sent_at + self._longest)
-        if not link.try_to_lead(slot, until):
+        mutex = self._mutex
+        if before or not mutex.acquire(False):
+            link, slot = self._send(request, until, before)
+        else:
+            try:
+                current = self._link
+                link = self._connect(until) if current is None or current.error is not None else current
+                slot = link.ask(request, until)
+            finally:
+                mutex.release()
+        if until - slot.sent_at > self._longest:
+            until = slot.sent_at + self._longest
+        if link.leads_alone and link.leading.acquire(False):
+            link.lead(slot, until)
+        else:
             await link.await_slot(slot, until)
         if slot.ready:
             return slot.value
@@ -103,7 +114,7 @@ class ThreadWire:
     def listen(self) -> None:
         link = self._link
         if link is not None and link.error is None:
-            link.try_to_lead(Slot(), 0.0)
+            link.look()
 
     def _send(
         self,
@@ -120,16 +131,10 @@ class ThreadWire:
             link = self._link
             if link is None or link.error is not None or on is not None:
                 link = self._connect(until) if on is None else sound(on, link)
-            slot = Slot(self._runtime.now())
-            if before:
-                slots = [Slot(slot.sent_at) for _ in before]
-                self._pending.extend(slots)
-                if early is not None:
-                    early += slots
-                request = b"".join(before) + request
-            self._pending.append(slot)
-            link.send(request, until)
-            return link, slot
+            slots = [link.expect() for _ in before]
+            if early is not None:
+                early += slots
+            return link, link.ask(b"".join([*before, request]), until)
         finally:
             mutex.release()
 
@@ -139,17 +144,9 @@ class ThreadWire:
         if self._link is not None:
             self._link.close()
             self._link = None
-        pending = self._pending = deque()
         started = self._runtime.now()
-
-        def dispatch(reply: Any) -> None:
-            if type(reply) is Pushed:
-                if self.on_push is not None:
-                    self.on_push(reply)
-            elif pending:
-                pending.popleft().settle(reply)
-
-        link = dial_link(self._dial, self._runtime, min(until, started + self._longest), dispatch, self.link_class)
+        until = min(until, started + self._longest)
+        link = dial_link(self._dial, self._runtime, until, self._told, self.link_class)
         if self._closed:  # meanwhile, and without waiting for us
             link.close()
             raise closed_error()
@@ -158,8 +155,13 @@ class ThreadWire:
         self.pushes = link.protocol == 3
         return link
 
+    def _told(self, reply: Any) -> None:
+        """What no request asked for."""
+        if type(reply) is Pushed and self.on_push is not None:
+            self.on_push(reply)
+
     def _overdue(self, link: Link) -> StoreUnavailable:
-        pending = self._pending
+        pending = link.pending
         if pending and self._runtime.now() - pending[0].sent_at > STALE:
             link.fail("the server has been silent for too long")
         return StoreUnavailable(
