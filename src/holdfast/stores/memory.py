@@ -163,6 +163,9 @@ class Space:
             waiter = Waiter(ask, ticket, now)
             queue.append(waiter)
             queue.sort(key=lambda one: one.ticket)
+        elif place.ticket is not None and place.ticket < waiter.ticket:  # the older one counts
+            waiter.ticket = place.ticket
+            queue.sort(key=lambda one: one.ticket)
         waiter.refresh(place.address, place.turn, now)
         return waiter
 

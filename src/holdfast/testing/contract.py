@@ -70,8 +70,10 @@ async def places(bench: Bench) -> None:
     equal(as_a(Queued, again, "who asks again goes on waiting")[:2], first[:2], "asking again keeps the place")
     equal(await store.release(bench.name, asks[1].holder, bench.until()), False, "a place is no grant")
     equal((await bench.inspect(store)).waiting, 1, "a release gives up the place")
+    late = await store.acquire(asks[1], Place(box.address, 1, None), bench.until())
+    equal(as_a(Queued, late, "a request without a ticket gets a place").position, 1, "that place is the last")
     _, back = await bench.queue(store, asks[1], turn=3, ticket=first.ticket)
-    equal(back[:2], first[:2], "a ticket from before leads back to its place")
+    equal(back[:2], first[:2], "a ticket from before leads back to its place, even if a later one was given meanwhile")
 
 
 async def order(bench: Bench) -> None:

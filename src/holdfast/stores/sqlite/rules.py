@@ -262,7 +262,10 @@ def _join(scene: Scene, ask: Ask, place: Place) -> int:
     kept = scene.execute(sql.KEEP_PLACE, (place.address, place.turn, dead_at, ask.name, ask.holder)).rowcount
     if kept:
         ticket: int = scene.execute(sql.TICKET, (ask.name, ask.holder)).fetchone()[0]
-        return ticket
+        if place.ticket is None or place.ticket >= ticket:
+            return ticket
+        scene.execute(sql.MOVE_UP, (place.ticket, ask.name, ask.holder))  # the older one counts
+        return place.ticket
     # Whoever was passed over while it could not be reached comes back with its ticket, to its old place.
     ticket = _new_ticket(scene, ask.name) if place.ticket is None else place.ticket
     row: tuple[Any, ...] = (ask.name, ticket, ask.holder, place.address, place.turn, ask.ttl, ask.owner, ask.fences)

@@ -46,6 +46,9 @@ SELECT holder, address, turn, ttl, owner, fences, dead_at FROM waiter WHERE name
 -- keep_place: a waiter asks again. In: address, turn, dead_at, name, holder. Changes 1 row if it has a place.
 UPDATE waiter SET address = ?, turn = ?, dead_at = ? WHERE name = ? AND holder = ?;
 
+-- move_up: a waiter comes back with an older ticket than it has. In: ticket, name, holder.
+UPDATE waiter SET ticket = ? WHERE name = ? AND holder = ?;
+
 -- join: take a place. In: name, ticket, holder, address, turn, ttl, owner, fences, now, dead_at.
 INSERT INTO waiter (name, ticket, holder, address, turn, ttl, owner, fences, since, dead_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
