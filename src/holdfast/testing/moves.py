@@ -100,7 +100,7 @@ class Moves:
             state = self._put(state, at, lane._replace(replies=(*lane.replies, (number, server, effect.reply))))
         for to, push in effect.pushes:
             lane = world.lane_of(state, to)
-            if lane.status != CRASHED:
+            if lane.status != CRASHED and not world.nodes[lane.node].over:
                 state = self._put(state, to, lane._replace(pushes=(*lane.pushes, push)))
         return state
 
@@ -231,11 +231,11 @@ class Moves:
             loose=(),
             grants=world.grants.of((epoch + 1, grants)),
         )
-        for at, lane, _ in world.each(state):
+        for at, lane, node in world.each(state):
             if lane.status != CRASHED:
                 broken = tuple((number, server, BROKEN) for number, server, _ in lane.out)
-                cut = lane._replace(out=(), replies=lane.replies + broken, pushes=(*lane.pushes, DEAF))
-                after = self._put(after, at, cut)
+                told = Lane(lane.node, lane.status, (), lane.replies + broken, (*lane.pushes, DEAF))
+                after = self._put(after, at, Lane(lane.node, lane.status, (), (), ()) if node.over else told)
         return after
 
     # Time.

@@ -324,7 +324,21 @@ class Process:
             if task.wait is not None and task.wait.kind == "reply" and task.wait.key in numbers:
                 self._resume(number, None, _no_answer("before the connection broke"))
 
+    def retire(self) -> None:
+        """If nothing is left but a keeper with nothing to keep, end that too: nobody will hear of it again."""
+        held = [lease._holding for lease in self.leases]
+        ended = all(one.state is State.RELEASED or (one.state is State.LOST and one.settled) for one in held)
+        if ended and all(task.name == "keeper" for task in self.tasks.values()):
+            for task in self.tasks.values():
+                task.work.close()
+            self.tasks.clear()
+
     # What can be seen from outside.
+
+    @property
+    def over(self) -> bool:
+        """Whether it will never do anything again."""
+        return not self.tasks
 
     def lost(self) -> bool:
         """Whether a lease was lost that is renewed."""

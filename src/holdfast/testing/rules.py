@@ -177,7 +177,7 @@ class Rules:
             return None
         waiters = dict(before[self._waiters].value)
         for place, member in before[self._queue].value:
-            if member.decode() == holder or ticket < place:
+            if member.decode() == holder or ticket <= place:
                 return None
             if self._reachable(waiters.get(member, b"0 0 0 - -"), then):
                 return str(member.decode())

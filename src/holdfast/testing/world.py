@@ -15,6 +15,8 @@ Rules kept here:
   is under way or a timer is due, time goes on only at the price of one `slow`.
 - Each distinct list of inputs is given to a client once, each request to each server state once; what they lead to is
   remembered. The search itself then only looks up numbers.
+- A client that will never do anything again is no longer driven, and what is on its way to it is dropped: only what it
+  has sent and what it was told count from then on.
 """
 
 from __future__ import annotations
@@ -122,6 +124,7 @@ class Node:
         "lost",
         "notes",
         "number",
+        "over",
         "parent",
         "problem",
         "process",
@@ -153,6 +156,7 @@ class Node:
         self.working = any(wait.kind == "work" for _, wait in waits)
         self.waiting = any(wait.kind == "mail" for _, wait in waits)
         self.done = 1 not in process.tasks
+        self.over = process.over
         self.idle = not any(task.name != "keeper" for task in process.tasks.values())
         self.signalled = process.signalled
         self.lost = process.lost()
@@ -265,6 +269,7 @@ class World:
             node.process = None
             sent, notes = len(process.sent), len(process.notes)
             self._feed(process, client, given)
+            process.retire()
             child = Node(len(self.nodes), node, given)
             child.look(process, client, sent, notes)
             child = node.children[given] = self._merged(at, child, process)
@@ -315,8 +320,9 @@ class World:
     def advanced(self, at: int, lane: Lane, kind: str, key: Any, now: int, **changes: Any) -> int:
         """The lane after its client got an input; what the client sends is under way."""
         node = self.step(at, self.nodes[lane.node], kind, key, now)
-        out = changes.pop("out", lane.out)
-        return self.lanes.of(lane._replace(node=node.number, out=out + self._numbered(at, node), **changes))
+        if node.over:
+            changes.update(replies=(), pushes=())  # nobody is left to read them
+        return self.lanes.of(lane._replace(node=node.number, out=lane.out + self._numbered(at, node), **changes))
 
     # Servers.
 
