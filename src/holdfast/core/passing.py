@@ -123,8 +123,9 @@ class Tenancy:
         self.passes += 1
         asked_at = now - self._age
         until = min(self._until, valid_until(asked_at, self.ask.ttl))
-        grant = Grant(self._used, asked_at, until, self._acknowledged, last=self._last)
-        return Turn(seat.ask._replace(holder=self.ask.holder), grant, self)
+        grant = tuple.__new__(Grant, (self._used, asked_at, until, self._acknowledged, False, self._last))
+        name, _, ttl, owner, fences, floor = seat.ask
+        return tuple.__new__(Turn, (Ask(name, self.ask.holder, ttl, owner, fences, floor), grant, self))
 
     def pass_on(self, holding: Holding, now: float) -> bool:
         """Give `holding` back to one who waits in the room; False when it has to go back to the store."""
@@ -183,8 +184,15 @@ class Room:
             if not self._seats and not self._leads(now):
                 return self._lead(ask)
             seat = Seat(runtime, ask, now)
+            if self._serves:
+                seat.patient_until = now + LONG_PATIENCE
             self._seats.append(seat)
             return seat
+
+    @property
+    def _serves(self) -> bool:
+        """Whether seats have been served of late."""
+        return self._productive or (self._tenancy is not None and self._tenancy.passes > 0)
 
     def _leads(self, now: float) -> bool:
         """Whether somebody may yet pass the lock on."""
@@ -203,7 +211,7 @@ class Room:
                 raise closed_error()
             if seat.turn is not None:
                 return self._taken(seat)
-            if self._productive or (self._tenancy is not None and self._tenancy.passes):
+            if self._serves:
                 seat.patient_until = seat.sat_down_at + LONG_PATIENCE
             if now < seat.patient_until and self._leads(now):
                 return None

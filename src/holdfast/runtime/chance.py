@@ -10,6 +10,7 @@ import os
 from binascii import b2a_base64
 
 ID_BYTES = 15
+ID_CHARS = ID_BYTES * 4 // 3
 BATCH = 64
 
 _ready: list[str] = []
@@ -31,9 +32,8 @@ def new_holder() -> str:
 
 
 def _batch() -> list[str]:
-    chance = os.urandom(ID_BYTES * BATCH)
-    numbers = [chance[at : at + ID_BYTES] for at in range(0, len(chance), ID_BYTES)]
-    return [b2a_base64(number, newline=False).decode("ascii") for number in numbers]
+    text = b2a_base64(os.urandom(ID_BYTES * BATCH), newline=False).decode("ascii")
+    return [text[at : at + ID_CHARS] for at in range(0, len(text), ID_CHARS)]
 
 
 os.register_at_fork(after_in_child=_ready.clear)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable
-from typing import Any
 
-from holdfast.runtime.asyncio import AsyncioRuntime, TaskWaker
+from holdfast.runtime.asyncio import AsyncioRuntime
 from holdfast.testing.agenda import Clock, Stuck
 
 REAL_PATIENCE = 2.0
@@ -55,33 +53,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.now()
 
 
-class SandboxTaskWaker(TaskWaker):
-    """The shipped waker, whose `until` is a moment on the virtual clock."""
-
-    __slots__ = ("_now",)
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        super().__init__()
-        self._now = now
-
-    async def wait(self, until: float | None) -> bool:
-        if self._called:
-            self._called = False
-            return True
-        left = None if until is None else until - self._now()
-        if left is not None and left <= 0:
-            return False
-        self._future = future = self._loop.create_future()
-        try:
-            async with asyncio.timeout(left):
-                woken: bool = await future
-                return woken
-        except TimeoutError:
-            return False
-        finally:
-            self._future = None
-
-
 class SandboxAsyncioRuntime(AsyncioRuntime):
     """`ports.Runtime` for asyncio, on a virtual clock."""
 
@@ -89,4 +60,3 @@ class SandboxAsyncioRuntime(AsyncioRuntime):
         super().__init__()
         self.now = clock.now
         self.random = lambda: 0.5
-        self.waker: Any = lambda: SandboxTaskWaker(clock.now)
