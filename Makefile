@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
+# Tests start interpreters by the hundred: without compiled files each would compile the library anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 SEEDS ?= 10000
 JOBS ?= 2
@@ -20,10 +23,13 @@ demo: $(VENV)/.base ## Show the lock at work; needs no server
 	$(BIN)/holdfast demo
 
 # Two rounds, so that tests that count milliseconds do not share the cores with those that count states. A file stays
-# with one worker: its servers are started once.
+# with one worker, so that its servers are started once; the longest are first (see tests/conftest.py). There are more
+# workers than cores, as a test waits for most of its time.
+TIMED = $(shell grep -rl --include='*.py' '^pytestmark = pytest.mark.timing' tests)
+SPREAD := --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "timing and not faults and not soak"
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not timing and not faults and not soak"
+	$(BIN)/python -m pytest -n 3 $(SPREAD) -m "timing and not faults and not soak" $(TIMED)
+	$(BIN)/python -m pytest -n 4 $(SPREAD) -m "not timing and not faults and not soak"
 
 faults: $(VENV)/.dev ## Run the long tests of real faults: failovers, migrations, nodes down
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m faults

@@ -1,13 +1,48 @@
 """Fixtures: servers that live for the whole run, servers that a test may break, and a network to break."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from holdfast.stores.redis import messages
 from tests.support.proxy import FaultProxy
 from tests.support.servers import KINDS, NEEDS, Server, available
 from tests.support.topologies import GROUPS, Group
+
+LONGEST = (
+    "tests/test_simulator.py",
+    "tests/test_explorer.py",
+    "tests/systems/test_c7_other_places.py",
+    "tests/cli/test_run.py",
+    "tests/keeper/test_shut_down.py",
+    "tests/contract/test_store_port.py",
+    "tests/shells/test_thread_schedules.py",
+    "tests/traps/test_waiting_long.py",
+    "tests/keeper/test_server_faults.py",
+    "tests/test_faults_server.py",
+    "tests/test_faults_network.py",
+    "tests/cli/test_operating.py",
+    "tests/test_demo.py",
+    "tests/keeper/test_scale.py",
+    "tests/test_mutants.py",
+)
+"""They start first: a worker has a file to itself, and the end of a round should not be one worker with a long one."""
+
+
+USES_SERVERS = {"shared_server", "shared_group", "fresh_server"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {path: rank for rank, path in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: looking through it again and again for garbage would take a core's time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +80,15 @@ def shared_group() -> Iterator[Callable[[str], Group]]:
 def require(kind: str) -> None:
     if not available(kind):
         pytest.skip(f"{kind} is missing: it needs {NEEDS[kind]}")
+
+
+@pytest.fixture(autouse=True)
+def bears_a_busy_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that does not wait gives up on a server after 80 ms of silence. Where no time is measured that says more
+    about the machine than about what is tested, so there it is more patient."""
+    if USES_SERVERS.isdisjoint(request.fixturenames) or request.node.get_closest_marker("timing") is not None:
+        return
+    monkeypatch.setattr(messages, "LEAST_GRACE", messages.FIRST_GRACE)
 
 
 @pytest.fixture

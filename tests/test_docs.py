@@ -8,11 +8,13 @@ as in a notebook. A fence that begins with `>>>` is checked as a doctest. Only `
 import ast
 import asyncio
 import doctest
+import gc
 import importlib
 import inspect
 import pkgutil
 import re
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,7 +88,10 @@ def test_page(
         text = SERVER.sub(shared_server("valkey9").url, text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_URL", f"sqlite:///{tmp_path}/locks.db")
-    run_page(text, str(page))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # a page leaves its clients to the end of the program
+        run_page(text, str(page))
+        gc.collect()
 
 
 def test_the_readme_shows_something_that_runs() -> None:

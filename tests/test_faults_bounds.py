@@ -6,6 +6,7 @@ the tests look at what each of them measured.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ import pytest
 
 from holdfast import StoreUnavailable
 from tests.conftest import require
-from tests.support.lateness import lateness, watch
+from tests.support.lateness import lateness, stolen, watch
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -30,9 +31,9 @@ pytestmark = pytest.mark.timing
 SLACK = 0.15
 """0.1 s is promised; the rest is for the proxy and the tests themselves."""
 TIMEOUT = 0.4
-QUEUED_TIMEOUT = 0.7
+QUEUED_TIMEOUT = 1.5
 SHORT_TTL = 0.9
-LASTS = 2.6
+LASTS = 3.6
 """Seconds that a fault lasts: longer than everything that is measured under it."""
 
 
@@ -127,15 +128,16 @@ def run_scenario(colour_name: str, fault: str) -> Bench:
         colour = stack.enter_context(COLOURS[colour_name]())
         bench = Bench(server, proxy, colour, colour.connect(proxy.url).warm_up_inbox())
         watch()
+        began = time.monotonic()
         measure(bench, FAULTS[fault])
-        bench.lateness = lateness()
+        bench.lateness = lateness() + stolen(began)
         names = ("free", "tried", "held", "queued", "cancelled", "cancelled in flight", "short")
         for name in names:
             try:
-                await_nothing_left(server, name, timeout=4)
+                await_nothing_left(server, name)
             except TimeoutError as error:
                 bench.left_behind.append(str(error))
-        bench.works_again = bench.client.acquire("afterwards", timeout=3) is not None
+        bench.works_again = bench.client.acquire("afterwards", timeout=20) is not None
         return bench
 
 
@@ -143,7 +145,7 @@ def measure(bench: Bench, fault: Callable[[Bench], Any]) -> None:
     client, server = bench.client, bench.server
     lock = client.locks.lock
     for taken in ("queued", "cancelled"):
-        server.raw("SET", taken, "a stranger's", "PX", 1500)
+        server.raw("SET", taken, "a stranger's", "PX", 4500)
     held = client.acquire("held")
     under_way = [timed(bench, "queued", lambda: lock("queued").acquire(timeout=QUEUED_TIMEOUT))]
     waiting = client.acquiring("cancelled", ttl=60)
@@ -153,7 +155,7 @@ def measure(bench: Bench, fault: Callable[[Bench], Any]) -> None:
     with fault(bench):
         struck = Stopwatch()
         under_way += [
-            timed(bench, "short", lambda: short.lost.wait(5)),
+            timed(bench, "short", lambda: short.lost.wait(20)),
             timed(bench, "free", lambda: lock("free").acquire(timeout=TIMEOUT)),
             timed(bench, "tried", lambda: lock("tried").acquire(blocking=False)),
             timed(bench, "held", held.release),
@@ -162,10 +164,10 @@ def measure(bench: Bench, fault: Callable[[Bench], Any]) -> None:
             note_cancellation(bench, "cancelled", waiting)
             note_cancellation(bench, "cancelled in flight", client.acquiring("cancelled in flight"))
         for future in under_way:
-            future.result(10)
+            future.result(20)
         until(lambda: struck.seconds >= LASTS, "the fault to have lasted")
     if bench.colour.name == "threads":
-        client.release(waiting.result(5))
+        client.release(waiting.result(20))
 
 
 def note_cancellation(bench: Bench, what: str, future: Future[Any]) -> None:
@@ -234,7 +236,7 @@ def test_a_cancellation_takes_effect_at_once(fault: str) -> None:
 def test_a_lost_lease_is_reported_by_the_clock_alone(bench: Bench) -> None:
     seconds, outcome = bench.measured["short"]
     assert outcome is True
-    assert SHORT_TTL / 2 < seconds < SHORT_TTL + 0.05 + 0.1 + bench.lateness
+    assert SHORT_TTL / 2 - bench.lateness < seconds < SHORT_TTL + 0.05 + 0.1 + bench.lateness
 
 
 def test_nothing_is_left_behind_once_the_fault_is_over(bench: Bench) -> None:

@@ -22,7 +22,6 @@ from tests.support.servers import Server
 from tests.traps.hunter import NAMES, Claim
 from tests.traps.watching import await_nothing_left
 
-SECONDS = 7.0
 ROOT = Path(__file__).parents[1]
 
 
@@ -148,27 +147,28 @@ class Chaos:
             proxy.clear()
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)], ids=["seeded"])
-def test_no_two_hold_a_lock_at_once(fresh_server: Server, tmp_path: Path, seed: int) -> None:
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.faults)])
+def test_no_two_hold_a_lock_at_once(fresh_server: Server, tmp_path: Path, seconds: float) -> None:
+    seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     with FaultProxy(fresh_server.port) as one, FaultProxy(fresh_server.port) as other:
         files = [tmp_path / f"claims-{number}" for number in range(4)]
         with (
-            hunter("threads", one.url, SECONDS, seed, files[0]) as a,
-            hunter("asyncio", one.url, SECONDS, seed + 1, files[1]) as b,
-            hunter("threads", other.url, SECONDS, seed + 2, files[2]) as c,
-            hunter("asyncio", other.url, SECONDS, seed + 3, files[3]) as d,
+            hunter("threads", one.url, seconds, seed, files[0]) as a,
+            hunter("asyncio", one.url, seconds, seed + 1, files[1]) as b,
+            hunter("threads", other.url, seconds, seed + 2, files[2]) as c,
+            hunter("asyncio", other.url, seconds, seed + 3, files[3]) as d,
         ):
             one.wait_for(b"hunt:", timeout=20)
             other.wait_for(b"hunt:", timeout=20)
             with Chaos(fresh_server, [one, other], [a, b, c, d], seed) as chaos:
                 for process in (a, b, c, d):
-                    process.wait(SECONDS + 15)
+                    process.wait(seconds + 60)
         claims = [Claim.read(line) for file in files for line in file.read_text().splitlines()]
         print(f"{len(claims)} leases under {sum(chaos.deeds.values())} faults: {chaos.deeds}")
         assert overlaps(claims) == []
         assert [process.returncode for process in (a, b, c, d)] == [0, 0, 0, 0]
-        assert len(claims) > 40
-        assert all(file.stat().st_size for file in files)
+        assert len(claims) > seconds, "the hunters did next to nothing"
         for name in NAMES:
-            await_nothing_left(fresh_server, name, timeout=3)
+            await_nothing_left(fresh_server, name, timeout=20)

@@ -55,7 +55,7 @@ def queue_up(client: Client, server: Server, count: int, order: list[int], name:
 class TestKilledConnections:
     def test_a_holder_keeps_its_lease(self, colour: Colour, valkey: Server) -> None:
         client = colour.connect(valkey.url).warm_up_inbox()
-        lease = client.acquire("report", ttl=1)
+        lease = client.acquire("report", ttl=3)
         for kind in ("normal", "pubsub"):
             valkey.raw("CLIENT", "KILL", "TYPE", kind)
             client.renew(lease)
@@ -66,8 +66,8 @@ class TestKilledConnections:
             valkey.raw("CLIENT", "KILL", "TYPE", kind)
             client.release(client.try_acquire("other"))
         valkey.raw("CLIENT", "KILL", "TYPE", "normal")
-        until(lambda: valkey.raw("PTTL", "report") < 700, "the renewal to be due")
-        until(lambda: valkey.raw("PTTL", "report") > 700, "the keeper to renew over a new connection")
+        until(lambda: valkey.raw("PTTL", "report") < 2100, "the renewal to be due")
+        until(lambda: valkey.raw("PTTL", "report") > 2100, "the keeper to renew over a new connection")
         assert client.state(lease) is State.HELD
         valkey.raw("CLIENT", "KILL", "TYPE", "normal")
         assert client.release(lease) is True
@@ -92,7 +92,7 @@ class TestKilledConnections:
         assert valkey.raw("ZRANGE", "holdfast:{report}:q", 0, -1) == places
         holder.release(lease)
         for number, client in enumerate((one, other, one, other)):
-            lease = waiting[number].result(2)
+            lease = waiting[number].result(20)
             assert not any(later.done() for later in waiting[number + 1 :])
             client.release(lease)
 
@@ -112,8 +112,8 @@ class TestKilledConnections:
         valkey.raw("EXEC")
         watch = Stopwatch()
         for future in waiting:
-            future.result(5)
-        assert watch.seconds < 1.3
+            future.result(20)
+        assert watch.seconds < watch.most(1.3)
         assert order == [0, 1, 2]
         assert holder.release(lease) is False
         await_nothing_left(valkey, "report")
@@ -130,8 +130,8 @@ class TestKilledConnections:
         assert holder.release(lease) is True
         watch = Stopwatch()
         for future in waiting:
-            future.result(5)
-        assert watch.seconds < 2
+            future.result(20)
+        assert watch.seconds < watch.most(2)
         assert sorted(order) == list(range(10))
         await_nothing_left(valkey, "report")
 
@@ -142,7 +142,7 @@ class TestMidRequest:
     ) -> None:
         client = colour.connect(proxy.url).warm_up()
         lost = proxy.drop_request(on("report"))
-        lease = client.acquire("report", timeout=2)
+        lease = client.acquire("report", timeout=20)
         assert lost.hits == 1
         assert valkey.raw("GET", "report") == lease.holder
         client.release(lease)
@@ -150,7 +150,7 @@ class TestMidRequest:
     def test_half_a_reply_is_no_reply(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
         client = colour.connect(proxy.url).warm_up()
         cut = proxy.half_reply(on("report"), times=1)
-        lease = client.acquire("report", timeout=2)
+        lease = client.acquire("report", timeout=20)
         assert cut.hits == 1
         assert valkey.raw("GET", "report") == lease.holder
         cut = proxy.half_reply(on("report"), times=1)
@@ -176,7 +176,7 @@ class TestMidRequest:
         rule.wait()
         proxy.reset_connections()
         rule.release()
-        assert valkey.raw("GET", "report") == waiting.result(1).holder
+        assert valkey.raw("GET", "report") == waiting.result(20).holder
 
     @pytest.mark.parametrize("then", ["close", "reset"])
     def test_every_one_of_many_calls_over_a_broken_connection_is_repeated(
@@ -184,8 +184,8 @@ class TestMidRequest:
     ) -> None:
         client = colour.connect(proxy.url).warm_up()
         broken = proxy.drop_reply(nth(10, b"report:"), then=then)
-        acquiring = [client.acquiring(f"report:{number}", timeout=3) for number in range(20)]
-        leases = [future.result(5) for future in acquiring]
+        acquiring = [client.acquiring(f"report:{number}", timeout=20) for number in range(20)]
+        leases = [future.result(20) for future in acquiring]
         broken.wait()
         assert all(leases)
         assert [valkey.raw("GET", lease.name) for lease in leases] == [lease.holder for lease in leases]
@@ -259,26 +259,28 @@ class TestLateReplies:
     def test_of_an_acquire(self, proxy: FaultProxy, colour: Colour) -> None:
         client = colour.connect(proxy.url).warm_up()
         rule = proxy.hold_replies(on("report"))
-        acquiring = client.acquiring("report", ttl=1, renew=False)
+        acquiring = client.acquiring("report", ttl=10, renew=False)
         rule.wait()
         watch = Stopwatch()
         until(lambda: watch.seconds > 0.3, "some of the ttl to pass")
         rule.release()
-        lease = acquiring.result(5)
-        assert client.do(lambda: lease.remaining) <= 1 - watch.seconds
+        lease = acquiring.result(20)
+        late = watch.seconds
+        assert client.do(lambda: lease.remaining) <= 10 - late
         client.release(lease)
 
     def test_of_a_renewal(self, proxy: FaultProxy, colour: Colour) -> None:
         client = colour.connect(proxy.url).warm_up()
-        lease = client.acquire("report", ttl=1, renew=False)
+        lease = client.acquire("report", ttl=10, renew=False)
         rule = proxy.hold_replies(on("report"))
         renewing = client.start(lease.renew)
         rule.wait()
         watch = Stopwatch()
         until(lambda: watch.seconds > 0.3, "some of the ttl to pass")
         rule.release()
-        renewing.result(5)
-        assert client.do(lambda: lease.remaining) <= 1 - watch.seconds
+        renewing.result(20)
+        late = watch.seconds
+        assert client.do(lambda: lease.remaining) <= 10 - late
         client.release(lease)
 
     def test_that_come_when_the_ttl_is_over_are_worth_nothing(
@@ -289,14 +291,14 @@ class TestLateReplies:
         rule = proxy.hold_replies(nth(1, on("report")))
         acquiring = client.acquiring("report", ttl=0.2, renew=False)
         rule.wait()
-        taken = other.acquire("report", timeout=2)
+        taken = other.acquire("report", timeout=20)
         rule.release()
         until(lambda: acquiring.done() or queue_length(valkey, "report") == 1, "the late one to wait, or to be told")
         if acquiring.done():
             assert client.state(acquiring.result()) is State.LOST
         assert other.state(taken) is State.HELD
         other.release(taken)
-        lease = acquiring.result(5)
+        lease = acquiring.result(20)
         client.do(lease.release)
 
 
@@ -308,7 +310,7 @@ class TestCleanUp:
         client = colour.connect(proxy.url).warm_up()
         proxy.stall("to_client")
         with pytest.raises(StoreUnavailable) as error:
-            client.acquire("report", timeout=0.1)
+            client.acquire("report", timeout=0.5)
         assert error.value.outcome.value == "unknown"
         proxy.unstall()
         await_nothing_left(valkey, "report")
@@ -318,12 +320,12 @@ class TestCleanUp:
     ) -> None:
         client = colour.connect(proxy.url).warm_up_inbox()
         valkey.raw("SET", "report", "a stranger's")
-        waiting = client.acquiring("report", timeout=0.5)
+        waiting = client.acquiring("report", timeout=2)
         await_queue(valkey, "report", 1)
         proxy.refuse()
         proxy.reset_connections()
         with pytest.raises(StoreUnavailable):
-            waiting.result(2)
+            waiting.result(20)
         assert queue_length(valkey, "report") == 1
         proxy.accept()
         until(lambda: queue_length(valkey, "report") == 0, "the place to be given up")
@@ -333,10 +335,10 @@ class TestCleanUp:
         client = colour.connect(proxy.url).warm_up()
         held_up = proxy.hold_requests(nth(1, on("report")))
         with pytest.raises(StoreUnavailable):
-            client.acquire("report", timeout=0.1)
+            client.acquire("report", timeout=0.5)
         proxy.wait_for(on("report"), 2)
         held_up.release()
-        lease = client.acquire("report", timeout=1)
+        lease = client.acquire("report", timeout=20)
         assert valkey.raw("GET", "report") == lease.holder
         client.release(lease)
         await_nothing_left(valkey, "report")
@@ -352,19 +354,19 @@ class TestClosing:
         client.close()
         for future in waiting:
             with pytest.raises(ValueError, match="closed"):
-                future.result(2)
-        assert watch.seconds < 2.2
+                future.result(20)
+        assert watch.seconds < watch.most(2.2)
         proxy.wait_connections(0)
 
     def test_while_connecting_leaves_no_connection(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
         valkey.raw("SET", "report", "a stranger's")
         client = colour.connect(proxy.url).warm_up()
         rule = proxy.hold_replies(b"SUBSCRIBE")
-        waiting = client.acquiring("report", timeout=1)
+        waiting = client.acquiring("report", timeout=20)
         rule.wait()
         client.close()
         with pytest.raises((ValueError, StoreUnavailable)):
-            waiting.result(5)
+            waiting.result(20)
         rule.release()
         proxy.wait_connections(0)
 
@@ -377,7 +379,7 @@ class TestClosing:
             proxy.stall()
             watch = Stopwatch()
             side_by_side(*(client.close for client in clients))
-            assert watch.seconds < 2.2
+            assert watch.seconds < watch.most(2.2)
 
 
 class TestPatience:
@@ -389,7 +391,7 @@ class TestPatience:
         watch = Stopwatch()
         with pytest.raises(StoreUnavailable):
             client.acquire("report")
-        assert 0.4 < watch.seconds < 0.5 + 0.5
+        assert 0.4 < watch.seconds < watch.most(0.5 + 0.5)
         proxy.unstall()
 
     def test_with_a_subscription_that_is_not_answered(
@@ -401,11 +403,11 @@ class TestPatience:
         watch = Stopwatch()
         assert client.acquire("report", timeout=0.3) is None  # the store's last word was: taken
         assert "could not be waited for" in caplog.text
-        assert watch.seconds < 0.3 + 0.15
+        assert watch.seconds < watch.most(0.3 + 0.15)
         watch = Stopwatch()
         with pytest.raises(StoreUnavailable):
             client.acquire("report")
-        assert 0.4 < watch.seconds < 0.5 + 0.5
+        assert 0.4 < watch.seconds < watch.most(0.5 + 0.5)
         assert queue_length(valkey, "report") == 0
         rule.release()
         assert client.acquire("report", timeout=0.3) is None

@@ -34,9 +34,9 @@ def test_a_push_that_was_lost_is_asked_for(proxy: FaultProxy, colour: Colour, va
     lost = proxy.drop_pushes(a_grant)
     watch = Stopwatch()
     holder.release(lease)
-    granted = waiting.result(5)
+    granted = waiting.result(20)
     assert lost.hits == 1
-    assert watch.seconds < 1.15
+    assert watch.seconds < watch.most(1.15)
     assert valkey.raw("GET", "report") == granted.holder
     client.release(granted)
 
@@ -58,7 +58,7 @@ def test_a_push_that_was_lost_far_back_in_the_queue_is_asked_for_too(
         left.remove(granted)
         client.release(granted.result())
     assert lost.hits == 2
-    assert watch.seconds < 2 * 1.15
+    assert watch.seconds < watch.most(2 * 1.15)
 
 
 def test_a_push_that_comes_late_is_not_believed(proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
@@ -83,7 +83,7 @@ def test_a_push_that_comes_late_is_not_believed(proxy: FaultProxy, colour: Colou
     assert not waiting.done()
     assert valkey.raw("GET", "report") == taken.holder
     holder.release(taken)
-    granted = waiting.result(5)
+    granted = waiting.result(20)
     assert granted.fence > taken.fence
     client.release(granted)
 
@@ -111,7 +111,7 @@ def test_a_push_that_comes_after_the_waiter_asked_again_is_not_believed(
     assert not waiting.done()
     assert valkey.raw("GET", "report") == taken.holder
     holder.release(taken)
-    client.release(waiting.result(5))
+    client.release(waiting.result(20))
 
 
 def test_a_waiter_that_slept_through_its_grant_does_not_believe_it(colour: Colour, valkey: Server) -> None:
@@ -123,7 +123,7 @@ def test_a_waiter_that_slept_through_its_grant_does_not_believe_it(colour: Colou
         sleeper.freeze()
         holder.release(lease)
         assert valkey.raw("GET", "report") != lease.holder
-        taken = holder.acquire("report", timeout=2)  # once the sleeper's grant has expired
+        taken = holder.acquire("report", timeout=20)  # once the sleeper's grant has expired
         sleeper.thaw()
         await_queue(valkey, "report", 1)  # it asked, and waits again
         assert valkey.raw("GET", "report") == taken.holder
@@ -138,14 +138,14 @@ def test_a_push_for_somebody_who_left_changes_nothing(proxy: FaultProxy, colour:
     holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
     lease = holder.acquire("report")
     late = proxy.hold_pushes(a_grant)
-    leaving = client.acquiring("report", timeout=0.3)
+    leaving = client.acquiring("report", timeout=0.9)
     await_queue(valkey, "report", 1)
     staying = holder.acquiring("report")
     await_queue(valkey, "report", 2)
     holder.release(lease)
     late.wait()
-    assert leaving.result(5) is None
-    granted = staying.result(1)
+    assert leaving.result(20) is None
+    granted = staying.result(20)
     late.release()
     assert valkey.raw("GET", "report") == granted.holder
     assert holder.state(granted) is State.HELD
@@ -179,7 +179,7 @@ def test_a_forged_or_foreign_message_is_ignored(colour: Colour, valkey: Server) 
     assert not waiting.done()
     assert pubsub_clients(valkey) == 1
     valkey.raw("DEL", "report")
-    client.release(waiting.result(5))
+    client.release(waiting.result(20))
 
 
 def test_two_pushes_at_once_reach_the_right_waiters(proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
@@ -193,6 +193,6 @@ def test_two_pushes_at_once_reach_the_right_waiters(proxy: FaultProxy, colour: C
         holder.release(lease)
     rule.wait()
     rule.release()  # all arrive together
-    granted = [future.result(5) for future in waiting]
+    granted = [future.result(20) for future in waiting]
     assert [lease.name for lease in granted] == [f"report:{number}" for number in range(10)]
     assert [valkey.raw("GET", lease.name) for lease in granted] == [lease.holder for lease in granted]

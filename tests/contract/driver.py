@@ -27,7 +27,7 @@ from tests.support.servers import Server
 T = TypeVar("T")
 Work = Callable[..., Coroutine[Any, Any, Any]]
 
-BOUND = 10.0
+BOUND = 20.0
 """Seconds for which a test waits for what should happen at once, however busy the machine is."""
 POLL = 0.002
 

@@ -50,17 +50,17 @@ async def test_exactly_one_taker_gets_it(d: Driver) -> None:
 @scenario
 async def test_who_adopts_may_choose_other_options(d: Driver) -> None:
     lease = await done(d.lock(ttl=20).acquire())
-    adopted = await done(d.connect().adopt(lease.export(), ttl=0.3, label="mine"))
-    assert adopted.ttl == 0.3
+    adopted = await done(d.connect().adopt(lease.export(), ttl=1.2, label="mine"))
+    assert adopted.ttl == 1.2
     info = await done(d.lock().inspect())
-    assert (info.owner.label, info.ttl_left <= 0.3) == ("mine", True)
-    assert await done(adopted.lost.wait(timeout=0.4)) is False, "an adopted lease is renewed"
+    assert (info.owner.label, info.ttl_left <= 1.2) == ("mine", True)
+    assert await done(adopted.lost.wait(timeout=1.4)) is False, "an adopted lease is renewed"
     assert await done(adopted.release()) is True
 
 
 @scenario
 async def test_what_nobody_adopts_runs_out(d: Driver) -> None:
-    lease = await done(d.lock(ttl=0.15).acquire())
+    lease = await done(d.lock(ttl=0.4).acquire())
     text = lease.export()
     assert await done(d.connect().lock("thing").acquire(timeout=BOUND)) is not None
     with pytest.raises(LeaseLost, match="no longer there"):

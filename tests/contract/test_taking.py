@@ -242,4 +242,4 @@ async def test_acquire_returns_soon_when_the_lock_is_free(d: Driver) -> None:
     await done(lock.release())
     started = time.monotonic()
     assert await done(lock.acquire(timeout=5)) is not None
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 4

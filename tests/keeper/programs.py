@@ -8,6 +8,7 @@ writes to stderr is kept: most of these tests want there to be nothing.
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from holdfast.runtime.clock import now
 from tests.support import guardian
 
 ROOT = Path(__file__).parents[2]
-END_SECONDS = 10.0
+END_SECONDS = 30.0
 
 
 class Program:
@@ -70,6 +71,7 @@ class Program:
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> float:
         """Let it run on; when that was."""
@@ -153,7 +155,7 @@ def frozen_threads(url: str, ttl: str) -> None:
             time.sleep(0.001)
         held, seen_at = _held_at_first(lease), now()
         called.wait(5)
-        woken = lease.lost.wait(5)
+        woken = lease.lost.wait(20)
         say(json.dumps({"held": held, "seen_at": seen_at, "heard": heard, "woken": woken}))
 
 

@@ -44,7 +44,7 @@ class TestWithinTheBlock:
         for waiter in waiters:
             waiter.join(BOUND)
         assert answers == [True] * 5
-        assert time.monotonic() - lost_at < 1
+        assert time.monotonic() - lost_at < 10
         assert lease.lost
         assert lease.lost.is_set()
         assert lease.lost.wait() is True, "and again, at once"
@@ -67,10 +67,10 @@ class TestWithinTheBlock:
         lease = locks.lock("report").acquire()
         assert lease is not None
         locks.store.renew = locks.store.inspect = None  # type: ignore[method-assign, assignment]
-        started = time.perf_counter()
+        used = time.process_time()
         for _ in range(10_000):
             lease.ensure_held()
-        assert time.perf_counter() - started < 1.0
+        assert time.process_time() - used < 1.0
 
 
 class TestTheEndOfTheBlock:
@@ -208,9 +208,9 @@ class TestTheKeeperItself:
             first = locks.lock("first", ttl=0.3).acquire()
         assert first is not None
         assert any(record.levelno >= logging.ERROR for record in caplog.records)
-        second = locks.lock("second", ttl=0.3).acquire()
+        second = locks.lock("second", ttl=1.5).acquire()
         assert second is not None
-        assert second.lost.wait(0.7) is False, "it is renewed"
+        assert second.lost.wait(1.7) is False, "it is renewed"
         second.release()
 
 

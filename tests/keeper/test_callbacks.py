@@ -32,7 +32,7 @@ def client(colour: Colour, place: str) -> Client:
 class TestHowOften:
     def test_once_per_change(self, client: Client, listener: Listener) -> None:
         outage = Outage(client.locks)
-        lease = client.acquire("report", ttl=0.3, **listener.options)
+        lease = client.acquire("report", ttl=1.2, **listener.options)
         for spell in (1, 2, 3):
             outage.on = True
             listener.wait_for("risk", spell)
@@ -58,11 +58,11 @@ class TestHowOften:
 
     def test_none_after_the_lease_was_given_back(self, client: Client, listener: Listener, place: str) -> None:
         outage = Outage(client.locks)
-        lease = client.acquire("report", ttl=0.1, **listener.options)
+        lease = client.acquire("report", ttl=1, **listener.options)
         assert client.release(lease) is True
         hub(place).space.clear()
         outage.on = True
-        other = client.acquire("another", ttl=0.1, **listener.options)
+        other = client.acquire("another", ttl=0.3, **listener.options)
         listener.wait_for("lost")
         assert {call.lease for call in listener.calls} == {other}
 
@@ -184,8 +184,8 @@ class TestWhateverTheyDo:
         def fail(_: Any) -> None:
             raise ZeroDivisionError("the callback's own")
 
-        bad = client.acquire("bad", ttl=0.2, **{**listener.options, what: fail})
-        good = client.acquire("good", ttl=0.2, **listener.options)
+        bad = client.acquire("bad", ttl=1, **{**listener.options, what: fail})
+        good = client.acquire("good", ttl=1, **listener.options)
         outage.on = True
         listener.wait_for("lost", 2 if what == "on_risk" else 1)
         assert listener.words(good) == ["risk", "lost"]
@@ -195,8 +195,8 @@ class TestWhateverTheyDo:
         assert failure.levelno == logging.ERROR
         assert failure.exc_info is not None
         outage.on = False
-        again = client.acquire("again", ttl=0.1, **listener.options)
-        until(lambda: again._holding.next_renewal > again._holding.valid_until - 0.07, "renewals to go on")
+        again = client.acquire("again", ttl=1, **listener.options)
+        until(lambda: again._holding.next_renewal > again._holding.valid_until - 0.7, "renewals to go on")
         assert client.state(again) is State.HELD
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -245,13 +245,13 @@ class TestWhateverTheyDo:
         def blocking(_: Any) -> None:
             go_on.wait(BOUND)
 
-        kept = client.acquire("kept", ttl=0.3, **listener.options)
+        kept = client.acquire("kept", ttl=1.5, **listener.options)
         for number in range(5):
             slow = asynchronous if in_asyncio else blocking
             client.acquire(f"slow {number}", ttl=0.05, renew=False, on_lost=slow)
         client.acquire("quick", ttl=0.1, renew=False, **listener.options)
         try:
-            listener.wait_for("lost", 1, 2)
+            listener.wait_for("lost")
             first = kept._holding.valid_until
             until(lambda: kept._holding.valid_until > first + 0.2, "renewals to go on")
         finally:
@@ -260,7 +260,7 @@ class TestWhateverTheyDo:
 
     def test_risk_is_told_before_loss(self, client: Client, listener: Listener) -> None:
         outage = Outage(client.locks)
-        leases = [client.acquire(f"report {number}", ttl=0.2, **listener.options) for number in range(30)]
+        leases = [client.acquire(f"report {number}", ttl=1, **listener.options) for number in range(30)]
         outage.on = True
         listener.wait_for("lost", 30)
         assert {tuple(listener.words(lease)) for lease in leases} == {("risk", "lost")}

@@ -51,12 +51,12 @@ def assert_lost_at_the_deadline(listener: Listener, lease: Any, what: str) -> No
 class TestTheServerStops:
     def test_for_longer_than_the_ttl(self, fresh_server: Server, colour: Colour, listener: Listener) -> None:
         client = colour.connect(fresh_server.url)
-        lease = client.acquire("report", ttl=0.6, **listener.options)
+        lease = client.acquire("report", ttl=1.8, **listener.options)
         until(lambda: fresh_server.commands_processed().get("pexpire", 0) >= 1, "a renewal")
         fresh_server.pause()
         listener.wait_for("risk")
         client.do(lease.ensure_held)  # at risk is still held
-        assert client.do(lambda: lease.lost.wait(5)) is True
+        assert client.do(lambda: lease.lost.wait(20)) is True
         assert_lost_at_the_deadline(listener, lease, "server stopped")
         assert listener.words() == ["risk", "lost"]
         with pytest.raises(LeaseLost, match="ran out"):
@@ -68,7 +68,7 @@ class TestTheServerStops:
 
     def test_for_a_moment(self, fresh_server: Server, colour: Colour, listener: Listener) -> None:
         client = colour.connect(fresh_server.url)
-        lease = client.acquire("report", ttl=1.2, **listener.options)
+        lease = client.acquire("report", ttl=3, **listener.options)
         fresh_server.pause()
         listener.wait_for("risk")
         fresh_server.resume()
@@ -100,7 +100,7 @@ class TestTheServerStops:
         (call,) = listener.wait_for("lost")
         note("loss told after a restart, share of the ttl", (call.at - restarted_at) / 1.5, "ttl")
         assert call.at <= deadline_of(lease) + SLACK + lateness()
-        assert call.at - restarted_at < 1.5 / 3 + 0.5, "at the next renewal, not at the end of the ttl"
+        assert call.at - restarted_at < 1.5 / 3 + 0.5 + lateness(), "at the next renewal, not at the end of the ttl"
         other = client.acquire("report", timeout=0)
         assert client.release(lease) is False
         assert fresh_server.raw("GET", "report") == other.holder
@@ -111,7 +111,7 @@ class TestTheNetworkBreaks:
         self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener
     ) -> None:
         client = colour.connect(proxy.url).warm_up()
-        lease = client.acquire("report", ttl=0.9, **listener.options)
+        lease = client.acquire("report", ttl=2.4, **listener.options)
         seen = len(proxy.requests)
         for round_ in range(1, 5):
             proxy.reset_connections()
@@ -126,7 +126,7 @@ class TestTheNetworkBreaks:
         self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
     ) -> None:
         client = colour.connect(proxy.url).warm_up()
-        lease = client.acquire("report", ttl=0.6, **listener.options)
+        lease = client.acquire("report", ttl=1.8, **listener.options)
         proxy.wait_for(on("report"), 2)
         proxy.stall(direction)
         listener.wait_for("risk")
@@ -134,7 +134,7 @@ class TestTheNetworkBreaks:
         with pytest.raises(LeaseLost):
             client.do(lease.ensure_held)
         proxy.unstall()
-        await_nothing_left(valkey, "report", 5)
+        await_nothing_left(valkey, "report")
         assert listener.words() == ["risk", "lost"]
 
     @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -142,7 +142,7 @@ class TestTheNetworkBreaks:
         self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
     ) -> None:
         client = colour.connect(proxy.url).warm_up()
-        lease = client.acquire("report", ttl=1.2, **listener.options)
+        lease = client.acquire("report", ttl=3, **listener.options)
         proxy.stall(direction)
         listener.wait_for("risk")
         proxy.unstall()
@@ -154,8 +154,8 @@ class TestTheNetworkBreaks:
     def test_every_other_reply_is_lost(self, colour: Colour, proxy: FaultProxy, listener: Listener) -> None:
         """Renewals are executed and not heard of; the retry says that the lock is still ours."""
         client = colour.connect(proxy.url).warm_up()
-        lease = client.acquire("report", ttl=0.9, **listener.options)
-        for _ in range(4):
+        lease = client.acquire("report", ttl=2.4, **listener.options)
+        for _ in range(3):
             proxy.drop_reply(on("report")).wait()
             until(is_state(client, lease, State.HELD), "the lease to be held again")
         assert client.release(lease) is True
@@ -190,12 +190,12 @@ class TestTheft:
     def test_is_found_at_the_next_renewal_at_the_latest(
         self, us: Client, valkey: Server, listener: Listener, theft: str
     ) -> None:
-        lease = us.acquire("report", ttl=0.6, **listener.options)
+        lease = us.acquire("report", ttl=1.5, **listener.options)
         for command in THEFTS[theft]:
             valkey.raw(*command)
         stolen_at = now()
         (call,) = listener.wait_for("lost")
-        assert call.at - stolen_at < 0.6 / 3 + SLACK + lateness()
+        assert call.at - stolen_at < 1.5 / 3 + SLACK + lateness()
         with pytest.raises(LeaseLost):
             us.do(lease.ensure_held)
         assert us.release(lease) is False
@@ -211,9 +211,9 @@ class TestTheft:
         for number, command in enumerate((("DEL", "a"), ("SET", "b", "another"), ("RENAME", "c", "d")), 1):
             valkey.raw(*command)
             stolen_at = now()
-            call = listener.wait_for("lost", number, 2)[-1]
+            call = listener.wait_for("lost", number)[-1]
             note("theft told after, where the server tells", (call.at - stolen_at) * 1000)
-            assert call.at - stolen_at < 1.5
+            assert call.at - stolen_at < 1.5 + lateness()
         assert {call.lease for call in listener.calls} == set(leases.values())
         assert us.release(bystander) is True
         assert listener.words() == ["lost"] * 3
@@ -224,8 +224,8 @@ class TestTheft:
         until(lambda: "tracking_total_keys:20" in valkey.raw("INFO", "stats"), "the server to watch the locks")
         valkey.raw("FLUSHALL")
         stolen_at = now()
-        calls = listener.wait_for("lost", 20, 2)
-        assert max(call.at for call in calls) - stolen_at < 1.5
+        calls = listener.wait_for("lost", 20)
+        assert max(call.at for call in calls) - stolen_at < 1.5 + lateness()
         assert len(listener.words()) == 20
 
     def test_the_new_owner_is_left_alone(self, us: Client, valkey: Server, listener: Listener) -> None:
@@ -239,12 +239,12 @@ class TestTheft:
 
     def test_of_one_lease_does_not_hurt_the_others(self, us: Client, valkey: Server, listener: Listener) -> None:
         """Leases are renewed together: one whose key can't even be read must not cost the others theirs."""
-        leases = {name: us.acquire(name, ttl=0.6, **listener.options) for name in ("a", "b", "c")}
+        leases = {name: us.acquire(name, ttl=2.4, **listener.options) for name in ("a", "b", "c")}
         valkey.raw("DEL", "b")
         valkey.raw("RPUSH", "b", "a list")
         listener.wait_for("lost")
         renewed = valkey.commands_processed().get("pexpire", 0)
-        until(lambda: valkey.commands_processed().get("pexpire", 0) >= renewed + 12, "a few more renewals")
+        until(lambda: valkey.commands_processed().get("pexpire", 0) >= renewed + 4, "a few more renewals")
         assert {name: us.state(lease) for name, lease in leases.items()} == {
             "a": State.HELD,
             "b": State.LOST,
@@ -258,14 +258,14 @@ class TestDialling:
     def test_holds_up_nobody(self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener) -> None:
         """The connection is known to be dead, and the server takes calls without a word: the keeper tells in time."""
         client = colour.connect(proxy.url).warm_up()
-        lease = client.acquire("report", ttl=0.6, **listener.options)
+        lease = client.acquire("report", ttl=1.2, **listener.options)
         proxy.wait_for(on("report"), 2)
         proxy.stall()
         proxy.reset_connections()
         assert_lost_at_the_deadline(listener, lease, "dialling in vain")
         assert listener.words()[-1] == "lost"
         proxy.unstall()
-        await_nothing_left(valkey, "report", 5)
+        await_nothing_left(valkey, "report")
 
     def test_is_foreseen(self, colour: Colour, valkey: Server) -> None:
         """Whatever stands between the keeper and the wire passes on that there is no connection, and that waits end."""

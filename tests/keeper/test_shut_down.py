@@ -178,7 +178,7 @@ class TestThreads:
         )
         fresh_server.resume()
         assert ending.code == 0
-        assert ending.took < 5
+        assert ending.took < 15
         assert "Traceback" not in ending.complaints
 
 
@@ -333,15 +333,15 @@ class TestAsyncio:
             """
             async def main():
                 async with holdfast.aio.connect(url) as locks:
-                    async with locks.lock("a", ttl=0.5) as lease:
+                    async with locks.lock("a", ttl=1.5) as lease:
                         others = asyncio.all_tasks() - {asyncio.current_task()}
                         for task in others:
                             task.cancel()
                         await asyncio.wait(others, timeout=5)
-                        await asyncio.sleep(1.5)
+                        await asyncio.sleep(2)
                         lease.ensure_held()
-                    again = await locks.lock("b", ttl=0.5).acquire()
-                    await asyncio.sleep(1)
+                    again = await locks.lock("b", ttl=1.5).acquire()
+                    await asyncio.sleep(2)
                     again.ensure_held()
                 print("kept")
 

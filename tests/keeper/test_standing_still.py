@@ -42,8 +42,7 @@ class TestAStoppedProcess:
     """SIGSTOP past its ttl, then SIGCONT."""
 
     @pytest.mark.parametrize("colour", ["threads", "asyncio"])
-    @pytest.mark.parametrize("trial", range(3))
-    def test_knows_it_at_once(self, valkey: Server, colour: str, trial: int) -> None:
+    def test_knows_it_at_once(self, valkey: Server, colour: str) -> None:
         with Program(f"frozen_{colour}", valkey.url, TTL) as program:
             assert program.line() == "held"
             program.freeze()
@@ -66,8 +65,7 @@ class TestAStoppedProcess:
 
 
 class TestAHoggedInterpreter:
-    @pytest.mark.parametrize("trial", range(2))
-    def test_is_told_when_it_runs_again(self, url: str, colour: Colour, listener: Listener, trial: int) -> None:
+    def test_is_told_when_it_runs_again(self, url: str, colour: Colour, listener: Listener) -> None:
         client = colour.connect(url)
         lease = client.acquire("report", ttl=TTL, **listener.options)
         hog_the_gil(2 * TTL)
@@ -79,13 +77,12 @@ class TestAHoggedInterpreter:
         assert call.at - runs_again_at < SLACK + lateness()
         with pytest.raises(LeaseLost):
             client.do(lease.ensure_held)
-        assert client.do(lambda: lease.lost.wait(1)) is True
+        assert client.do(lambda: lease.lost.wait(20)) is True
         assert listener.words() == ["lost"]
 
 
 class TestABlockedEventLoop:
-    @pytest.mark.parametrize("trial", range(3))
-    async def test_cancels_the_body_at_its_next_await(self, url: str, listener: Listener, trial: int) -> None:
+    async def test_cancels_the_body_at_its_next_await(self, url: str, listener: Listener) -> None:
         went_on: list[str] = []
         async with holdfast.aio.connect(url) as locks:
             with pytest.raises(LeaseLost):  # noqa: PT012
@@ -120,6 +117,6 @@ class TestABlockedEventLoop:
 
 
 async def _until(check: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not check():  # noqa: ASYNC110
             await asyncio.sleep(0.002)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from tests.support.waiting import LONG
+
 Match: TypeAlias = bytes | Callable[[Sequence[bytes]], bool]
 Side: TypeAlias = Literal["request", "reply", "push"]
 Effect: TypeAlias = Literal["drop", "delay", "hold", "half"]
@@ -42,7 +44,7 @@ class Rule:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     hits: int = 0
 
-    def wait(self, count: int = 1, timeout: float = 5.0) -> None:
+    def wait(self, count: int = 1, timeout: float = LONG) -> None:
         """Block until the fault has happened `count` times: so many frames are held, lost or halved."""
         self.ledger.wait(lambda: self.hits >= count, timeout, f"{count} × {self.effect} of a {self.side}")
 

@@ -5,31 +5,45 @@ every timer is late. So whoever checks such a bound adds what a bare thread, wit
 bear at the same time.
 """
 
+import itertools
 import threading
 import time
-from collections import deque
+from array import array
 
 PERIOD = 0.01
 REMEMBERED = 30.0
+COUNT = int(REMEMBERED / PERIOD)
 
 
 class Meter:
     """Samples in a daemon thread for as long as the tests run; made when a test of timing first asks."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, float]] = deque(maxlen=int(REMEMBERED / PERIOD))
+        # Of a size that never changes, since there are tests that count what memory is used.
+        self._moments = array("d", bytes(8 * COUNT))
+        self._lates = array("d", bytes(8 * COUNT))
         threading.Thread(target=self._sample, name="lateness", daemon=True).start()
 
     def _sample(self) -> None:
-        while True:
+        for number in itertools.cycle(range(COUNT)):
             asked_at = time.monotonic()
             time.sleep(PERIOD)
             now = time.monotonic()
-            self._samples.append((now, now - asked_at - PERIOD))
+            self._lates[number] = now - asked_at - PERIOD
+            self._moments[number] = now
+
+    def _since(self, moment: float) -> list[float]:
+        return [late for at, late in zip(self._moments, self._lates, strict=True) if at >= moment]
 
     def worst(self, seconds: float) -> float:
-        since = time.monotonic() - seconds
-        return max((late for at, late in tuple(self._samples) if at >= since), default=0.0)
+        return max(self._since(time.monotonic() - seconds), default=0.0)
+
+    def usual(self, since: float) -> float:
+        lates = sorted(self._since(since))
+        return lates[len(lates) * 9 // 10] if lates else 0.0
+
+    def total(self, since: float) -> float:
+        return sum(self._since(since))
 
 
 _meter: Meter | None = None
@@ -46,3 +60,17 @@ def lateness(seconds: float = REMEMBERED) -> float:
     """The worst that a thread had to bear within the last seconds; a thread and its peers may meet it twice."""
     watch()
     return 0.0 if _meter is None else 2 * _meter.worst(seconds)
+
+
+def usual(since: float) -> float:
+    """What nine of ten had to bear at most, since a moment of `time.monotonic()`: for a bound on a median."""
+    watch()
+    return 0.0 if _meter is None else _meter.usual(since)
+
+
+def stolen(since: float) -> float:
+    """How long threads were kept waiting in all since a moment of `time.monotonic()`: what asks for the processor many
+    times may meet all of it."""
+    watch()
+    time.sleep(PERIOD)  # a halt that has just ended is in the next sample
+    return 0.0 if _meter is None else _meter.total(since)

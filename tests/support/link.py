@@ -17,7 +17,7 @@ from tests.support.conversation import Conversation, push_args
 from tests.support.faults import Direction, Ledger, Rule, Then
 from tests.support.resp import Frame, Splitter
 
-CONNECT_SECONDS = 1.0
+CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 
 

@@ -22,9 +22,9 @@ from typing import Any, Self
 
 from tests.support.faults import Direction, Ledger, Match, Rule, Then
 from tests.support.link import End, Flow, Link
+from tests.support.waiting import LONG
 
 HOST = "127.0.0.1"
-CALL_SECONDS = 5.0
 DIRECTIONS: tuple[Direction, Direction] = ("to_server", "to_client")
 
 
@@ -102,7 +102,7 @@ class FaultProxy:
 
     def accept(self) -> None:
         """Take new connections again."""
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(CALL_SECONDS)
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(LONG)
 
     def reset_connections(self) -> None:
         """Break every open connection with a TCP reset."""
@@ -118,15 +118,15 @@ class FaultProxy:
         """How many connections clients have open."""
         return self._ledger.connections
 
-    def wait_for(self, match: Match, count: int = 1, timeout: float = 5.0) -> None:
+    def wait_for(self, match: Match, count: int = 1, timeout: float = LONG) -> None:
         """Block until `count` requests that fit have been seen since the start."""
         self._ledger.wait_for(match, count, timeout)
 
-    def wait_connections(self, count: int, timeout: float = 5.0) -> None:
+    def wait_connections(self, count: int, timeout: float = LONG) -> None:
         """Block until exactly `count` client connections are open."""
         self._ledger.wait(lambda: self._ledger.connections == count, timeout, f"{count} connections")
 
-    def wait_stalled(self, count: int = 1, timeout: float = 5.0) -> None:
+    def wait_stalled(self, count: int = 1, timeout: float = LONG) -> None:
         """Block until a stall keeps back frames of `count` streams; each connection has one per direction."""
         self._ledger.wait(lambda: self._ledger.stalled >= count, timeout, f"{count} stalled streams")
 
@@ -183,7 +183,7 @@ class FaultProxy:
                 done.set_result(None)
 
         self._post(run)
-        done.result(CALL_SECONDS)
+        done.result(LONG)
 
     async def _listen(self) -> None:
         if self._listener is None:

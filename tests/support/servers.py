@@ -26,8 +26,8 @@ from tests.support.waiting import until
 from tests.support.wire import WireClient
 
 HOST = "127.0.0.1"
-START_SECONDS = 10.0
-STOP_SECONDS = 5.0
+START_SECONDS = 30.0
+STOP_SECONDS = 20.0
 
 # What each kind needs, for the sentence that says why a test was skipped.
 NEEDS = {

@@ -9,8 +9,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+LONG = 20.0
+"""Seconds for what should happen at once: it costs nothing when it does, and a busy machine may halt for some."""
 
-def until(check: Callable[[], T], what: str, timeout: float = 5.0, pause: float = 0.005) -> T:
+
+def until(check: Callable[[], T], what: str, timeout: float = LONG, pause: float = 0.005) -> T:
     """Return the first true answer of `check`; TimeoutError naming `what` when none comes in time."""
     deadline = time.monotonic() + timeout
     while not (answer := check()):

@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.resp import Argument, Frame, ReplyError, Splitter, Value, encode
+from tests.support.waiting import LONG
 
 
 class WireClient:
     """Speaks RESP2 until told otherwise by `HELLO`. One thread at a time."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1", timeout: float = 5.0) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", timeout: float = LONG) -> None:
         self._socket = socket.create_connection((host, port), timeout)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._splitter = Splitter()

@@ -1,12 +1,12 @@
 """Row C7, other places for a lock: the same locks on a real etcd and a real ZooKeeper, in both colours.
 
-Both keep the contract of `holdfast.testing.contract` but for what the stores' own `__init__.py` name.
+Both keep the contract of `holdfast.testing.contract` but for what the stores' own `__init__.py` name. `make test` runs
+that in one colour each, as a colour is the same code on either, and `make faults` in both.
 """
 
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -24,6 +24,7 @@ from tests.contract.driver import COLOURS, Driver, done, held, scenario
 from tests.support import etcd, zookeeper
 from tests.support.etcd import Etcd
 from tests.support.zookeeper import ZooKeeper
+from tests.traps.watching import Stopwatch
 
 Check = Callable[[Bench], Coroutine[Any, Any, None]]
 Place = Etcd | ZooKeeper
@@ -78,12 +79,19 @@ async def test_c7_the_contract_is_kept_but_for_named_differences(
         await run_check(check, lambda: d.connect().store, d.locks.runtime)
 
 
+async def taken_for_others(d: Driver, name: str) -> bool:
+    """Whether another client is told so at once; it is connected first, which may take its time."""
+    lock = d.connect().lock(name)
+    await done(lock.locked())
+    return await done(lock.acquire(timeout=0)) is None
+
+
 @scenario
 async def test_c7_one_holds_and_fences_grow(d: Driver, name: str) -> None:
     fences = []
     for _ in range(3):
         async with held(d.lock(name)) as lease:
-            assert await done(d.connect().lock(name).acquire(timeout=0)) is None
+            assert await taken_for_others(d, name)
             fences.append(lease.fence)
     assert fences == sorted(set(fences))
     assert not await done(d.lock(name).locked())
@@ -116,7 +124,7 @@ async def test_c7_a_lease_is_renewed_while_its_holder_lives(d: Driver, name: str
     ran_out_at = d.locks.runtime.now() + 3.2  # etcd may keep it for a second more than its ttl
     await d.until(lambda: d.locks.runtime.now() >= ran_out_at, "the ttl to pass")
     assert lease.state is State.HELD
-    assert await done(d.connect().lock(name).acquire(timeout=0)) is None
+    assert await taken_for_others(d, name)
     assert await done(lease.release()) is True
 
 
@@ -136,9 +144,9 @@ async def test_c7_a_job_keeps_its_name_taken_for_a_while(d: Driver, name: str) -
     """A holder's last word: the grant ends by itself, sooner than its ttl."""
     lease = await done(d.lock(name, ttl=60).acquire())
     word = Renewal(name, lease.holder, 2, final=True)
-    assert list(await d.locks.store.renew([word], d.locks.runtime.now() + 5)) == [True]
-    assert await done(d.connect().lock(name).acquire(timeout=0)) is None
-    assert await done(d.connect().lock(name).acquire(timeout=10)) is not None
+    assert list(await d.locks.store.renew([word], d.locks.runtime.now() + 20)) == [True]
+    assert await taken_for_others(d, name)
+    assert await done(d.connect().lock(name).acquire(timeout=20)) is not None
 
 
 @scenario
@@ -153,7 +161,7 @@ async def test_c7_a_timed_out_wait_leaves_nothing(d: Driver, name: str) -> None:
 async def test_c7_theft_is_told_at_the_next_renewal(d: Driver, name: str) -> None:
     lease = await done(d.lock(name, ttl=2).acquire())
     store = d.connect().store
-    until = d.locks.runtime.now() + 5
+    until = d.locks.runtime.now() + 20
     if d.store == "etcd":
         await store._calls.call("/v3/kv/deleterange", {"key": packed(lock_key(name))}, until)
     else:
@@ -165,12 +173,12 @@ async def test_c7_theft_is_told_at_the_next_renewal(d: Driver, name: str) -> Non
 
 @scenario
 async def test_c7_an_operator_lists_and_breaks(d: Driver, name: str) -> None:
-    store, until = d.locks.store, d.locks.runtime.now() + 10
+    store, until = d.locks.store, d.locks.runtime.now() + 20
     lease = await done(d.lock(name, label="nightly").acquire())
     page = await store.survey("c7:*", "", until)
     assert name in [info.name for info in page.infos]
     assert await store.take_away(name, lease.holder, until) is True
-    after = await done(d.connect().lock(name).acquire(timeout=0))
+    after = await done(d.connect().lock(name).acquire(timeout=20))
     assert after.fence > lease.fence
     assert await done(lease.release()) is False
     await done(after.release())
@@ -190,9 +198,9 @@ def test_c7_a_killed_holder_frees_the_lock(place: Place, name: str) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
         child.kill()
-        started = time.monotonic()
-        assert locks.lock(name).acquire(timeout=15) is not None
-        assert time.monotonic() - started < 2 + 3  # the ttl, and etcd's own seconds
+        watch = Stopwatch()
+        assert locks.lock(name).acquire(timeout=20) is not None
+        assert watch.seconds < watch.most(2 + 3)  # the ttl, and etcd's own seconds
 
 
 @scenario
@@ -204,7 +212,7 @@ async def test_c7_a_server_that_stops_is_told(d: Driver, place: Place, name: str
             await done(d.connect().lock(name).acquire(timeout=0.3))
     finally:
         place.signal(signal.SIGCONT)
-    async with held(d.connect().lock(name, timeout=10)) as lease:
+    async with held(d.connect().lock(name, timeout=20)) as lease:
         assert lease.state is State.HELD
 
 

@@ -26,7 +26,8 @@ from tests.contract.driver import done, held
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.systems.kit import Kit, scenario
+from tests.systems.kit import Kit, run_cancelling, scenario
+from tests.traps.watching import Stopwatch
 
 CLASSES: dict[str, dict[str, Any]] = {
     "ours": {"threads": redis_py.Lock, "asyncio": redis_py.AsyncLock},
@@ -135,7 +136,7 @@ async def test_blocking_timeout(k: Kit, side: str) -> None:
     assert await take(first)
     started = time.monotonic()
     assert not await done(lock_of(k, side, client, sleep=0.05, blocking_timeout=0.2).acquire())
-    assert 0.14 < time.monotonic() - started < 2
+    assert 0.14 < time.monotonic() - started < 10
     assert not await done(lock_of(k, side, client).acquire(blocking_timeout=0))
     assert not await done(lock_of(k, side, client, blocking=False).acquire())
     assert not await done(lock_of(k, side, client).acquire(blocking=False))
@@ -405,14 +406,14 @@ async def test_who_waits_in_our_queue_is_handed_the_lock_by_the_new_and_looks_af
         assert await take(lock)
 
         async def wait() -> Any:
-            return await done(locks.lock("foo").acquire(timeout=9))
+            return await done(locks.lock("foo").acquire(timeout=20))
 
         waiting = k.start(wait)
         await k.until(lambda: k.server.raw("ZCARD", "holdfast:{foo}:q") == 1, "the waiter")
-        started = time.monotonic()
+        watch = Stopwatch()
         await done(lock.release())
         lease = await waiting.result()
-        assert time.monotonic() - started < most
+        assert watch.seconds < watch.most(most)
         assert not await take(lock)
         await done(lease.release())
 
@@ -554,7 +555,7 @@ def test_a_cancelled_acquire_leaves_nothing_behind(valkey: Server) -> None:
                     await lock.release()
                 await asyncio.to_thread(until, lambda: not valkey.raw("EXISTS", "foo"), "the lock to be free")
 
-    asyncio.run(main())
+    run_cancelling(main)
 
 
 def test_another_thread_gets_an_error_that_says_so(valkey: Server) -> None:

@@ -17,7 +17,7 @@ from holdfast import Locks
 from holdfast.reentrant import RLock
 from tests.support.servers import Server
 
-BOUND = 10.0
+BOUND = 20.0
 SHORT = 0.1
 
 

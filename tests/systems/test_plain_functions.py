@@ -15,7 +15,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.systems.conftest import on_all_servers
-from tests.systems.kit import HOWS, Kit, scenario
+from tests.systems.kit import HOWS, Kit, run_cancelling, scenario
 
 each_how = pytest.mark.parametrize("how", HOWS)
 
@@ -416,4 +416,4 @@ def test_a1_a_cancelled_call_leaves_nothing_behind(valkey: Server, how: Any) -> 
                     pass
             await asyncio.to_thread(until, lambda: not valkey.raw("EXISTS", "lock"), "the lock to be free")
 
-    asyncio.run(main())
+    run_cancelling(main)

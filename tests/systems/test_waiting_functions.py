@@ -16,8 +16,9 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.systems.conftest import on_all_servers
-from tests.systems.kit import HOWS, Kit, scenario
+from tests.systems.kit import HOWS, Kit, run_cancelling, scenario
 from tests.systems.test_plain_functions import meddler
+from tests.traps.watching import Stopwatch
 
 each_how = pytest.mark.parametrize("how", HOWS)
 
@@ -32,7 +33,7 @@ async def test_e2_an_id_when_it_is_free_and_false_when_it_stays_taken(k: Kit, ho
     assert k.server.raw("GET", "market") == identifier
     started = time.monotonic()
     assert await done(k.simple.acquire_lock(client, "market", 0.15, how=how)) is False
-    assert 0.15 <= time.monotonic() - started < 3
+    assert 0.15 <= time.monotonic() - started < 10
     assert await done(k.simple.acquire_lock(client, "market", 0, how=how)) is False
     assert await done(k.simple.release_lock(client, "market", "another", how=how)) is False
     assert await done(k.simple.release_lock(client, "market", identifier, how=how)) is True
@@ -46,17 +47,17 @@ async def test_e2_who_waits_gets_it_soon_after_it_was_given_back(k: Kit, how: st
     first = await done(k.simple.acquire_lock(client, "market", 1, how=how))
 
     async def wait() -> Any:
-        return await done(k.simple.acquire_lock(client, "market", 8, how=how))
+        return await done(k.simple.acquire_lock(client, "market", 20, how=how))
 
     waiting = k.start(wait)
     await k.sleep(0.05)
     assert not waiting.ended
-    started = time.monotonic()
+    watch = Stopwatch()
     assert await done(k.simple.release_lock(client, "market", first, how=how))
     second = await waiting.result()
     assert isinstance(second, str)
     assert second != first
-    assert time.monotonic() - started < 2
+    assert watch.seconds < watch.most(2)
 
 
 @each_how
@@ -165,4 +166,4 @@ def test_e4_a_cancelled_wait_leaves_nothing_behind(valkey: Server, how: Any) -> 
                     await holdfast.aio.simple.release_lock(client, "market", identifier, how=how)
             await asyncio.to_thread(until, lambda: not valkey.raw("EXISTS", "market"), "the lock to be free")
 
-    asyncio.run(main())
+    run_cancelling(main)

@@ -62,7 +62,7 @@ class Client:
 
     def warm_up(self) -> Self:
         """Connect, and let the server load the scripts: what comes next is one request each."""
-        lease = self.acquire("warm-up", timeout=5)
+        lease = self.acquire("warm-up", timeout=20)
         self.renew(lease)
         self.release(lease)
         return self

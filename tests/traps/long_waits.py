@@ -10,7 +10,7 @@ from tests.support.servers import Server
 from tests.traps.colours import Colour
 from tests.traps.watching import Stopwatch, await_queue
 
-WAIT = 12.0
+WAIT = 7.0
 
 
 class LongWaits:

@@ -5,6 +5,7 @@
 Each prints a line when it has come to a point that a test waits for, and goes on when it is sent one.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any, Self
 from tests.support import guardian
 
 ROOT = Path(__file__).parents[2]
-END_SECONDS = 10.0
+END_SECONDS = 30.0
 
 
 class Program:
@@ -44,6 +45,7 @@ class Program:
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)

@@ -39,15 +39,15 @@ class TestLostReply:
         client = colour.connect(proxy.url).warm_up()
         lost = proxy.drop_reply(nth(1, on("report")), then=then)
         repeated = proxy.hold_requests(nth(2, on("report")))
-        acquiring = client.acquiring("report", timeout=5)
+        acquiring = client.acquiring("report", timeout=20)
         lost.wait()
         repeated.wait()
         first_fence = stored_fence(valkey, "report")
         repeated.release()
-        lease = acquiring.result(5)
+        lease = acquiring.result(20)
         assert valkey.raw("GET", "report") == lease.holder
         assert lease.fence == first_fence
-        assert 29_000 < valkey.raw("PTTL", "report") <= 30_000
+        assert 20_000 < valkey.raw("PTTL", "report") <= 30_000
         assert client.release(lease) is True
         assert traces(valkey, "report") == []
 
@@ -71,10 +71,10 @@ class TestLostReply:
         second = us.acquiring("report")
         await_queue(valkey, "report", 2)
         us.release(lease)
-        lease = waiting.result(5)
+        lease = waiting.result(20)
         assert not second.done()
         first.release(lease)
-        us.release(second.result(5))
+        us.release(second.result(20))
 
 
 class TestCancelled:
@@ -104,7 +104,7 @@ class TestCancelled:
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert watch.seconds < CANCEL_SECONDS
+        assert watch.seconds < watch.most(CANCEL_SECONDS)
         assert [type(result) for result in results] == [asyncio.CancelledError] * TIMES
 
     def check_free(self, valkey: Server) -> None:
@@ -157,7 +157,7 @@ class TestCancelled:
             await self.cancel_at(locks, lambda: asyncio.to_thread(proxy.wait_stalled))
             proxy.unstall()
             self.check_free(valkey)
-            lease = await locks.lock(self.NAMES[0]).acquire(timeout=2)
+            lease = await locks.lock(self.NAMES[0]).acquire(timeout=20)
             assert lease is not None
 
     async def test_while_its_grant_is_on_the_way(
@@ -184,16 +184,16 @@ class TestTimes:
         us.acquire("report")
         them.warm_up_inbox()
         watch = Stopwatch()
-        assert them.acquire("report", timeout=0.05) is None
-        assert 0.05 <= watch.seconds < 0.2
+        assert them.acquire("report", timeout=0.3) is None
+        assert 0.3 <= watch.seconds < watch.most(0.45)
 
-    @pytest.mark.parametrize("timeout", [0.123, 0.95])
+    @pytest.mark.parametrize("timeout", [0.423, 0.95])
     def test_the_whole_timeout_is_waited(self, us: Client, them: Client, timeout: float) -> None:
         us.acquire("report")
         them.warm_up_inbox()
         watch = Stopwatch()
         assert them.acquire("report", timeout=timeout) is None
-        assert timeout <= watch.seconds < timeout + 0.15
+        assert timeout <= watch.seconds < watch.most(timeout + 0.15)
 
     def test_no_timeout_at_all_means_once(self, us: Client, them: Client, valkey: Server) -> None:
         us.acquire("report")
@@ -201,12 +201,12 @@ class TestTimes:
         for asked in ({"blocking": False}, {"timeout": 0}):
             watch = Stopwatch()
             assert them.acquire("report", **asked) is None
-            assert watch.seconds < 0.1
+            assert watch.seconds < watch.most(0.1)
         assert queue_length(valkey, "report") == 0
 
     def test_whoever_gave_up_is_out_of_the_queue(self, us: Client, them: Client, valkey: Server) -> None:
         lease = us.acquire("report")
-        assert them.acquire("report", timeout=0.05) is None
+        assert them.acquire("report", timeout=0.3) is None
         us.release(lease)
         assert traces(valkey, "report") == []
 
@@ -220,7 +220,7 @@ def test_there_is_always_a_ttl(us: Client, them: Client, valkey: Server) -> None
             waiting = them.acquiring("report", ttl=5)
             await_queue(valkey, "report", 1)
             us.release(lease)
-            lease = waiting.result(5)
+            lease = waiting.result(20)
             us.release(us.adopt(them.do(lease.export)))
     assert -1 not in sampler.seen
     assert any(isinstance(seen, int) and seen > 0 for seen in sampler.seen)

@@ -34,7 +34,7 @@ def check_everything(first: Client, second: Client, server: Server) -> None:
     info = first.inspect("report")
     assert (info.holder, info.fence, info.waiting) == (lease.holder, lease.fence, 1)
     assert first.release(lease) is True
-    handed_over = waiting.result(5)
+    handed_over = waiting.result(20)
     assert handed_over.fence > lease.fence
     adopted = first.adopt(second.do(handed_over.export))
     assert adopted.fence > handed_over.fence

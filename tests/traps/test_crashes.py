@@ -20,11 +20,11 @@ def test_a_crashed_holder_blocks_no_longer_than_its_ttl(colour: Colour, us: Clie
         assert holder.line().startswith("held")
         waiting = us.acquiring("report")
         await_queue(valkey, "report", 1)
-        until(lambda: valkey.raw("PTTL", "report") > 990, "a fresh renewal: a whole second is left")
+        until(lambda: valkey.raw("PTTL", "report") > 950, "a fresh renewal: a second is left")
         holder.kill()
         watch = Stopwatch()
-        waiting.result(5)
-        assert watch.seconds < 1.25
+        waiting.result(20)
+        assert watch.seconds < watch.most(1.25)
 
 
 def test_a_dead_waiter_at_the_head_of_the_queue_is_skipped_at_once(
@@ -40,8 +40,8 @@ def test_a_dead_waiter_at_the_head_of_the_queue_is_skipped_at_once(
         until(lambda: pubsub_clients(valkey) == 1, "the server to notice")
         watch = Stopwatch()
         us.release(lease)
-        waiting.result(5)
-        assert watch.seconds < 0.15
+        waiting.result(20)
+        assert watch.seconds < watch.most(0.15)
     us.release(waiting.result())
     assert traces(valkey, "report") == []
 
@@ -61,18 +61,18 @@ def test_many_dead_waiters_are_skipped_at_once(colour: Colour, us: Client, valke
         until(lambda: pubsub_clients(valkey) == 1, "the server to notice")
         watch = Stopwatch()
         us.release(lease)
-        waiting.result(5)
-        assert watch.seconds < 0.15
+        waiting.result(20)
+        assert watch.seconds < watch.most(0.15)
 
 
-@pytest.mark.parametrize("next_ttl", [0.6, 30], ids=["equal ttls", "mixed ttls"])
+@pytest.mark.parametrize("next_ttl", [1.2, 30], ids=["equal ttls", "mixed ttls"])
 def test_a_waiter_that_dies_in_the_moment_it_is_granted_does_not_keep_the_next_waiting(
     colour: Colour, us: Client, valkey: Server, next_ttl: float
 ) -> None:
     """The waiter is stopped, made the holder by the server, and killed before it can know."""
     lease = us.acquire("report")
     us.warm_up_inbox()
-    with Program("wait", colour.name, valkey.url, "report", ttl=0.6) as unlucky:
+    with Program("wait", colour.name, valkey.url, "report", ttl=1.2) as unlucky:
         await_queue(valkey, "report", 1)
         waiting: Future[Any] = us.acquiring("report", ttl=next_ttl)
         await_queue(valkey, "report", 2)
@@ -83,28 +83,28 @@ def test_a_waiter_that_dies_in_the_moment_it_is_granted_does_not_keep_the_next_w
         assert not waiting.done()
         unlucky.kill()
         waiting.result(10)
-        assert watch.seconds < 0.6 + 0.25
+        assert watch.seconds < watch.most(1.2 + 0.25)
 
 
 @pytest.mark.parametrize("role", ["wait_ahead", "wait_behind"])
 def test_a_client_with_a_wrong_clock_waits_and_holds_like_any_other(
     colour: Colour, us: Client, them: Client, valkey: Server, role: str
 ) -> None:
-    lease = us.acquire("report", ttl=2)
-    with Program(role, colour.name, valkey.url, "report", ttl=2) as other:
+    lease = us.acquire("report", ttl=5)
+    with Program(role, colour.name, valkey.url, "report", ttl=5) as other:
         assert other.line() == "waiting"
         await_queue(valkey, "report", 1)
-        waiting = them.acquiring("report", ttl=2)  # live waiters with the right time are not evicted
+        waiting = them.acquiring("report", ttl=5)  # live waiters with the right time are not evicted
         await_queue(valkey, "report", 2)
         us.release(lease)
         held, fence = other.line().split()
         assert held == "held"
         assert int(fence) > lease.fence
         assert not waiting.done()
-        assert 0 < valkey.raw("PTTL", "report") <= 2000
+        assert 0 < valkey.raw("PTTL", "report") <= 5000
         waiters = us.inspect("report").waiters
         assert [waiter.waiting_for < 10 for waiter in waiters] == [True]
         other.tell()
         assert other.line() == "True"
-        assert waiting.result(5).fence > int(fence)
+        assert waiting.result(20).fence > int(fence)
         assert other.end() == 0

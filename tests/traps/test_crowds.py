@@ -38,7 +38,7 @@ async def test_two_thousand_tasks_get_the_lock_in_order(valkey: Server) -> None:
         watch = Stopwatch()
         await lease.release()
         await asyncio.gather(*tasks)
-        assert watch.seconds / TASKS < 0.005
+        assert watch.seconds < watch.most(TASKS * 0.005)
     assert order == list(range(TASKS))
     assert connections[0] <= MOST_CONNECTIONS
     assert traces(valkey, "report") == []
@@ -66,7 +66,7 @@ def test_three_hundred_threads_share_the_connections(valkey: Server) -> None:
         await_queue(valkey, "report", THREADS)
         assert normal_clients(valkey) + pubsub_clients(valkey) <= MOST_CONNECTIONS
         lease.release()
-        wait(futures, 20)
+        wait(futures, 40)
         assert [future.result(0) for future in futures] == [None] * THREADS
     assert sorted(order) == list(range(THREADS))
     known = [number for number in order if number % 50 == 0]

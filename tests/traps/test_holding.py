@@ -44,22 +44,22 @@ class TestRelease:
                     lock.release()
 
         def fail_and_repeat(release: Callable[[], bool]) -> None:
-            ready.wait(5)
-            cut.wait(5)
+            ready.wait(20)
+            cut.wait(20)
             watch = Stopwatch()
             with pytest.raises(StoreUnavailable):
                 release()
-            assert watch.seconds < 2.2
-            ready.wait(5)
-            mended.wait(5)
+            assert watch.seconds < watch.most(2.2)
+            ready.wait(20)
+            mended.wait(20)
             assert release() is True
 
         def network() -> None:
-            ready.wait(5)
+            ready.wait(20)
             proxy.refuse()
             proxy.reset_connections()
             cut.set()
-            ready.wait(5)
+            ready.wait(20)
             assert valkey.raw("EXISTS", "report:threads", "report:asyncio", "report:lock") == 3
             proxy.accept()
             mended.set()
@@ -79,7 +79,7 @@ class TestRelease:
         repeated.wait()
         taken = other.try_acquire("report")
         repeated.release()
-        assert releasing.result(5) is True
+        assert releasing.result(20) is True
         assert valkey.raw("GET", "report") == taken.holder
 
     def test_of_a_lease_that_expired_leaves_the_next_holder_alone(
@@ -88,7 +88,7 @@ class TestRelease:
         """Two share one Lock object; the first overruns its ttl, and the second gets the lock."""
         lock = us.locks.lock("report", ttl=0.1, renew=False)
         first = us.do(lock.acquire)
-        second = us.do(lambda: lock.acquire(timeout=2))
+        second = us.do(lambda: lock.acquire(timeout=20))
         with caplog.at_level(logging.WARNING, "holdfast"):
             assert us.release(first) is False
         assert any("gone" in record.message or "lost" in record.message for record in caplog.records)
@@ -101,7 +101,7 @@ class TestRelease:
             lock = locks.lock("report", ttl=0.1, renew=False)
             lock.acquire()
             other: list[Any] = []
-            taker = threading.Thread(target=lambda: other.append(lock.acquire(timeout=2)))
+            taker = threading.Thread(target=lambda: other.append(lock.acquire(timeout=20)))
             taker.start()
             taker.join()
             assert lock.release() is False
@@ -111,7 +111,7 @@ class TestRelease:
         async with holdfast.aio.connect(valkey.url) as locks:
             lock = locks.lock("report", ttl=0.1, renew=False)
             await lock.acquire()
-            other = await asyncio.create_task(lock.acquire(timeout=2))
+            other = await asyncio.create_task(lock.acquire(timeout=20))
             assert other is not None
             assert await lock.release() is False
             assert valkey.raw("GET", "report") == other.holder
@@ -153,11 +153,11 @@ class TestFromElsewhere:
     """A lease belongs to whoever has it, not to the thread or task that got it."""
 
     def test_another_thread_or_task_may_use_the_lease(self, us: Client, valkey: Server) -> None:
-        lease = us.start(lambda: us.locks.lock("report").acquire()).result(5)
-        us.start(lease.ensure_held).result(5)
-        us.start(lease.renew).result(5)
-        assert us.start(lambda: lease.state).result(5) is State.HELD
-        assert us.start(lease.release).result(5) is True
+        lease = us.start(lambda: us.locks.lock("report").acquire()).result(20)
+        us.start(lease.ensure_held).result(20)
+        us.start(lease.renew).result(20)
+        assert us.start(lambda: lease.state).result(20) is State.HELD
+        assert us.start(lease.release).result(20) is True
         assert traces(valkey, "report") == []
 
 
@@ -167,8 +167,8 @@ class TestShorterTtl:
         lease = us.acquire("report", ttl=30, renew=False)
         us.renew(lease, 0.2)
         assert us.do(lambda: lease.ttl) == 0.2
-        assert us.do(lambda: lease.remaining) > 29
-        assert valkey.raw("PTTL", "report") > 29_000
+        assert us.do(lambda: lease.remaining) > 20
+        assert valkey.raw("PTTL", "report") > 20_000
         assert them.try_acquire("report") is None
         us.release(lease)
 
@@ -188,14 +188,14 @@ class TestRenewalFails:
         client = colour.connect(proxy.url).warm_up()
         watch = Stopwatch()
         lease = client.acquire(
-            "report", ttl=0.6, on_risk=lambda _: told.append("risk"), on_lost=lambda _: told.append("lost")
+            "report", ttl=1.8, on_risk=lambda _: told.append("risk"), on_lost=lambda _: told.append("lost")
         )
         proxy.refuse()
         proxy.reset_connections()
         until(lambda: client.state(lease) is State.AT_RISK, "the lease to be at risk")
         client.do(lease.ensure_held)  # at risk is still held
-        assert client.do(lambda: lease.lost.wait(5)) is True
-        assert watch.seconds < 0.6 + 0.05 + 0.1
+        assert client.do(lambda: lease.lost.wait(20)) is True
+        assert watch.seconds < watch.most(1.8 + 0.05 + 0.1)
         until(lambda: told == ["risk", "lost"], "the callbacks to be called")
         with pytest.raises(LeaseLost, match="ran out"):
             client.do(lease.ensure_held)
@@ -225,7 +225,7 @@ class TestRenewalFails:
             lock = locks.lock("report", ttl=0.3)
             with pytest.raises(LeaseLost) as lost, lock as lease:  # noqa: PT012
                 valkey.raw("DEL", "report")
-                assert lease.lost.wait(5)
+                assert lease.lost.wait(20)
             assert lost.value.fence == lease.fence
 
     async def test_asyncio_cancels_the_block(self, valkey: Server) -> None:
@@ -245,7 +245,7 @@ class TestRenewalFails:
         """An operator freed the lock and another took it: we neither renew nor free the other's."""
         lease = us.acquire("report", ttl=0.3)
         valkey.raw("SET", "report", "another", "PX", "60000")
-        assert us.do(lambda: lease.lost.wait(5)) is True
+        assert us.do(lambda: lease.lost.wait(20)) is True
         assert us.release(lease) is False
         assert valkey.raw("GET", "report") == "another"
         assert valkey.raw("PTTL", "report") > 50_000

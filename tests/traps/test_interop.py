@@ -41,8 +41,8 @@ def test_we_get_the_lock_soon_after_it_was_released(us: Client, theirs: redis.cl
         await_queue(valkey, "report", 1)
         watch = Stopwatch()
         lock.release()
-        waiting.result(5)
-        assert watch.seconds < 1.3
+        waiting.result(20)
+        assert watch.seconds < watch.most(1.3)
 
 
 def test_it_gets_the_lock_after_us(us: Client, theirs: redis.client.Redis) -> None:
@@ -51,7 +51,7 @@ def test_it_gets_the_lock_after_us(us: Client, theirs: redis.client.Redis) -> No
         lock = theirs.lock("report", timeout=30, sleep=0.01)
         assert not lock.acquire(blocking_timeout=0.05)
         us.release(lease)
-        assert lock.acquire(blocking_timeout=1)
+        assert lock.acquire(blocking_timeout=20)
         lock.release()
 
 
@@ -76,12 +76,12 @@ def test_a_lock_without_a_ttl_is_waited_for(colour: Colour, us: Client, valkey: 
     valkey.raw("SET", "report", "a stranger's")
     us.warm_up_inbox()
     assert us.inspect("report").ttl_left is None
-    assert us.acquire("report", timeout=0.05) is None
+    assert us.acquire("report", timeout=0.3) is None
     waiting = us.acquiring("report")
     await_queue(valkey, "report", 1)
     watch = Stopwatch()
     valkey.raw("DEL", "report")
-    lease = waiting.result(5)
-    assert watch.seconds < 1.3
+    lease = waiting.result(20)
+    assert watch.seconds < watch.most(1.3)
     assert 0 < valkey.raw("PTTL", "report") <= 30_000
     us.release(lease)

@@ -53,7 +53,7 @@ class TestScriptFlush:
         assert self.evals(proxy) == before + 1
         valkey.raw("SCRIPT", "FLUSH")
         us.release(lease)
-        assert waiter.release(waiting.result(5)) is True
+        assert waiter.release(waiting.result(20)) is True
         assert traces(valkey, "report") == []
 
 
@@ -64,11 +64,11 @@ class TestRestart:
         client = colour.connect(fresh_server.url)
         lease = client.acquire("report", ttl=0.6)
         fresh_server.restart()
-        assert client.do(lambda: lease.lost.wait(5)) is True
+        assert client.do(lambda: lease.lost.wait(20)) is True
         with pytest.raises(LeaseLost):
             client.do(lease.ensure_held)
         assert client.release(lease) is False
-        later = client.acquire("report", timeout=1)
+        later = client.acquire("report", timeout=20)
         assert later.fence > lease.fence
 
     def test_while_waiting_the_wait_goes_on(self, fresh_server: Server, colour: Colour) -> None:
@@ -83,18 +83,18 @@ class TestRestart:
             newest = max((f.result() for f in waiting if f.done()), key=lambda granted: int(granted.fence))
             assert newest.fence > lease.fence
             assert waiter.release(newest) is True
-        assert watch.seconds < 2
+        assert watch.seconds < watch.most(2)
         assert traces(fresh_server, "report") == []
 
     def test_while_it_is_down_an_acquire_waits_for_it(self, fresh_server: Server, colour: Colour) -> None:
         client = colour.connect(fresh_server.url).warm_up()
         fresh_server.kill()
-        acquiring = client.acquiring("report", timeout=5)
+        acquiring = client.acquiring("report", timeout=20)
         trying = client.start(lambda: client.locks.lock("other").acquire(timeout=0.2))
         with pytest.raises(StoreUnavailable, match="running"):
-            trying.result(2)
+            trying.result(20)
         fresh_server.start()
-        assert client.release(acquiring.result(2)) is True
+        assert client.release(acquiring.result(20)) is True
 
     def test_a_wait_without_limit_bears_a_dead_server_for_store_timeout(
         self, fresh_server: Server, colour: Colour
@@ -104,7 +104,7 @@ class TestRestart:
         watch = Stopwatch()
         with pytest.raises(StoreUnavailable):
             client.acquire("report")
-        assert 0.4 < watch.seconds < 1.2  # a pause between two attempts included
+        assert 0.4 < watch.seconds < watch.most(1.2)  # a pause between two attempts included
 
 
 class TestReadOnly:
@@ -125,7 +125,7 @@ class TestReadOnly:
         with pytest.raises(StoreUnavailable, match="read-only"):
             client.acquire("report", timeout=0.4)
         assert watch.seconds > 0.35
-        assert watch.seconds < 0.55
+        assert watch.seconds < watch.most(0.55)
         with pytest.raises(StoreUnavailable, match="read-only"):
             client.try_acquire("report")
         assert traces(fresh_server, "report") == []
@@ -134,16 +134,16 @@ class TestReadOnly:
         self, fresh_server: Server, dead_port: int, colour: Colour
     ) -> None:
         client, waiter = colour.connect(fresh_server.url).warm_up(), colour.connect(fresh_server.url)
-        held = client.acquire("held", ttl=1.5)
-        waiting = waiter.acquiring("held", ttl=1.5)
+        held = client.acquire("held", ttl=3)
+        waiting = waiter.acquiring("held", ttl=3)
         await_queue(fresh_server, "held", 1)
         fresh_server.raw("REPLICAOF", "127.0.0.1", dead_port)
-        acquiring = client.acquiring("report", timeout=5)
+        acquiring = client.acquiring("report", timeout=20)
         until(lambda: client.state(held) is State.AT_RISK, "a renewal to fail")
         assert not acquiring.done()
         fresh_server.raw("REPLICAOF", "NO", "ONE")
         until(lambda: client.state(held) is State.HELD, "a renewal to get through")
-        client.release(acquiring.result(5))
+        client.release(acquiring.result(20))
         assert client.release(held) is True
-        waiter.release(waiting.result(5))
+        waiter.release(waiting.result(20))
         assert traces(fresh_server, "held") == []

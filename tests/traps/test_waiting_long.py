@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.lateness import lateness
 from tests.traps.long_waits import WAIT, LongWaits
 from tests.traps.watching import Stopwatch
 
@@ -10,11 +11,11 @@ pytestmark = pytest.mark.timing
 
 def test_a_wait_may_be_longer_than_the_clients_socket_timeout(long_waits: LongWaits) -> None:
     for bounded in long_waits.bounded.values():
-        lease, seconds = bounded.result(WAIT + 5)
+        lease, seconds = bounded.result(WAIT + 20)
         assert lease is None
-        assert WAIT <= seconds < WAIT + 0.3
+        assert WAIT <= seconds < WAIT + 0.5 + lateness()
     assert not any(endless.done() for endless in long_waits.endless.values())
     long_waits.server.raw("DEL", *long_waits.endless)
     watch = Stopwatch()
-    assert all(endless.result(5)[0] for endless in long_waits.endless.values())
-    assert watch.seconds < 1.3
+    assert all(endless.result(20)[0] for endless in long_waits.endless.values())
+    assert watch.seconds < watch.most(1.3)

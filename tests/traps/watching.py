@@ -6,22 +6,29 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
+from tests.support import lateness
 from tests.support.faults import Match
 from tests.support.servers import Server
-from tests.support.waiting import until
+from tests.support.waiting import LONG, until
 
+ROOM = 0.2
 SCRIPT_COMMANDS = (b"EVALSHA", b"EVAL")
 
 
 class Stopwatch:
-    """Seconds since it was made."""
+    """Seconds since it was made, and how many these may be."""
 
     def __init__(self) -> None:
+        lateness.watch()
         self._started = time.monotonic()
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._started
+
+    def most(self, promised: float) -> float:
+        """What is promised, a little for the test itself, and what the machine kept everyone waiting meanwhile."""
+        return promised + ROOM + 3 * lateness.stolen(self._started)
 
 
 def on(name: str) -> Match:
@@ -53,7 +60,7 @@ def queue_length(server: Server, name: str) -> int:
     return length
 
 
-def await_queue(server: Server, name: str, length: int, timeout: float = 5.0) -> None:
+def await_queue(server: Server, name: str, length: int, timeout: float = LONG) -> None:
     until(lambda: queue_length(server, name) == length, f"{length} in the queue of {name}", timeout)
 
 
@@ -63,7 +70,7 @@ def traces(server: Server, name: str) -> list[str]:
     return [key for key in (name, aux["q"], aux["w"]) if server.raw("EXISTS", key)]
 
 
-def await_nothing_left(server: Server, name: str, timeout: float = 2.0) -> None:
+def await_nothing_left(server: Server, name: str, timeout: float = LONG) -> None:
     """For clean-up that goes on in the background, since the server could not be asked at once."""
     until(lambda: not traces(server, name), f"{name} to leave nothing on the server", timeout)
 

@@ -56,7 +56,6 @@ async def handed_over(bench: Bench) -> None:
     confirmed = await other.acquire(second, Place(box.address, 3, None), bench.until())
     sure = as_a(Granted, confirmed, "a pushed grant can be confirmed by a request")
     equal(sure.fence, push.fence, "a pushed grant can be confirmed by a request, with the same fence")
-    box.close()
 
 
 async def places(bench: Bench) -> None:
@@ -194,8 +193,7 @@ async def inherited(bench: Bench) -> None:
     """Whoever finds the lock expired hands it to the first in the queue, not to itself."""
     store, other = bench.store(), bench.store()
     ask, first = bench.ask("a", ttl=4 * BRIEF), bench.ask("b")
-    box = other.mailbox(first.holder)
-    await box.open(bench.until())  # connecting may take longer than the brief ttl
+    box = await bench.mailbox(other, first.holder)  # connecting may take longer than the brief ttl
     await bench.inspect(other)
     await bench.take(store, ask)
     answer = await other.acquire(first, Place(box.address, 1, None), bench.until())
@@ -246,7 +244,6 @@ async def patience(bench: Bench) -> None:
     until = bench.runtime.now() + 2 * BRIEF
     equal(await box.wait(until), None, "nothing is pushed while the lock is held")
     more(bench.runtime.now(), until - BRIEF, "a mailbox is waited at until the moment that was given")
-    box.close()
 
 
 async def inspected(bench: Bench) -> None:
@@ -274,8 +271,7 @@ async def surveyed(bench: Bench) -> None:
     asks = [bench.ask(str(number))._replace(name=f"{bench.name}:{number}") for number in range(count)]
     fences = [await bench.take(store, ask) for ask in asks]
     waiter = asks[3]._replace(holder=bench.runtime.new_holder())
-    box = store.mailbox(waiter.holder)
-    await box.open(bench.until())
+    box = await bench.mailbox(store, waiter.holder)
     await store.acquire(waiter, Place(box.address, 1, None), bench.until())
     await store.release(asks[5].name, asks[5].holder, bench.until())
     found: dict[str, LockInfo] = {}
@@ -294,7 +290,6 @@ async def surveyed(bench: Bench) -> None:
     equal(told, fences, "fences are told, also of free locks")
     equal([found[ask.name].waiting for ask in asks], [int(at == 3) for at in range(count)], "who waits is counted")
     equal(found[asks[2].name].owner, Owner("host", 1, "2"), "owners are told")
-    box.close()
 
 
 async def taken_away(bench: Bench) -> None:
@@ -315,7 +310,6 @@ async def taken_away(bench: Bench) -> None:
     equal(info.locked, False, "then the lock is free")
     more(info.fence or 0, push.fence, "and its fence has moved on")
     more(await bench.take(store, first._replace(holder=bench.runtime.new_holder())), info.fence or 0, "fences rise")
-    box.close()
 
 
 CHECKS: tuple[Callable[[Bench], Coroutine[Any, Any, None]], ...] = (

@@ -28,6 +28,7 @@ class Bench:
     def __init__(self, make_store: MakeStore, runtime: Runtime) -> None:
         self._make_store = make_store
         self._stores: list[Store] = []
+        self._boxes: list[Mailbox] = []
         self.runtime = runtime
         self.name = f"contract:{runtime.new_holder()}"
 
@@ -46,10 +47,16 @@ class Bench:
         """Get a free lock; its fence."""
         return as_a(Granted, await store.acquire(ask, None, self.until()), "a free lock is granted").fence
 
+    async def mailbox(self, store: Store, holder: str) -> Mailbox:
+        """A mailbox of `store` that is open."""
+        box = store.mailbox(holder)
+        self._boxes.append(box)
+        await box.open(self.until())
+        return box
+
     async def queue(self, store: Store, ask: Ask, turn: int = 1, ticket: int | None = None) -> tuple[Mailbox, Queued]:
         """Wait for a taken lock."""
-        box = store.mailbox(ask.holder)
-        await box.open(self.until())
+        box = await self.mailbox(store, ask.holder)
         answer = await store.acquire(ask, Place(box.address, turn, ticket), self.until())
         return box, as_a(Queued, answer, "who asks for a place in the queue of a taken lock gets one")
 
@@ -74,6 +81,8 @@ class Bench:
         return found
 
     async def close(self) -> None:
+        for box in self._boxes:
+            box.close()  # a store gives those who wait at one time to leave
         for store in self._stores:
             await store.close()
 
