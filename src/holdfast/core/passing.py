@@ -48,8 +48,9 @@ PATIENCE = 0.1
 LONG_PATIENCE = 1.0
 """Seconds that one waits in a seat before it asks the store itself: the longer where seats have been served of late."""
 FEWEST_FENCES = 16
-MOST_FENCES = 16_384
-"""A block is about twice what the last tenancy used, so that fences do not run ahead of the clock."""
+MOST_FENCES = 8_192
+"""A block is about twice what the last tenancy used. A fence is a microsecond of the store's clock: blocks must not run
+ahead of it by more than a store takes to start anew, for one that has forgotten the last fence goes on from the clock."""
 
 
 class Turn(NamedTuple):
@@ -114,6 +115,11 @@ class Tenancy:
         """Whether it was ever allowed to be passed on."""
         return self.span_ends > self._granted_at
 
+    @property
+    def used_up(self) -> bool:
+        """Whether more fences might have been of use."""
+        return self._used == self._last
+
     def passable(self, now: float) -> bool:
         return now < self.span_ends and self._used < self._last
 
@@ -140,7 +146,8 @@ class Room:
     """One name on one connection. Invariants: a seat in `_seats` has no turn; nobody sits in a room that is closed;
     while somebody sits and nobody leads, the first in the seats has been called, or its patience ends.
 
-    `_leaders` are those who ask the store for a tenancy just now, `askers` those who ask it for a lease alone, and
+    `_leaders` are those who ask the store for a tenancy just now, each with whether it asks for few fences because the
+    tenancy is not to be passed on; `askers` are those who ask it for a lease alone, and
     `latest` is the lease that was last granted here: whoever comes while there is any of them has company."""
 
     __slots__ = (
@@ -151,6 +158,7 @@ class Room:
         "_productive",
         "_seats",
         "_span_began",
+        "_spares_until",
         "_tenancy",
         "askers",
         "closed",
@@ -162,9 +170,10 @@ class Room:
         self.home = home
         self._mutex = runtime.mutex()
         self._seats: deque[Seat] = deque()
-        self._leaders: set[str] = set()
+        self._leaders: dict[str, bool] = {}
         self._tenancy: Tenancy | None = None
         self._span_began = -math.inf
+        self._spares_until = -math.inf
         self._fences = FEWEST_FENCES
         self._productive = False  # whether the last tenancy was passed on at all
         self.askers: set[str] = set()
@@ -182,7 +191,7 @@ class Room:
             if self.closed:
                 raise closed_error()
             if not self._seats and not self._leads(now):
-                return self._lead(ask)
+                return self._lead(ask, now)
             seat = Seat(runtime, ask, now)
             if self._serves:
                 seat.patient_until = now + LONG_PATIENCE
@@ -198,9 +207,10 @@ class Room:
         """Whether somebody may yet pass the lock on."""
         return bool(self._leaders) or (self._tenancy is not None and self._tenancy.passable(now))
 
-    def _lead(self, ask: Ask) -> int:
-        fences = FEWEST_FENCES if self._leaders else self._fences
-        self._leaders.add(ask.holder)
+    def _lead(self, ask: Ask, now: float) -> int:
+        spares = now < self._spares_until
+        fences = FEWEST_FENCES if self._leaders or spares else self._fences
+        self._leaders[ask.holder] = spares
         return fences
 
     def look(self, seat: Seat, now: float) -> Turn | int | None:
@@ -216,7 +226,7 @@ class Room:
             if now < seat.patient_until and self._leads(now):
                 return None
             self._seats.remove(seat)
-            return self._lead(seat.ask)
+            return self._lead(seat.ask, now)
 
     def _taken(self, seat: Seat) -> Turn | None:
         turn, seat.turn = seat.turn, None
@@ -241,19 +251,21 @@ class Room:
 
     def granted(self, tenancy: Tenancy, queued: bool, now: float) -> None:
         """One who led has a tenancy. Having waited for it, others may wait behind it: then not every one of ours is
-        passed on, but only the first within two spans."""
+        passed on, but only the first within two spans; and until those are over, few fences are asked for."""
         with self._mutex:
-            self._leaders.discard(tenancy.ask.holder)
+            spares = self._leaders.pop(tenancy.ask.holder, False)
             self._tenancy = tenancy
-            if queued and now - self._span_began < 2 * SPAN:
+            if queued and (spares or now - self._span_began < 2 * SPAN):
                 tenancy.span_ends = now
+                self._spares_until = self._span_began + 2 * SPAN
             else:
-                self._span_began = now
+                self._spares_until = -math.inf
+                self._span_began = self._span_began if spares else now
 
     def gave_up(self, holder: str) -> None:
         """One who led has no tenancy after all."""
         with self._mutex:
-            self._leaders.discard(holder)
+            self._leaders.pop(holder, None)
             head = self._first_to_ask()
         if head is not None:
             head.waker.wake()
@@ -266,7 +278,8 @@ class Room:
             self._tenancy = None
             if tenancy.spanned:
                 self._productive = tenancy.passes > 0
-                self._fences = min(MOST_FENCES, max(FEWEST_FENCES, 2 * tenancy.passes))
+                known = self._fences if tenancy.used_up else FEWEST_FENCES
+                self._fences = min(MOST_FENCES, max(known, 2 * tenancy.passes))
             head = self._first_to_ask()
         if head is not None:
             head.waker.wake()

@@ -24,12 +24,14 @@ local function fence_in(meta_value)
 end
 
 -- The fence is the time, or as many more than the last as are reserved if that is not less: the clock carries it over a
--- loss of `meta`, and `meta` over a clock that stood still or went back. It is the last of those reserved.
+-- loss of `meta`, and `meta` over a clock that stood still or went back. It is the last of those reserved. Without a
+-- `meta`, which may have been lost just now, the first of them is the time: what was given before is less.
 local function grant(lock, meta, holder, ttl_ms, owner, now, digits, fences)
   local about = ' ' .. holder:sub(1, 6) .. ' ' .. owner
   local life = ttl_ms + DAY_MS
   call('SET', lock, holder, 'PX', ttl_ms)
   local last = fence_in(call('SET', meta, digits .. about, 'PX', life, 'GET'))
+  if last == 0 then last = now - 1 end
   if last + fences <= now then return now end
   call('SET', meta, format('%.0f', last + fences) .. about, 'PX', life)
   return last + fences
