@@ -7,8 +7,13 @@ import pytest
 
 from holdfast.core import passing
 from holdfast.core.acquire import Grant
+from holdfast.runtime.threads import ThreadRuntime
+from holdfast.stores.redis.scripts import ACQUIRE, acquire_request
 from holdfast.testing import households
 from holdfast.testing.explorer import Explorer, Report
+from holdfast.testing.models import TTL
+from holdfast.testing.virtual import VirtualRedis
+from holdfast.values import Ask
 
 QUICK = {model.name: model for model in households.quick()}
 
@@ -67,6 +72,52 @@ def test_a_lease_that_outlasts_its_tenancy_is_caught(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(passing.Tenancy, "next", _too_long(passing.Tenancy.next))
     monkeypatch.setattr(passing, "EXTRA", 0.0005)
     assert _rule(Explorer(households.overrun()).run(most_seconds=50.0)) is not None
+
+
+def test_a_block_that_follows_a_loss_of_the_counter_is_above_all_before() -> None:
+    server = VirtualRedis()
+    server.load([ACQUIRE.text])
+    server.execute(acquire_request(Ask("door", "A1", TTL, ""), None))
+    server.advance(TTL + 1)
+    last = server.execute(acquire_request(Ask("door", "A2", TTL, "", fences=5_000), None))
+    server.call("FLUSHALL")
+    server.now_us += 1
+    assert server.execute(acquire_request(Ask("door", "B1", TTL, "", fences=5_000), None)) - 5_000 >= last
+
+
+class Grants:
+    """Tenancies of one room, one after the other, granted by a store that counts."""
+
+    def __init__(self) -> None:
+        self.room = passing.Passing(ThreadRuntime()).room("door")
+        self.asked: list[int] = []
+
+    def one(self, now: float, *, queued: bool, passes: int) -> bool:
+        """Whether this one may be passed on; if so, it is, as often as that."""
+        ask = Ask("door", f"A{len(self.asked)}", TTL, "")
+        fences = self.room._lead(ask, now)
+        self.asked.append(fences)
+        tenancy = passing.Tenancy(self.room, ask, Grant(1_000_000, now, now + TTL), fences, now)
+        self.room.granted(tenancy, queued, now)
+        if tenancy.spanned:
+            tenancy.passes = passes
+        self.room.vacate(tenancy)
+        return tenancy.spanned
+
+
+def test_no_fences_are_reserved_in_vain_while_others_wait() -> None:
+    """Else the counter runs ahead of the clock, and a server that forgets it gives out lower ones."""
+    grants = Grants()
+    assert [grants.one(at, queued=True, passes=500) for at in (0.0, 0.2, 0.25, 0.26, 0.27)] == [True, True, *[False] * 3]
+    assert grants.one(0.31, queued=True, passes=500)
+    assert grants.asked == [passing.FEWEST_FENCES, 1000, 1000, *[passing.FEWEST_FENCES] * 2, 1000]
+
+
+def test_a_block_that_was_too_small_does_not_make_the_next_one_smaller() -> None:
+    grants = Grants()
+    for at, queued in ((0.0, True), (0.2, True), (0.25, True), (0.26, False), (0.261, False)):
+        grants.one(at, queued=queued, passes=500)
+    assert grants.asked == [passing.FEWEST_FENCES, 1000, 1000, passing.FEWEST_FENCES, 1000]
 
 
 def _rule(report: Report) -> str | None:

@@ -11,7 +11,7 @@ from holdfast.leases import AsyncLease
 from holdfast.locks import AsyncLock
 from holdfast.testing.models import LOCK, TTL, give_back, user
 from holdfast.testing.process import Process, Program
-from holdfast.testing.world import Client, Model
+from holdfast.testing.world import ALL_RULES, Client, Model
 
 
 def household(*limits: float | None, renew: bool = False, rounds: int = 1) -> Program:
@@ -54,6 +54,13 @@ def overrun() -> Model:
     return _model("overrun", "nobody need give back in time", [Client("A", household(None, None, None))], 3.3)
 
 
+def forgotten() -> Model:
+    # Who gives back to a server that has forgotten is rightly told that there was nothing, so `RL` is silent.
+    clients = [Client("A", household(None, None)), Client("B", user())]
+    about = "the server loses all, and fences go on from its clock"
+    return Model("household: forgotten", clients, {"restart": 1}, 0.3, about=about, rules=ALL_RULES - {"RL"})
+
+
 def quick() -> list[Model]:
     """For every run of the tests."""
     three = household(None, None, None)
@@ -78,8 +85,12 @@ def full() -> list[Model]:
         _model("cancelled, for longer", "one task is cancelled anywhere", cancellable, 1.1, cancel=1),
         _model("stopped", "a stop anywhere", [Client("A", renewing)], 3.2, pause=1),
         _model("rounds", "two rounds each", [Client("A", household(None, None, rounds=2))], 1.1, slow=1),
-        _model("lost", "a request and a reply lost", [Client("A", three)], 3.2, lose_request=1, lose_reply=1),
+        _model("lost", "a request and a reply lost", [Client("A", two)], 3.2, lose_request=1, lose_reply=1),
+        _model("lost request", "of one of three tasks", [Client("A", three)], 1.1, lose_request=1),
+        _model("lost reply", "to one of three tasks", [Client("A", three)], 1.1, lose_reply=1),
+        _model("lost push", "and another process", pair, 1.1, lose_push=1),
+        forgotten(),
         _model("company and a crash", "and another process", pair, 3.2, crash=1),
         _model("company and a stop", "and another process", pair, 3.2, pause=1),
-        _model("two households", "of two", [Client("A", two), Client("B", two)], 0.3),
+        _model("two households", "of two, and a crash", [Client("A", two), Client("B", two)], 0.3, crash=1),
     ]

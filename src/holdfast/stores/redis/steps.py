@@ -57,7 +57,8 @@ def fence_in(meta: bytes | None) -> int:
 
 def _grant(ask: Ask, meta: bytes | None, time: Sequence[bytes]) -> Step[int]:
     keys, ttl_ms = keys_of(ask.name), ceil(ask.ttl * 1000)
-    fence = max(microseconds(time), fence_in(meta) + ask.fences)
+    now = microseconds(time)
+    fence = max(now, (fence_in(meta) or now - 1) + ask.fences)
     about = b"%d %b %b" % (fence, ask.holder[:6].encode(), ask.owner.encode())
     take = pack(b"SET", keys.lock, ask.holder.encode(), b"PX", b"%d" % ttl_ms)
     return Step(fence, (take, pack(b"SET", keys.meta, about, b"PX", b"%d" % (ttl_ms + DAY_MS))))
