@@ -108,7 +108,11 @@ class Grants:
 def test_no_fences_are_reserved_in_vain_while_others_wait() -> None:
     """Else the counter runs ahead of the clock, and a server that forgets it gives out lower ones."""
     grants = Grants()
-    assert [grants.one(at, queued=True, passes=500) for at in (0.0, 0.2, 0.25, 0.26, 0.27)] == [True, True, *[False] * 3]
+    assert [grants.one(at, queued=True, passes=500) for at in (0.0, 0.2, 0.25, 0.26, 0.27)] == [
+        True,
+        True,
+        *[False] * 3,
+    ]
     assert grants.one(0.31, queued=True, passes=500)
     assert grants.asked == [passing.FEWEST_FENCES, 1000, 1000, *[passing.FEWEST_FENCES] * 2, 1000]
 

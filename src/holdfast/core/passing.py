@@ -50,7 +50,7 @@ LONG_PATIENCE = 1.0
 FEWEST_FENCES = 16
 MOST_FENCES = 8_192
 """A block is about twice what the last tenancy used. A fence is a microsecond of the store's clock: blocks must not run
-ahead of it by more than a store takes to start anew, for one that has forgotten the last fence goes on from the clock."""
+ahead of it by more than a store takes to start anew, since one that has forgotten the last fence goes on from there."""
 
 
 class Turn(NamedTuple):
@@ -147,8 +147,8 @@ class Room:
     while somebody sits and nobody leads, the first in the seats has been called, or its patience ends.
 
     `_leaders` are those who ask the store for a tenancy just now, each with whether it asks for few fences because the
-    tenancy is not to be passed on; `askers` are those who ask it for a lease alone, and
-    `latest` is the lease that was last granted here: whoever comes while there is any of them has company."""
+    tenancy is not to be passed on; `askers` are those who ask it for a lease alone, and `latest` is the lease that was
+    last granted here: whoever comes while there is any of them has company."""
 
     __slots__ = (
         "__weakref__",
