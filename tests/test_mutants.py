@@ -201,10 +201,10 @@ MUTANTS = {
         "CL",
     ),
     "release hands nothing on": mutant(
-        lambda: lua("release", "if (ours or not held) and", "if false and"), world(once, once), "LW"
+        lambda: lua("release", "redis.pcall('ZPOPMIN', queue)[1]", "nil"), world(once, once), "LW"
     ),
     "hand-off without a ttl": mutant(
-        lambda: lua("release", "return tell_next(queue, waiters, ttl_ms)", "call('PERSIST', lock) return"),
+        lambda: lua("release", "tell_next(queue, waiters, ttl_ms)\n          return", "call('PERSIST', lock) return"),
         world(once, once, crash=1, mortal="B"),
         "ST",
     ),

@@ -161,22 +161,23 @@ class BaseLock(Generic[LeaseT]):
         holding, state = lease._holding, lease.state
         if state is State.RELEASED and holding.settled:
             return None  # released or exported within the block
-        if lease._home is not None:
-            lease._leave_home()
-        if state is not State.LOST:
-            try:
+        try:
+            if state is not State.LOST:
                 if await lease._give_back(state):
                     return None
                 holding.reason = "when it was to be given back, the store no longer had it"
-            except LockError as failure:
-                # The body ran under a valid lease to its end, so this is no reason to call it failed.
-                log.warning(
-                    "The lock %s could not be given back yet; that goes on, and in %g s it frees itself: %s",
-                    shown(self._name),
-                    holding.ttl,
-                    failure,
-                )
-                return None
+        except LockError as failure:
+            # The body ran under a valid lease to its end, so this is no reason to call it failed.
+            log.warning(
+                "The lock %s could not be given back yet; that goes on, and in %g s it frees itself: %s",
+                shown(self._name),
+                holding.ttl,
+                failure,
+            )
+            return None
+        finally:
+            if lease._home is not None:
+                lease._leave_home()
         return lease._lost_error()
 
     async def _inspect(self) -> LockInfo:

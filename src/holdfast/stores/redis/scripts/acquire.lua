@@ -46,7 +46,7 @@ end
 local held = call('GET', lock)
 if not held then
   if inbox ~= '' then join() end
-  hand_over(lock, meta, queue, waiters, holder, now, digits)
+  hand_over(lock, meta, queue, waiters, holder, call('ZPOPMIN', queue)[1], now, digits)
   held = call('GET', lock)
   if not held then
     return grant(lock, meta, holder, ttl_ms, owner, stamp(fences))

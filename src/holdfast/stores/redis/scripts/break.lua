@@ -16,5 +16,5 @@ call('DEL', lock)
 local now, digits = clock()
 local fence = math.max(now, fence_in(call('GET', meta)) + 1)
 call('SET', meta, format('%.0f - ', fence), 'PX', DAY_MS)
-hand_over(lock, meta, queue, waiters, '', now, digits)
+hand_over(lock, meta, queue, waiters, '', call('ZPOPMIN', queue)[1], now, digits)
 return 1
