@@ -28,7 +28,7 @@ demo: $(VENV)/.base ## Show the lock at work; needs no server
 TIMED = $(shell grep -rl --include='*.py' '^pytestmark = pytest.mark.timing' tests)
 SPREAD := --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/python -m pytest -n 3 $(SPREAD) -m "timing and not faults and not soak" $(TIMED)
+	$(BIN)/python -m pytest -n 5 $(SPREAD) -m "timing and not faults and not soak" $(TIMED)
 	$(BIN)/python -m pytest -n 4 $(SPREAD) -m "not timing and not faults and not soak"
 
 faults: $(VENV)/.dev ## Run the long tests of real faults: failovers, migrations, nodes down

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from tests.support.resp import ReplyError
 from tests.support.servers import KINDS, Server
 from tests.support.waiting import until
 from tests.support.wire import WireClient
-from tests.traps.colours import COLOURS, Client, Colour
+from tests.traps.colours import COLOURS, Colour
 from tests.traps.watching import (
     Stopwatch,
     await_queue,
@@ -231,71 +230,3 @@ class TestLoading:
             client.acquire("other", timeout=0.3)
         assert client.acquire("other", timeout=20) is not None
         assert client.release(lease) is True
-
-
-class TestEviction:
-    """Our keys beside the lock may be evicted or deleted at any time: safe all the same, and nobody waits for ever."""
-
-    @pytest.fixture(params=["m", "q", "w", "qw", "mqw"])
-    def evicted(self, request: pytest.FixtureRequest) -> list[str]:
-        aux = companions("report")
-        return [aux[kind] for kind in request.param]
-
-    def test_while_held(self, colour: Colour, valkey: Server, evicted: list[str]) -> None:
-        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
-        lease = client.acquire("report")
-        valkey.raw("DEL", *evicted)
-        assert other.try_acquire("report") is None
-        client.renew(lease)
-        assert client.inspect("report").holder == lease.holder
-        assert client.release(lease) is True
-        later = other.try_acquire("report")
-        assert later.fence > lease.fence
-
-    def test_while_others_wait(self, colour: Colour, valkey: Server, evicted: list[str]) -> None:
-        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
-        lease = client.acquire("report")
-        waiting = [other.acquiring("report", ttl=1.5) for _ in range(2)]
-        await_queue(valkey, "report", 2)
-        valkey.raw("DEL", *evicted)
-        assert client.release(lease) is True
-        watch = Stopwatch()
-        self.check_turns(other, waiting, [lease.fence])
-        assert watch.seconds < watch.most(2.5)
-        assert valkey.raw("EXISTS", "report", companions("report")["q"]) == 0
-
-    def test_while_a_grant_is_on_its_way(self, colour: Colour, valkey: Server, evicted: list[str]) -> None:
-        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
-        lease = client.acquire("report")
-        waiting = [other.acquiring("report", ttl=1.5) for _ in range(2)]
-        await_queue(valkey, "report", 2)
-        client.release(lease)
-        valkey.raw("DEL", *evicted)
-        self.check_turns(other, waiting, [lease.fence])
-        assert valkey.raw("EXISTS", "report", companions("report")["q"]) == 0
-
-    def check_turns(self, client: Client, waiting: list[Any], fences: list[int]) -> None:
-        """One after the other gets the lock, each with a greater fence, never two at once."""
-        left = list(waiting)
-        while left:
-            until(lambda: any(future.done() for future in left), "somebody to get the lock")
-            done = [future for future in left if future.done()]
-            assert len(done) == 1
-            lease = done[0].result()
-            assert lease.fence > fences[-1]
-            fences.append(lease.fence)
-            left.remove(done[0])
-            assert client.release(lease) is True
-
-    def test_the_lock_itself_ends_the_lease_and_the_wait(self, colour: Colour, valkey: Server) -> None:
-        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
-        lease = client.acquire("report", ttl=0.6)
-        waiting = other.acquiring("report")
-        await_queue(valkey, "report", 1)
-        valkey.raw("DEL", "report")
-        watch = Stopwatch()
-        taken = waiting.result(20)
-        assert watch.seconds < watch.most(1.3)
-        assert client.do(lambda: lease.lost.wait(20)) is True
-        assert client.release(lease) is False
-        assert valkey.raw("GET", "report") == taken.holder
