@@ -189,9 +189,10 @@ class BaseLease:
     async def _give_back(self, state: State) -> bool:
         """The same for a caller that has just looked at the state."""
         holding = self._holding
-        if state in ALIVE:
-            passed = self._tenancy is not None and self._pass_on(self._tenancy)
-            released = passed or await self._return_to_store(again=False)
+        if state in ALIVE and self._tenancy is not None and self._pass_on(self._tenancy):
+            released = True
+        elif state in ALIVE:
+            released = await self._return_to_store(again=False)
         elif self._generation != self._client.generation:
             log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
             return False

@@ -250,7 +250,12 @@ class Lock(BaseLock[Lease]):
         return run(self._break(holder))
 
     def __enter__(self) -> Lease:
-        return self._begin_block(self.acquire(), id(sys._getframe(1)))
+        try:
+            lease = run(self._acquire(True, None))
+        except LockError:
+            self._client._closed_under_us()
+            raise
+        return self._begin_block(lease, id(sys._getframe(1)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

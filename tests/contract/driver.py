@@ -107,7 +107,7 @@ class Driver(ABC):
         async def reached() -> Any:
             info = await done(lock.inspect())
             if self.store == "transactions":  # nobody queues there: who waits looks again and again
-                inboxes = [one.store._store._inbox for one in self._clients]
+                inboxes = [one.store._store.inbox for one in self._clients]
                 info = info._replace(waiting=sum(len(getattr(inbox, "open", ())) for inbox in inboxes))
             return info if info.waiting == length else None
 

@@ -224,7 +224,7 @@ async def test_a2_polling_is_polite_and_quick(k: Kit) -> None:
         return await done(locks.lock("thing").acquire(timeout=9))
 
     waiting = k.start(wait)
-    await k.until(lambda: len(locks.store._inbox.open) == 1, "the waiter")
+    await k.until(lambda: len(locks.store.inbox.open) == 1, "the waiter")
     await k.sleep(0.3)
     k.server.raw("CONFIG", "RESETSTAT")
     await k.sleep(0.5)
@@ -300,7 +300,7 @@ def test_a2_a_watch_that_was_lost_with_its_connection_guards_nothing_and_writes_
             found = await exchange(requests, until)
             proxy.reset_connections()
             valkey.raw("SET", "thing", "another", "PX", 60_000)
-            store._wire.drop()
+            store.wire.drop()
             return found
         return await exchange(requests, until, on)
 

@@ -58,7 +58,7 @@ class ChoosingStore:
 
     @property
     def listening(self) -> bool:
-        return self._store.listening
+        return self._store.inbox.listening
 
     @property
     def connected(self) -> bool:
@@ -66,7 +66,7 @@ class ChoosingStore:
 
     @property
     def notices(self) -> bool:
-        return self._store.notices
+        return self._store.wire.pushes
 
     @property
     def editor(self) -> Editor | None:

@@ -128,12 +128,12 @@ class ConfirmingStore(RedisStore):
 
     @property
     def grace(self) -> float:
-        return self._wire.grace + self._wanted.within
+        return self.wire.grace + self._wanted.within
 
     async def _wait(self, until: float) -> int:
         left = min(SLICE, until - self._runtime.now())
         request = wait_request(self._wanted, left)
-        return count_in(self._wanted, await self._wire.ask(request, self._runtime.now() + left + REPLY_WITHIN))
+        return count_in(self._wanted, await self.wire.ask(request, self._runtime.now() + left + REPLY_WITHIN))
 
     async def _acknowledged(self, ttl: float, until: float) -> int:
         """How many replicas have all that we wrote so far; half of a ttl is the longest that it may take."""

@@ -106,8 +106,8 @@ class RedisStore:
     def __init__(
         self, wire: Wire, inbox: Inbox, *, topology: Topology = Topology.SINGLE, reasserts: bool = False
     ) -> None:
-        self._wire = wire
-        self._inbox = inbox
+        self.wire = wire
+        self.inbox = inbox
         self._topology = topology
         self._reasserts = reasserts
         self._tell: Callable[[str | None], None] | None = None
@@ -116,16 +116,16 @@ class RedisStore:
 
     @property
     def grace(self) -> float:
-        return self._wire.grace
+        return self.wire.grace
 
     @property
     def listening(self) -> bool:
-        return self._inbox.listening
+        return self.inbox.listening
 
     @property
     def editor(self) -> Editor | None:
         """Changes values, on connections like that of the wire; made when it is first used."""
-        new_session = getattr(self._wire, "session", None)
+        new_session = getattr(self.wire, "session", None)
         if self._editor is None and new_session is not None:
             from holdfast.stores.redis.editing import Editor
 
@@ -133,10 +133,10 @@ class RedisStore:
         return self._editor
 
     def mailbox(self, holder: str) -> Mailbox:
-        return self._inbox.mailbox(holder)
+        return self.inbox.mailbox(holder)
 
     async def _run(self, script: Script, request: bytes, name: str, until: float, before: Sequence[bytes] = ()) -> Any:
-        reply = await self._wire.ask(request, until, before)
+        reply = await self.wire.ask(request, until, before)
         if type(reply) is ReplyError:
             return await self._mend(reply, script, request, name, until, before)
         return reply
@@ -153,16 +153,16 @@ class RedisStore:
         """The answer after all, if it was only the script that the server did not have; else its meaning."""
         again: Any = reply
         if code_of(str(reply)) == "NOSCRIPT":
-            again = await self._wire.ask(script.in_full(request), until, before)
+            again = await self.wire.ask(script.in_full(request), until, before)
         if type(again) is not ReplyError:
             return again
         if code_of(str(again)) in MOVES_AWAY:
-            self._wire.drop()
+            self.wire.drop()
         raise error_of(str(again), shown(name))
 
     async def acquire(self, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()) -> Answer:
         request = scripts.acquire_request(ask, place)
-        reply = await self._wire.ask(request, until, before)
+        reply = await self.wire.ask(request, until, before)
         if type(reply) is ReplyError:
             reply = await self._mend(reply, scripts.ACQUIRE, request, ask.name, until, before)
         if type(reply) is int:
@@ -180,7 +180,7 @@ class RedisStore:
         request = scripts.renew_request(renewals)
         if self.notices:
             before = (*scripts.TRACK, *before)
-        reply = await self._wire.ask(request, until, before)
+        reply = await self.wire.ask(request, until, before)
         if type(reply) is ReplyError:
             reply = await self._mend(reply, scripts.RENEW, request, name, until, before)
         if not isinstance(reply, list) or len(reply) != len(renewals):
@@ -190,17 +190,17 @@ class RedisStore:
     @property
     def connected(self) -> bool:
         """Whether a request can go out without dialling first, which takes its time."""
-        return self._wire.connected
+        return self.wire.connected
 
     @property
     def notices(self) -> bool:
-        return self._wire.pushes
+        return self.wire.pushes
 
     def on_change(self, tell: Callable[[str | None], None]) -> None:
         self._tell = tell
 
     def listen(self) -> None:
-        self._wire.listen()
+        self.wire.listen()
 
     def _told(self, push: Any) -> None:
         """The server says which keys changed that we read under tracking; none named means all of them."""
@@ -211,7 +211,7 @@ class RedisStore:
 
     async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
         request = scripts.release_request(name, holder)
-        reply = await self._wire.ask(request, until, before)
+        reply = await self.wire.ask(request, until, before)
         if type(reply) is ReplyError:
             reply = await self._mend(reply, scripts.RELEASE, request, name, until, before)
         return bool(reply == 1)
@@ -236,7 +236,7 @@ class RedisStore:
             raise _nonsense(name, reply) from None
 
     async def facts(self, until: float) -> Facts:
-        replies = [await self._wire.ask(request, until) for request in facts.REQUESTS]
+        replies = [await self.wire.ask(request, until) for request in facts.REQUESTS]
         return facts.facts_in(replies, time.time())._replace(topology=self._topology)
 
     async def survey(self, pattern: str, cursor: str, until: float) -> Page:
@@ -245,7 +245,7 @@ class RedisStore:
 
     async def scan(self, pattern: str, cursor: str, until: float) -> tuple[list[str], str]:
         """Some of the names that fit, and where to go on ('' at the end)."""
-        reply = await self._wire.ask(scripts.scan_request(cursor or "0", SCAN_COUNT), until)
+        reply = await self.wire.ask(scripts.scan_request(cursor or "0", SCAN_COUNT), until)
         if type(reply) is ReplyError:
             raise error_of(str(reply), shown(pattern))
         try:
@@ -274,24 +274,24 @@ class RedisStore:
 
     def hang_up(self) -> None:
         """Close the connections; the next request dials anew."""
-        self._inbox.drop()
-        self._wire.drop()
+        self.inbox.drop()
+        self.wire.drop()
 
     async def end_waits(self) -> None:
         """Who waits is told that this is being closed, and gives back its place over the wire."""
-        await self._inbox.close()
+        await self.inbox.close()
 
     async def close(self) -> None:
         await self.end_waits()
-        await self._wire.close()
+        await self.wire.close()
         if self._editor is not None:
             self._editor.close()
 
     def forget(self, *, forked: bool) -> None:
         if self._editor is not None:
             self._editor.forget(forked=forked)
-        self._inbox.forget(forked=forked)
-        self._wire.forget(forked=forked)
+        self.inbox.forget(forked=forked)
+        self.wire.forget(forked=forked)
 
 
 def _nonsense(name: str, reply: object) -> StoreError:

@@ -195,7 +195,7 @@ class TransactionStore(RedisStore):
 
     def _meaning(self, reply: ReplyError, name: str) -> StoreError:
         if code_of(str(reply)) in MOVES_AWAY:
-            self._wire.drop()
+            self.wire.drop()
         return error_of(str(reply), shown(name))
 
 
