@@ -46,8 +46,9 @@ class Alarms:
         """Give `future` the result False at `until`, in `left` seconds, unless it has one by then."""
         heap = self._heap
         heappush(heap, (until, next(self._numbers), future))
-        if until < self._rings_at:
-            self._ring_at(until, left)
+        overdue = self._rings_at + left < until  # the machine was suspended, and the loop's own clock stood still
+        if until < self._rings_at or overdue:
+            self._ring_at(min(until, self._rings_at), 0.0 if overdue else left)
         if len(heap) > self._tidy_at:
             heap[:] = [alarm for alarm in heap if not alarm[2].done()]
             heapify(heap)
@@ -158,7 +159,7 @@ class AsyncioRuntime:
         return TaskWaker(self._alarms)
 
     def caller(self) -> Hashable:
-        return asyncio.current_task(self._loop)  # to look for the loop is a system call
+        return asyncio.current_task()
 
     def stage(self, caller: Hashable) -> Stage:
         if not isinstance(caller, asyncio.Task) or caller.done():

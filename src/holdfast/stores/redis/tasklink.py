@@ -63,8 +63,10 @@ class TaskLink(asyncio.Protocol):
         future: asyncio.Future[Any] = self._loop.create_future()
         self._pending.append((future, now, until))
         self._transport.write(request)
-        if until < self._looks_at:
-            self._look_at(until, now)
+        if (
+            until < self._looks_at or self._looks_at < now
+        ):  # late: the loop's own clock stands still in a suspended machine
+            self._look_at(min(until, self._looks_at), now)
         return future
 
     def _look_at(self, moment: float, now: float) -> None:
@@ -75,18 +77,20 @@ class TaskLink(asyncio.Protocol):
 
     def _look(self) -> None:
         """Tell those whose time is up, and see when to look again."""
-        now, next_look = self._runtime.now(), math.inf
+        now, next_look, overdue = self._runtime.now(), math.inf, False
         for future, _, until in tuple(self._pending):
             if future is None or future.done():
                 continue
             if until <= now:
                 future.set_exception(_no_answer("The server did not answer in time"))
+                overdue = True
             elif until < next_look:
                 next_look = until
         self._timer, self._looks_at = None, math.inf
         if next_look < math.inf:
             self._look_at(next_look, now)
-        self._give_up_if_stale(now)
+        if overdue:
+            self._give_up_if_stale(now)
 
     def post(self, requests: Sequence[bytes]) -> list[asyncio.Future[Any]]:
         """Send them all; a future for the reply to each."""

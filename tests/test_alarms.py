@@ -1,0 +1,89 @@
+"""One timer of the event loop ends all waits: in order, on time, without piling up."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from holdfast.runtime.asyncio import Alarms, TaskWaker
+from holdfast.testing.agenda import Clock
+from holdfast.testing.looping import VirtualLoop
+
+
+class Time:
+    """The clock that waits are measured by; the event loop's own stands still while the machine is `suspended`."""
+
+    def __init__(self) -> None:
+        self.loops = Clock()
+        self.suspended = 0.0
+
+    def __call__(self) -> float:
+        return self.loops.now() + self.suspended
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+def play(time: Time, work: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(time.loops)) as runner:
+        runner.run(work)
+
+
+def test_each_wait_ends_at_its_own_time(time: Time) -> None:
+    async def work() -> None:
+        alarms = Alarms(asyncio.get_running_loop(), time)
+        began = time()
+        ends: dict[float, float] = {}
+
+        async def wait(seconds: float) -> None:
+            assert await TaskWaker(alarms).wait(began + seconds) is False
+            ends[seconds] = time() - began
+
+        await asyncio.gather(*(wait(seconds) for seconds in (3.0, 1.0, 2.0, 1.0, 0.5)))
+        assert list(ends) == [0.5, 1.0, 2.0, 3.0]
+        assert all(ends[seconds] == pytest.approx(seconds, abs=0.01) for seconds in ends)
+
+    play(time, work())
+
+
+def test_who_is_woken_leaves_no_timer_and_no_entry_behind(time: Time) -> None:
+    async def work() -> None:
+        alarms = Alarms(asyncio.get_running_loop(), time)
+        for _ in range(5000):
+            waker = TaskWaker(alarms)
+            asyncio.get_running_loop().call_soon(waker.wake)
+            assert await waker.wait(time() + 3600.0) is True
+        assert len(alarms._heap) <= Alarms.FEW + 1
+
+    play(time, work())
+
+
+def test_a_wait_that_is_cancelled_takes_nothing_from_the_others(time: Time) -> None:
+    async def work() -> None:
+        alarms = Alarms(asyncio.get_running_loop(), time)
+        began = time()
+        first = asyncio.ensure_future(TaskWaker(alarms).wait(began + 1.0))
+        second = asyncio.ensure_future(TaskWaker(alarms).wait(began + 2.0))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        assert await second is False
+        assert time() - began == pytest.approx(2.0, abs=0.01)
+
+    play(time, work())
+
+
+def test_after_a_suspended_machine_a_new_wait_is_not_late(time: Time) -> None:
+    async def work() -> None:
+        alarms = Alarms(asyncio.get_running_loop(), time)
+        long = asyncio.ensure_future(TaskWaker(alarms).wait(time() + 10.0))
+        await asyncio.sleep(1.0)
+        time.suspended += 3600.0
+        woke = time()
+        assert await TaskWaker(alarms).wait(woke + 1.0) is False
+        assert time() - woke == pytest.approx(1.0, abs=0.01)
+        assert long.done()
+
+    play(time, work())
