@@ -39,7 +39,7 @@ soak: $(VENV)/.dev ## Run what takes ten thousand rounds: releases that race ren
 
 explore: $(VENV)/.dev ## Search every interleaving of the models, and write the gallery of broken locks
 	$(BIN)/python -m holdfast.testing.explore --jobs $(JOBS)
-	HOLDFAST_SWITCHES=2 $(BIN)/python -m pytest -q --timeout 1800 tests/shells
+	HOLDFAST_SWITCHES=2 $(BIN)/python -m pytest -q --timeout 1800 -n $(JOBS) tests/shells
 	$(BIN)/python -m tests.explore.gallery
 
 simulate: $(VENV)/.dev ## Simulate many clients under faults: make simulate SEEDS=10000

@@ -173,14 +173,17 @@ class BaseLease:
 
     def _leave_home(self) -> None:
         """The lock object that handed this lease out need not remember it any more."""
-        if self._home is None:
+        home, self._home = self._home, None
+        if home is None:
             return
-        (table, caller), self._home = self._home, None
+        table, caller = home
         leases = table.get(caller, [])
-        if self in leases:
+        try:
             leases.remove(self)
-            if not leases:
-                table.pop(caller, None)
+        except ValueError:
+            return  # another thread gives the same lease back
+        if not leases:
+            table.pop(caller, None)
 
     async def _release(self) -> bool:
         """Give the lease back; False when it had gone already. May be called again after an error."""
@@ -211,13 +214,14 @@ class BaseLease:
         now = self._client.runtime.now()
         if now < self._keep_until or not tenancy.pass_on(self._holding, now):
             return False
-        self._holding.settled = True
         self._client.keeper.unwatch(self._holding)
         return True
 
     async def _return_to_store(self, *, again: bool) -> bool:
         holding, client = self._holding, self._client
         ours = holding.give_back() or again
+        if holding.settled and not ours:
+            return False  # another thread gave it back meanwhile, perhaps to one who holds it now under the same id
         try:
             released = await core.release(
                 client.store,
@@ -271,8 +275,8 @@ class BaseLease:
         has the string can take the lock, so keep it as you would a password.
         """
         self.ensure_held()
-        self._holding.give_back()
-        self._holding.settled = True
+        if not self._holding.give_back(to_another=True):
+            self.ensure_held()  # another thread gave it back meanwhile: say so
         self._client.keeper.unwatch(self._holding)
         self._leave_home()
         self._end_tenancy()

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast import ConfigurationError, LeaseLost
 from holdfast.core import passing
+from holdfast.runtime.runner import run
 from tests.contract.driver import BOUND, Contender, Driver, Gate, TaskContender, done, held, scenario
 from tests.contract.stores import only
 
@@ -118,6 +119,27 @@ async def test_who_gave_a_lease_away_can_do_nothing_with_it(d: Driver) -> None:
     lease.ensure_held()
     assert (await done(d.lock().inspect())).holder == lease.holder
     assert await done(second.leave()) is lease
+
+
+@scenario
+async def test_what_two_give_back_at_once_is_passed_on_and_stays_the_next_ones(
+    d: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await household(d, {}, {})
+    lease, shipped = await first.has_it(d), passing.Room.pass_on
+
+    def overtaken(*call: Any) -> bool:
+        """Another thread gives the same lease back, to its end, when this one has just found it alive."""
+        monkeypatch.setattr(passing.Room, "pass_on", shipped)
+        assert run(lease._release()) is True
+        return shipped(*call)
+
+    monkeypatch.setattr(passing.Room, "pass_on", overtaken)
+    assert await done(lease.release()) is False
+    passed = await second.has_it(d)
+    assert (await done(d.lock().inspect())).holder == passed.holder
+    await second.leave()
+    await first.leave()
 
 
 @scenario

@@ -28,7 +28,7 @@ from holdfast.values import Ask, Granted, Push
 from tests.explore.mutation import python
 from tests.shells.turns import Choice, TurnLock, TurnRuntime, Turns, every_schedule
 
-pytestmark = pytest.mark.timeout(600)  # a busy machine may take its time
+pytestmark = pytest.mark.timeout(1800)  # a busy machine may take its time
 WIRE_FILES = (link.__file__,)
 KEEPER_FILES = (keep.__file__,)
 SWITCHES = int(os.environ.get("HOLDFAST_SWITCHES", "1"))

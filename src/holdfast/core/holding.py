@@ -100,9 +100,9 @@ class Holding:
         with self._mutex:
             if state not in MOVES[self.state]:
                 return False
+            self.settled = self.settled or settled  # before anybody sees the state or is told of it
             self.state = state
             self.reason = reason
-            self.settled = self.settled or settled  # before anybody is told, who may ask
             tell = self.on_change
             if state is State.LOST:
                 self.on_change = None  # the last change: let go of the lease, so that nothing is left to collect
@@ -166,11 +166,14 @@ class Holding:
         """The store says that the grant is not ours."""
         self._move(State.LOST, reason, settled=True)
 
-    def give_back(self) -> bool:
-        """The holder is done with it; True when it was alive until now. Its doing, so nobody is told."""
+    def give_back(self, *, to_another: bool = False) -> bool:
+        """The holder is done with it; True when it was alive until now. Its doing, so nobody is told. `to_another`: who
+        has it from now on has it under the same holder id, so this side is never to ask the store to free it."""
         with self._mutex:
             if self.state not in ALIVE:
                 return False
+            if to_another:
+                self.settled = True  # before anybody sees the state
             self.state = State.RELEASED
             self.on_change = None  # let go of the lease, so that nothing is left to collect
             return True

@@ -303,7 +303,7 @@ class Room:
     def _well(self, tenancy: Tenancy, holding: Holding, now: float) -> bool:
         if holding.ttl != tenancy.ask.ttl or holding.check(now) is not State.HELD:
             return False
-        return holding.give_back()
+        return holding.give_back(to_another=True)
 
     def close(self) -> Ask | None:
         """Send away who waits; the tenancy that was on its way to one of them and so is to be given back."""

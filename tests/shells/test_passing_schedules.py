@@ -1,0 +1,179 @@
+"""Passing a lock on among threads, under every schedule with a switch at any line of it.
+
+Rules checked: one holds at a time, and fences rise; no wake-up is lost, so nobody waits for its patience to end; what
+is not passed on goes back to the store, and nothing is left in the room.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast import leases
+from holdfast.connection import Locks
+from holdfast.core import passing
+from holdfast.core.holding import State
+from holdfast.errors import LockError
+from holdfast.runtime.runner import run
+from holdfast.stores.memory import Hub, MemoryStore
+from holdfast.values import Ask, Owner
+from tests.explore.mutation import python
+from tests.shells.test_thread_schedules import SWITCHES, Patch, Place, patched, search
+
+__all__ = ["patched"]
+
+pytestmark = pytest.mark.timeout(1800)  # a busy machine may take its time
+FILES = (passing.__file__,)
+AT_ONCE = (0.0, True)
+"""Nobody sleeps, so no time goes by."""
+LIMIT, HELD_FOR = 0.02, 0.05
+"""Seconds; less than anybody's patience in a seat."""
+
+
+class Household:
+    """One connection, and what its threads see of one lock."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._hub = Hub()
+        store = MemoryStore(self._hub, place.runtime)
+        self.locks = Locks(store, place.runtime, owner=Owner("home", 1), store_timeout=10.0, address="memory://")
+        self.room = self.locks.passing.room("door")
+        self.fences: list[int] = []
+        self._inside = 0
+
+    def held_elsewhere(self) -> None:
+        """Another connection takes the lock before all of them."""
+        other = MemoryStore(self._hub, self.place.runtime)
+        run(other.acquire(Ask("door", "other", 3.0, ""), None, 0.0))
+
+        def give_back() -> bool:
+            self.place.turns.wait(lambda: False, 100.0 + HELD_FOR)
+            return run(other.release("door", "other", 0.0))
+
+        self.place.thread("other", give_back)
+
+    def use(self, timeout: float | None = None, ttl: float = 3.0) -> bool:
+        """Hold the lock once, if it can be had; whether all was well."""
+        lease = self.locks.lock("door", ttl=ttl, renew=False).acquire(timeout=timeout)
+        if lease is None:
+            return timeout is not None
+        self._inside += 1
+        well = self._inside == 1 and all(fence < lease.fence for fence in self.fences)
+        self.fences.append(lease.fence)
+        self.place.turns.point()
+        well = well and self._inside == 1
+        self._inside -= 1
+        return lease.release() and well and lease.state is State.RELEASED
+
+    def left(self) -> bool:
+        """Whether nothing is left of all this."""
+        room = self.room
+        info = run(MemoryStore(self._hub, self.place.runtime).inspect("door", 0.0))
+        return not (room._seats or room._leaders or room._tenancy or room.askers or info.locked or info.waiting)
+
+
+def together(*members: Callable[[Household], Any]) -> Callable[[Place], None]:
+    """One thread for each; the last of them to end looks at what is left."""
+
+    def prepare(place: Place) -> None:
+        home = Household(place)
+        if limited in members:
+            home.held_elsewhere()
+        ended: list[bool] = []
+
+        def live(member: Callable[[Household], Any]) -> bool:
+            well = member(home)
+            ended.append(well)
+            return well and (len(ended) < len(members) or home.left())
+
+        for number, member in enumerate(members):
+            place.thread(f"member {number}", lambda member=member: live(member))  # type: ignore[misc]
+
+    return prepare
+
+
+def once(home: Household) -> bool:
+    return home.use()
+
+
+def twice(home: Household) -> bool:
+    return home.use() and home.use()
+
+
+def longer(home: Household) -> bool:
+    """With another ttl, so that it can't be passed what the others have."""
+    return home.use(ttl=5.0)
+
+
+def limited(home: Household) -> bool:
+    return home.use(timeout=LIMIT)
+
+
+def given_back_by_two(home: Household) -> bool:
+    """Two threads give back the same lease: one of them does."""
+    lease = home.locks.lock("door", ttl=3.0, renew=False).acquire()
+    assert lease is not None
+    home.place.thread("helper", lambda: lease.release() in (True, False))
+    return lease.release() in (True, False)
+
+
+def closing(home: Household) -> bool:
+    home.locks.close()
+    return True
+
+
+def while_it_is_open(home: Household) -> bool:
+    """Who comes too late, or waits as the connection is closed, is told so; what is held then is given back by that."""
+    try:
+        return home.use() or home.locks._closed
+    except LockError:
+        return home.locks._closed
+
+
+TOGETHER: dict[str, tuple[Callable[[Household], Any], ...]] = {
+    "two, twice each": (twice, twice),
+    "three": (once, once, once),
+    "one lease is given back by two": (once, given_back_by_two),
+    "one of three has another ttl": (once, once, longer),
+    "one of three has a limit": (limited, once, once),
+    "it is closed meanwhile": (while_it_is_open, while_it_is_open, closing),
+}
+LATER = (HELD_FOR, True)
+ENDS = {
+    "one lease is given back by two": {"member 0": AT_ONCE, "member 1": AT_ONCE, "helper": AT_ONCE},
+    "one of three has a limit": {"member 0": (LIMIT, True), "member 1": LATER, "member 2": LATER, "other": LATER},
+}
+
+
+def ends(name: str) -> dict[str, Any]:
+    return ENDS.get(name) or {f"member {number}": AT_ONCE for number, _ in enumerate(TOGETHER[name])}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_passing_on_under_every_schedule(name: str, patched: Patch) -> None:
+    switches = SWITCHES - 1 if limited in TOGETHER[name] else SWITCHES  # a wait gives many choices by itself
+    files = (leases.__file__,) if given_back_by_two in TOGETHER[name] else FILES
+    assert search(together(*TOGETHER[name]), ends(name), patched, files, switches) > 50
+
+
+WRONG = {
+    "who leads and gives up wakes nobody": ("gave_up", "if head is not None:", "if False:", "one of three has a limit"),
+    "a tenancy that ends wakes nobody": ("vacate", "if head is not None:", "if False:", "one of three has another ttl"),
+    "the lock is passed on without a call": ("pass_on", "seat.waker.wake()", "pass", "two, twice each"),
+    "what is passed on stays alive": (
+        "_well",
+        "return holding.give_back(to_another=True)",
+        "return True",
+        "two, twice each",
+    ),
+    "who is passed it stays in its seat": ("pass_on", "seats.popleft()", "seats[0]", "three"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_planted_error_is_found(name: str, patched: Patch) -> None:
+    *change, scene = WRONG[name]
+    watched = (f"<mutant of {change[0]}>", *FILES)
+    with python(passing.Room, *change), pytest.raises(AssertionError, match="schedule"):
+        search(together(*TOGETHER[scene]), ends(scene), patched, watched, 1)
