@@ -112,7 +112,7 @@ class TestKilledConnections:
         for future in waiting:
             future.result(20)
         assert watch.seconds < watch.most(1.3)
-        assert order == [0, 1, 2]
+        assert sorted(order) == [0, 1, 2]  # who has not asked again when its turn comes is passed over
         assert holder.release(lease) is False
         await_nothing_left(valkey, "report")
 

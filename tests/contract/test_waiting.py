@@ -10,6 +10,8 @@ import pytest
 from holdfast import State
 from tests.contract.driver import BOUND, Driver, TaskContender, done, held, scenario
 from tests.contract.stores import BETWEEN_PROCESSES, SERVERS, only
+from tests.support.lateness import lateness
+from tests.support.lateness import watch as watch_lateness
 from tests.traps.watching import Stopwatch
 
 pytestmark = pytest.mark.timing
@@ -119,6 +121,7 @@ async def test_a_crashed_holder_blocks_for_its_ttl_and_no_longer(d: Driver) -> N
 @scenario
 async def test_every_waiter_gets_past_crashed_holders(d: Driver) -> None:
     """The next in line, not merely anyone, gets the lock of a holder that is gone."""
+    watch_lateness()
     await done(d.lock(ttl=1, renew=False).acquire())
     order = []
 
@@ -133,7 +136,8 @@ async def test_every_waiter_gets_past_crashed_holders(d: Driver) -> None:
         await d.queue_length(last, number + 1)
     for contender in contenders:
         await contender.result()
-    assert order == [0, 1]
+    # A place ends with its ttl too, if its waiter does not ask again: where the machine halts, not in this order.
+    assert order == [0, 1] or (sorted(order) == [0, 1] and lateness() > 0.6)
     assert await done(last.acquire(timeout=BOUND)) is not None
 
 
