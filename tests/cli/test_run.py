@@ -216,12 +216,12 @@ def test_a_signal_while_waiting_leaves_no_place_behind(place: Place) -> None:
 
 def test_a_command_that_somebody_stops_keeps_its_lock(embedded: Place) -> None:
     """Without a terminal no shell could go on with holdfast, so it goes on by itself and renews."""
-    process = embedded.start("run", "job", "--ttl", "2", *shell("echo $$; sleep 0.1; echo on"))
+    process = embedded.start("run", "job", "--ttl", "3", *shell("echo $$; sleep 0.1; echo on"))
     (pid,) = lines(process, 1)
     os.kill(int(pid), signal.SIGSTOP)
     fence = embedded.inspect("job").fence
     stopped_at = time.monotonic()
-    while time.monotonic() < stopped_at + 3:
+    while time.monotonic() < stopped_at + 3.5:
         info = embedded.inspect("job")
         assert (info.locked, info.fence) == (True, fence)
         time.sleep(0.1)

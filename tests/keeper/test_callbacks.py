@@ -32,7 +32,7 @@ def client(colour: Colour, place: str) -> Client:
 class TestHowOften:
     def test_once_per_change(self, client: Client, listener: Listener) -> None:
         outage = Outage(client.locks)
-        lease = client.acquire("report", ttl=1.2, **listener.options)
+        lease = client.acquire("report", ttl=1.8, **listener.options)
         for spell in (1, 2, 3):
             outage.on = True
             listener.wait_for("risk", spell)
@@ -184,8 +184,8 @@ class TestWhateverTheyDo:
         def fail(_: Any) -> None:
             raise ZeroDivisionError("the callback's own")
 
-        bad = client.acquire("bad", ttl=1, **{**listener.options, what: fail})
-        good = client.acquire("good", ttl=1, **listener.options)
+        bad = client.acquire("bad", ttl=1.8, **{**listener.options, what: fail})
+        good = client.acquire("good", ttl=1.8, **listener.options)
         outage.on = True
         listener.wait_for("lost", 2 if what == "on_risk" else 1)
         assert listener.words(good) == ["risk", "lost"]
@@ -260,7 +260,7 @@ class TestWhateverTheyDo:
 
     def test_risk_is_told_before_loss(self, client: Client, listener: Listener) -> None:
         outage = Outage(client.locks)
-        leases = [client.acquire(f"report {number}", ttl=1, **listener.options) for number in range(30)]
+        leases = [client.acquire(f"report {number}", ttl=1.8, **listener.options) for number in range(30)]
         outage.on = True
         listener.wait_for("lost", 30)
         assert {tuple(listener.words(lease)) for lease in leases} == {("risk", "lost")}

@@ -449,13 +449,13 @@ async def test_the_new_lock_queues_with_holdfast_in_order(k: Kit) -> None:
 async def test_without_a_timeout_the_lock_is_renewed_and_ends_after_a_crash(
     k: Kit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("holdfast.compat.redis_py.rules.UNLIMITED", 0.4)
+    monkeypatch.setattr("holdfast.compat.redis_py.rules.UNLIMITED", 2.4)
     client = k.client()
     for options in ({}, {"token": "mine"}):
         lock = lock_of(k, "ours", client)
         assert await take(lock, **options)
-        assert 0 < k.server.raw("PTTL", "foo") <= 400
-        await k.sleep(0.9)
+        assert 0 < k.server.raw("PTTL", "foo") <= 2400
+        await k.sleep(2.6)
         assert await done(lock.owned()), "renewed past its ttl"
         k.server.raw("DEL", "foo")
         await k.until(lambda: "was lost" in caplog.text, "the loss to be logged")

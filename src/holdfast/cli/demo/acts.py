@@ -34,7 +34,9 @@ class Pace(NamedTuple):
 
 
 FULL = Pace(times=100, times_3=50, pause=0.004, ttl=1.5, linger=0.5, reading=0.8)
-QUICK = Pace(times=25, times_3=12, pause=0.004, ttl=0.6, linger=0.1, reading=0.0)
+QUICK = Pace(times=25, times_3=12, pause=0.004, ttl=1.5, linger=0.1, reading=0.0)
+LONG_TTL = 30.0
+"""Where nobody is killed, a machine that stands still for a while should cost nobody the lock."""
 
 
 class Act(NamedTuple):
@@ -49,7 +51,7 @@ class Act(NamedTuple):
 def acts(pace: Pace) -> list[Act]:
     """The programme."""
     free = Order(pace.times, pace.pause)
-    locked = Order(pace.times, pace.pause, pace.ttl)
+    locked = Order(pace.times, pace.pause, LONG_TTL)
     short = Order(pace.times_3, pace.pause, pace.ttl)
     crash = [short._replace(stall_at=pace.times_3 // 3) if index == VICTIM else short for index in range(SIZE)]
     return [

@@ -16,7 +16,7 @@ with locks.lock("counter", ttl=30) as lease:    # renewed while you work
 
 UNEVEN = 0.1
 """Part of its turns by which a worker may be behind the first one before turns are not called fair."""
-LATE = 0.5
+LATE = 1.5
 """Seconds after the ttl from which on a dead holder's lock came late; a busy machine needs some."""
 
 
