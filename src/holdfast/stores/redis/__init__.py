@@ -1,4 +1,4 @@
-"""The Redis and Valkey store. Start with `scripts/_shared.lua` (what lies in the server) and `store.py`.
+"""The Redis and Valkey store. Start with `scripts/_grant.lua` (what lies in the server) and `store.py`.
 
 The pool, TLS, credentials and Sentinel stay redis-py's: its connection classes dial and shake hands (`clients.py`).
 After that holdfast speaks over the socket itself (`threads.py`, `asyncio.py`), because a lock needs what a general

@@ -7,6 +7,7 @@ itself, for a server that does not have it (yet, or any more).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha1
@@ -18,15 +19,18 @@ from holdfast.stores.redis.resp import bulks, pack
 from holdfast.values import Ask, Place, Renewal
 
 
+def _read(name: str) -> str:
+    """A script's text, with what it includes in the place of the line that says so."""
+    text = files(__package__).joinpath("scripts", name).read_text("utf-8")
+    return re.sub(r"^-- include (\S+)\n", lambda line: _read(line[1]), text, flags=re.MULTILINE)
+
+
 class Script:
     """One script's text, and its two ways to be called."""
 
-    def __init__(self, name: str, *, grants: bool) -> None:
-        folder = files(__package__).joinpath("scripts")
-        own = folder.joinpath(f"{name}.lua").read_text("utf-8")
-        shared = folder.joinpath("_shared.lua").read_text("utf-8") if grants else ""
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.text = (shared + own).encode()
+        self.text = _read(f"{name}.lua").encode()
         self.digest = sha1(self.text, usedforsecurity=False).hexdigest()
         self._by_digest = bulks(b"EVALSHA", self.digest.encode())
         self._by_text = bulks(b"EVAL", self.text)
@@ -45,14 +49,14 @@ class Script:
         return request.replace(self._by_digest, self._by_text, 1)
 
 
-ACQUIRE = Script("acquire", grants=True)
-RELEASE = Script("release", grants=True)
-RENEW = Script("renew", grants=False)
-ADOPT = Script("adopt", grants=True)
-REASSERT = Script("reassert", grants=True)
-INSPECT = Script("inspect", grants=False)
-SURVEY = Script("survey", grants=False)
-BREAK = Script("break", grants=True)
+ACQUIRE = Script("acquire")
+RELEASE = Script("release")
+RENEW = Script("renew")
+ADOPT = Script("adopt")
+REASSERT = Script("reassert")
+INSPECT = Script("inspect")
+SURVEY = Script("survey")
+BREAK = Script("break")
 
 
 TRACK = (pack(b"CLIENT", b"TRACKING", b"ON", b"OPTIN", b"NOLOOP"), pack(b"CLIENT", b"CACHING", b"YES"))

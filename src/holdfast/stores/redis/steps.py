@@ -1,6 +1,6 @@
 """What a transaction writes, decided from what it read: pure, and the same rules as in the scripts.
 
-Rules kept here, as in `scripts/_shared.lua`: the fence is the server's time, or one more than the last (as many more as
+Rules kept here, as in `scripts/_grant.lua`: the fence is the server's time, or one more than the last (as many more as
 are reserved) if that is not less; a repeat gives the same fence and never shortens; only the holder's own grant is
 prolonged or removed.
 """

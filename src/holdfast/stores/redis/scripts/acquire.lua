@@ -7,21 +7,23 @@
 --       {pttl, ticket, position}    queued; pttl is -1 when the holder has no ttl
 --       {pttl}                      taken, and not asked to queue
 -- Idempotent by holder: a repeat after a lost reply gives the same answer.
+-- A free lock for which nobody waits comes first, before what only the others need is defined.
 
+local call, format = redis.call, string.format
 local lock, meta, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local holder, ttl_ms, owner, inbox, fences = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[7]
-local now, digits = clock()
+-- include _grant.lua
 
 -- A floor that is far ahead of our own clock came from a wrong one: heeding it would spoil the fences to come.
-local function stamp(fences)
-  local floor = ARGV[8] and tonumber(ARGV[8])
-  if floor and floor > now and floor < now + 1000000 then return floor, ARGV[8], fences end
-  return now, digits, fences
-end
+local now, digits = clock()
+local stamp, stamp_digits, floor = now, digits, ARGV[8] and tonumber(ARGV[8])
+if floor and floor > now and floor < now + 1000000 then stamp, stamp_digits = floor, ARGV[8] end
 
 if call('EXISTS', lock, queue) == 0 then
-  return grant(lock, meta, holder, ttl_ms, owner, stamp(fences))
+  return grant(lock, meta, holder, ttl_ms, owner, stamp, stamp_digits, fences)
 end
+
+-- include _queue.lua
 
 -- A ticket from before keeps its place: whoever was passed over while its connection was down is not sent to
 -- the end, though an old request without a ticket, executed late, has joined there meanwhile.
@@ -49,7 +51,7 @@ if not held then
   hand_over(lock, meta, queue, waiters, holder, call('ZPOPMIN', queue)[1], now, digits)
   held = call('GET', lock)
   if not held then
-    return grant(lock, meta, holder, ttl_ms, owner, stamp(fences))
+    return grant(lock, meta, holder, ttl_ms, owner, stamp, stamp_digits, fences)
   end
 end
 if held == holder then
@@ -57,11 +59,11 @@ if held == holder then
   local about = call('GET', meta)
   local fence = fence_in(about)
   -- Our own grant may be raised to whatever a majority was found to have.
-  if ARGV[8] and fence > 0 and fence < tonumber(ARGV[8]) then
+  if floor and fence > 0 and fence < floor then
     call('SET', meta, ARGV[8] .. about:match('^%d+(.*)$'), 'KEEPTTL')
-    return tonumber(ARGV[8])
+    return floor
   end
-  return fence > 0 and fence or grant(lock, meta, holder, ttl_ms, owner, stamp(fences))
+  return fence > 0 and fence or grant(lock, meta, holder, ttl_ms, owner, stamp, stamp_digits, fences)
 end
 if inbox == '' then
   return {call('PTTL', lock)}

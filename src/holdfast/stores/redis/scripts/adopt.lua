@@ -3,6 +3,9 @@
 -- ARGV  1 new holder, 2 ttl_ms, 3 owner, 4 old holder
 -- Gives the fence, or 0 when the lock is neither's. A repeat gives the same fence.
 
+local call, format = redis.call, string.format
+-- include _grant.lua
+
 local held = call('GET', KEYS[1])
 if held == ARGV[1] then
   prolong(KEYS[1], ARGV[2])

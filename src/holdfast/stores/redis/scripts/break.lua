@@ -4,6 +4,10 @@
 -- Gives 1 when the holder had it, 0 when it is free, and the value of the lock when somebody else has it.
 -- Needs no memory: what it writes comes after a removal.
 
+local call, format = redis.call, string.format
+-- include _grant.lua
+-- include _queue.lua
+
 local lock, meta, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local held = call('GET', lock)
 if not held then

@@ -5,6 +5,9 @@
 -- A server that knows of a grant with the same fence knew this one, so the lock was taken away or expired; and one that
 -- knows of a greater fence gave the lock to another. Neither is undone. Later grants continue from the fence.
 
+local call, format = redis.call, string.format
+-- include _grant.lua
+
 local held = call('GET', KEYS[1])
 if held == ARGV[1] then
   prolong(KEYS[1], ARGV[2])
