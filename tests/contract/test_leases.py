@@ -91,6 +91,8 @@ async def test_a_lease_is_kept_alive_for_longer_than_its_ttl(d: Driver) -> None:
         assert info.holder == lease.holder
         left.append(info.ttl_left)
         await d.pause()
+    info = await done(watcher.inspect())
+    assert info.holder == lease.holder
     assert 0 < min(left) <= max(left) <= 2.4
     assert info.held_for > 2.4
     assert await done(lease.release()) is True

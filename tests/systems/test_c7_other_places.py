@@ -74,7 +74,7 @@ async def test_c7_the_contract_is_kept_but_for_named_differences(
     if check not in DIFFERENT[d.store]:
         await run_check(check, lambda: d.connect().store, d.locks.runtime)
         return
-    monkeypatch.setattr(footing, "PATIENCE", 1.0)
+    monkeypatch.setattr(footing, "PATIENCE", 2.0)
     with pytest.raises(ContractBroken):
         await run_check(check, lambda: d.connect().store, d.locks.runtime)
 
