@@ -70,7 +70,8 @@ class Household:
         """Whether nothing is left of all this."""
         room = self.room
         info = run(MemoryStore(self._hub, self.place.runtime).inspect("door", 0.0))
-        return not (room._seats or room._leaders or room._tenancy or room.askers or info.locked or info.waiting)
+        tenancy = None if room.closed else room._tenancy  # a room that is closed may keep what was given back for it
+        return not (room._seats or room._leaders or tenancy or room.askers or info.locked or info.waiting)
 
 
 def together(*members: Callable[[Household], Any]) -> Callable[[Place], None]:
