@@ -262,7 +262,9 @@ class Nodes:
         """Seconds for which a node must not count, because it may have forgotten what it granted."""
         if not self.sits_out or facts.persistence is Persistence.LOG_ALWAYS:
             return 0.0
-        absence = self.sits_out if facts.uptime is None else max(0.0, self.sits_out - facts.uptime)
+        # Servers count whole seconds of the clock on the wall: one that has just started may tell of one already.
+        up_for = 0.0 if facts.uptime is None else max(0.0, facts.uptime - 1.0)
+        absence = max(0.0, self.sits_out - up_for)
         if absence:
             log.warning("A node of the quorum has restarted and does not count for %.0f s.", absence)
         return absence
