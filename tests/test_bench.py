@@ -24,7 +24,7 @@ import holdfast.aio
 from bench import pages, plots
 from bench.__main__ import CLAIMS
 from bench.harness import Report, Spread, Verdict, in_turns, jain, laid_out, percentile, ratio
-from holdfast.core import passing
+from holdfast.core import passing, rooms
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -212,7 +212,7 @@ def test_threads_that_share_a_lock_pass_it_on_without_requests(
     """Eight threads at it all the time: a request now and then instead of two each time, though nothing is certain but
     that most of them are passed on."""
     for name in ("SPAN", "PATIENCE", "LONG_PATIENCE"):
-        monkeypatch.setattr(passing, name, 60.0)
+        monkeypatch.setattr(rooms, name, 60.0)
     monkeypatch.setattr(passing, "EXTRA", 61.0)
     with holdfast.connect(proxy.url) as locks:
         lock = locks.lock("thing")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import passing
+from holdfast.core import passing, rooms
 from holdfast.core.acquire import Grant
 from holdfast.runtime.threads import ThreadRuntime
 from holdfast.stores.redis.scripts import ACQUIRE, acquire_request
@@ -26,13 +26,13 @@ def search(name: str) -> Report:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Whom the lock was passed to."""
     seen: list[Any] = []
-    shipped = passing.Tenancy.next
+    shipped = rooms.Tenancy.next
 
-    def noted(self: passing.Tenancy, seat: passing.Seat, now: float) -> passing.Turn:
+    def noted(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> rooms.Turn:
         seen.append(seat)
         return shipped(self, seat, now)
 
-    monkeypatch.setattr(passing.Tenancy, "next", noted)
+    monkeypatch.setattr(rooms.Tenancy, "next", noted)
     return seen
 
 
@@ -44,13 +44,13 @@ def test_passing_on_keeps_the_rules_in_every_interleaving(name: str, passes: lis
     assert passes
 
 
-def _same_fence(self: passing.Tenancy, seat: passing.Seat, now: float) -> passing.Turn:
+def _same_fence(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> rooms.Turn:
     grant = Grant(self._used, now, now + self.ask.ttl)
-    return passing.Turn(seat.ask._replace(holder=self.ask.holder), grant, self)
+    return rooms.Turn(seat.ask._replace(holder=self.ask.holder), grant, self)
 
 
-def _too_long(shipped: Callable[..., passing.Turn]) -> Callable[..., passing.Turn]:
-    def next_turn(self: passing.Tenancy, seat: passing.Seat, now: float) -> passing.Turn:
+def _too_long(shipped: Callable[..., rooms.Turn]) -> Callable[..., rooms.Turn]:
+    def next_turn(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> rooms.Turn:
         turn = shipped(self, seat, now)
         return turn._replace(grant=turn.grant._replace(valid_until=turn.grant.valid_until + 0.06))
 
@@ -58,18 +58,18 @@ def _too_long(shipped: Callable[..., passing.Turn]) -> Callable[..., passing.Tur
 
 
 def test_a_fence_that_is_given_out_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing.Tenancy, "next", _same_fence)
+    monkeypatch.setattr(rooms.Tenancy, "next", _same_fence)
     assert _rule(search("household: alone")) == "FT"
 
 
 def test_a_lock_that_is_passed_on_and_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing.Room, "_well", lambda *_: True)
+    monkeypatch.setattr(rooms.Room, "_well", lambda *_: True)
     monkeypatch.setattr("holdfast.leases.Tenancy.end", lambda _: None)
     assert _rule(search("household: alone")) is not None
 
 
 def test_a_lease_that_outlasts_its_tenancy_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing.Tenancy, "next", _too_long(passing.Tenancy.next))
+    monkeypatch.setattr(rooms.Tenancy, "next", _too_long(rooms.Tenancy.next))
     monkeypatch.setattr(passing, "EXTRA", 0.0005)
     assert _rule(Explorer(households.overrun()).run(most_seconds=50.0)) is not None
 
@@ -89,7 +89,7 @@ class Grants:
     """Tenancies of one room, one after the other, granted by a store that counts."""
 
     def __init__(self) -> None:
-        self.room = passing.Passing(ThreadRuntime()).room("door")
+        self.room = rooms.Passing(ThreadRuntime()).room("door")
         self.asked: list[int] = []
 
     def one(self, now: float, *, queued: bool, passes: int) -> bool:
@@ -97,7 +97,7 @@ class Grants:
         ask = Ask("door", f"A{len(self.asked)}", TTL, "")
         fences = self.room._lead(ask, now)
         self.asked.append(fences)
-        tenancy = passing.Tenancy(self.room, ask, Grant(1_000_000, now, now + TTL), fences, now)
+        tenancy = rooms.Tenancy(self.room, ask, Grant(1_000_000, now, now + TTL), fences, now)
         self.room.granted(tenancy, queued, now)
         if tenancy.spanned:
             tenancy.passes = passes
@@ -114,14 +114,14 @@ def test_no_fences_are_reserved_in_vain_while_others_wait() -> None:
         *[False] * 3,
     ]
     assert grants.one(0.31, queued=True, passes=500)
-    assert grants.asked == [passing.FEWEST_FENCES, 1000, 1000, *[passing.FEWEST_FENCES] * 2, 1000]
+    assert grants.asked == [rooms.FEWEST_FENCES, 1000, 1000, *[rooms.FEWEST_FENCES] * 2, 1000]
 
 
 def test_a_block_that_was_too_small_does_not_make_the_next_one_smaller() -> None:
     grants = Grants()
     for at, queued in ((0.0, True), (0.2, True), (0.25, True), (0.26, False), (0.261, False)):
         grants.one(at, queued=queued, passes=500)
-    assert grants.asked == [passing.FEWEST_FENCES, 1000, 1000, passing.FEWEST_FENCES, 1000]
+    assert grants.asked == [rooms.FEWEST_FENCES, 1000, 1000, rooms.FEWEST_FENCES, 1000]
 
 
 def _rule(report: Report) -> str | None:

@@ -20,8 +20,8 @@ from holdfast.core.holding import Holding
 from holdfast.core.insist import insist
 from holdfast.core.keep import Keeper
 from holdfast.core.once import Once
-from holdfast.core.passing import Passing
 from holdfast.core.release import BUDGET, give_back
+from holdfast.core.rooms import Passing
 from holdfast.core.survey import Survey
 from holdfast.core.validity import valid_until
 from holdfast.errors import LeaseLost, closed_error

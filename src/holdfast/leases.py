@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from holdfast.core import release as core
 from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.insist import insist
-from holdfast.core.passing import Room, Tenancy
 from holdfast.core.renew import renew
+from holdfast.core.rooms import Room, Tenancy
 from holdfast.errors import LeaseLost, Outcome, StoreUnavailable
 from holdfast.exports import Exported
 from holdfast.losses import AsyncLost, Lost

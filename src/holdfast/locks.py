@@ -20,6 +20,7 @@ from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
 from holdfast.core.holding import ALIVE, Holding, State
 from holdfast.core.insist import insist
+from holdfast.core.rooms import Room, Tenancy
 from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
 from holdfast.guards import check_function
 from holdfast.leases import AsyncLease, BaseLease, Lease
@@ -57,7 +58,7 @@ class BaseLock(Generic[LeaseT]):
         self._options = options(self._client._owner, chosen)
         self._taken: dict[Hashable, list[BaseLease]] = {}
         self._blocks: list[Block] = []
-        self._room: passing.Room | None = None
+        self._room: Room | None = None
 
     @property
     def name(self) -> str:
@@ -96,7 +97,7 @@ class BaseLock(Generic[LeaseT]):
         self._remember(lease, lease._holding.caller)
         return lease
 
-    def _find_room(self) -> passing.Room | None:
+    def _find_room(self) -> Room | None:
         client = self._client
         may_pass = self._options.passing and client.store.reserves
         self._room = client.passing.room(self._name) if may_pass else None
@@ -110,7 +111,7 @@ class BaseLock(Generic[LeaseT]):
                 table.pop(one, None)
         table.setdefault(caller, []).append(lease)
 
-    def _lease(self, ask: Ask, grant: Grant, tenancy: passing.Tenancy | None = None) -> LeaseT:
+    def _lease(self, ask: Ask, grant: Grant, tenancy: Tenancy | None = None) -> LeaseT:
         chosen = self._options
         holding = Holding(self._client.runtime, ask, grant, renewing=chosen.renew, max_hold=chosen.max_hold)
         lease = self._lease_class(self._client, holding, chosen.on_risk, chosen.on_lost)

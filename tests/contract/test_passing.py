@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast import ConfigurationError, LeaseLost
-from holdfast.core import passing
+from holdfast.core import passing, rooms
 from holdfast.runtime.runner import run
 from tests.contract.driver import BOUND, Contender, Driver, Gate, TaskContender, done, held, scenario
 from tests.contract.stores import only
@@ -21,7 +21,7 @@ AS_SHIPPED = ("test_a_busy_process_does_not_starve_another",)
 def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.originalname not in AS_SHIPPED:
         for name in ("SPAN", "PATIENCE", "LONG_PATIENCE"):
-            monkeypatch.setattr(passing, name, PATIENT)
+            monkeypatch.setattr(rooms, name, PATIENT)
         monkeypatch.setattr(passing, "EXTRA", PATIENT * 1.01)
 
 
@@ -54,8 +54,8 @@ class Member:
         return await self._contender.result()
 
 
-def room(d: Driver) -> passing.Room:
-    found: passing.Room = d.locks.passing.room("thing")
+def room(d: Driver) -> rooms.Room:
+    found: rooms.Room = d.locks.passing.room("thing")
     return found
 
 
@@ -126,15 +126,15 @@ async def test_what_two_give_back_at_once_is_passed_on_and_stays_the_next_ones(
     d: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = await household(d, {}, {})
-    lease, shipped = await first.has_it(d), passing.Room.pass_on
+    lease, shipped = await first.has_it(d), rooms.Room.pass_on
 
     def overtaken(*call: Any) -> bool:
         """Another thread gives the same lease back, to its end, when this one has just found it alive."""
-        monkeypatch.setattr(passing.Room, "pass_on", shipped)
+        monkeypatch.setattr(rooms.Room, "pass_on", shipped)
         assert run(lease._release()) is True
         return shipped(*call)
 
-    monkeypatch.setattr(passing.Room, "pass_on", overtaken)
+    monkeypatch.setattr(rooms.Room, "pass_on", overtaken)
     assert await done(lease.release()) is False
     passed = await second.has_it(d)
     assert (await done(d.lock().inspect())).holder == passed.holder
@@ -217,12 +217,12 @@ async def test_a_turn_of_the_last_one_who_was_cancelled_goes_back_to_the_store(d
 @scenario
 async def test_a_turn_that_was_slept_through_is_not_used(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = await household(d, {}, {})
-    shipped = passing.Tenancy.next
+    shipped = rooms.Tenancy.next
 
-    def long_ago(self: passing.Tenancy, seat: passing.Seat, now: float) -> passing.Turn:
+    def long_ago(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> rooms.Turn:
         return shipped(self, seat, now - 9)
 
-    monkeypatch.setattr(passing.Tenancy, "next", long_ago)
+    monkeypatch.setattr(rooms.Tenancy, "next", long_ago)
     old = await first.leave()
     lease = await second.has_it(d)
     assert lease.holder != old.holder

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import leases
 from holdfast.connection import Locks
-from holdfast.core import passing
+from holdfast.core import passing, rooms
 from holdfast.core.holding import State
 from holdfast.errors import LockError
 from holdfast.runtime.runner import run
@@ -23,7 +23,7 @@ from tests.shells.test_thread_schedules import SWITCHES, Patch, Place, patched, 
 __all__ = ["patched"]
 
 pytestmark = pytest.mark.timeout(1800)  # a busy machine may take its time
-FILES = (passing.__file__,)
+FILES = (passing.__file__, rooms.__file__)
 AT_ONCE = (0.0, True)
 """Nobody sleeps, so no time goes by."""
 LIMIT, HELD_FOR = 0.02, 0.05
@@ -176,5 +176,5 @@ WRONG = {
 def test_a_planted_error_is_found(name: str, patched: Patch) -> None:
     *change, scene = WRONG[name]
     watched = (f"<mutant of {change[0]}>", *FILES)
-    with python(passing.Room, *change), pytest.raises(AssertionError, match="schedule"):
+    with python(rooms.Room, *change), pytest.raises(AssertionError, match="schedule"):
         search(together(*TOGETHER[scene]), ends(scene), patched, watched, 1)

@@ -1,0 +1,323 @@
+"""Rooms: who asks, who waits in a seat, and which tenancy is passed on, for one name on one connection.
+
+Here is the shared state of what `passing.py` describes, and the rules that it keeps at every step; a room never asks
+the store. Threads come at the same time, so each change is made under the room's mutex, and wakers are called outside
+it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from holdfast.core.acquire import Grant
+from holdfast.core.holding import ALIVE, Holding, State
+from holdfast.core.validity import valid_until
+from holdfast.errors import closed_error
+from holdfast.ports import Runtime
+from holdfast.values import Ask
+
+SPAN = 0.05
+"""Seconds for which a tenancy is passed on."""
+PATIENCE = 0.1
+LONG_PATIENCE = 1.0
+"""Seconds that one waits in a seat before it asks the store itself: the longer where seats have been served of late."""
+FEWEST_FENCES = 16
+MOST_FENCES = 8_192
+"""A block is about twice what the last tenancy used. A fence is a microsecond of the store's clock: blocks must not run
+ahead of it by more than a store takes to start anew, since one that has forgotten the last fence goes on from there."""
+
+
+class Turn(NamedTuple):
+    """A lease to be: the grant, under the holder id that `ask` has, and the tenancy that it is a part of, if any."""
+
+    ask: Ask
+    grant: Grant
+    tenancy: Tenancy | None
+
+
+class Seat:
+    """One who waits in a room; `turn` is set when it is passed the lock, and None again once it has taken that up."""
+
+    __slots__ = ("ask", "patient_until", "sat_down_at", "turn", "waker")
+
+    def __init__(self, runtime: Runtime, ask: Ask, now: float) -> None:
+        self.ask = ask
+        self.sat_down_at = now
+        self.patient_until = now + PATIENCE
+        self.turn: Turn | None = None
+        self.waker = runtime.waker()
+
+
+class Tenancy:
+    """One grant of the store, for several leases in a row. Invariants: the fences above `used` up to `last` are
+    nobody's yet; at most one lease of it is alive; `seat` is whom it was passed to and who has not noticed yet."""
+
+    __slots__ = (
+        "_acknowledged",
+        "_age",
+        "_granted_at",
+        "_last",
+        "_until",
+        "_used",
+        "ask",
+        "passes",
+        "room",
+        "seat",
+        "span_ends",
+    )
+
+    def __init__(self, room: Room, ask: Ask, grant: Grant, fences: int, now: float) -> None:
+        self.room = room
+        self.ask = ask
+        self.seat: Seat | None = None
+        self._granted_at = now
+        self.span_ends = now + SPAN
+        self.passes = 0
+        self._acknowledged = grant.acknowledged
+        self._age = now - grant.asked_at
+        self._until = grant.valid_until
+        self._last = grant.fence
+        self._used = grant.fence - fences + 1
+
+    def first(self, grant: Grant) -> Turn:
+        """For the one who asked."""
+        until = valid_until(grant.asked_at, self.ask.ttl)
+        return Turn(self.ask, grant._replace(fence=self._used, valid_until=until, last=self._last), self)
+
+    @property
+    def spanned(self) -> bool:
+        """Whether it was ever allowed to be passed on."""
+        return self.span_ends > self._granted_at
+
+    @property
+    def used_up(self) -> bool:
+        """Whether more fences might have been of use."""
+        return self._used == self._last
+
+    def passable(self, now: float) -> bool:
+        return now < self.span_ends and self._used < self._last
+
+    def next(self, seat: Seat, now: float) -> Turn:
+        """For the one in `seat`: as young now as the first was when it was granted."""
+        self._used += 1
+        self.passes += 1
+        asked_at = now - self._age
+        until = min(self._until, valid_until(asked_at, self.ask.ttl))
+        grant = tuple.__new__(Grant, (self._used, asked_at, until, self._acknowledged, False, self._last))
+        name, _, ttl, owner, fences, floor = seat.ask
+        return tuple.__new__(Turn, (Ask(name, self.ask.holder, ttl, owner, fences, floor), grant, self))
+
+    def pass_on(self, holding: Holding, now: float) -> bool:
+        """Give `holding` back to one who waits in the room; False when it has to go back to the store."""
+        return self.room.pass_on(self, holding, now)
+
+    def end(self) -> None:
+        """It is given back, lost or exported: nobody can be passed it any more."""
+        self.room.vacate(self)
+
+
+class Room:
+    """One name on one connection. Invariants: a seat in `_seats` has no turn; nobody sits in a room that is closed;
+    while somebody sits and nobody leads, the first in the seats has been called, or its patience ends.
+
+    `_leaders` are those who ask the store for a tenancy just now, each with whether it asks for few fences because the
+    tenancy is not to be passed on; `askers` are those who ask it for a lease alone, and `latest` is the lease that was
+    last granted here: whoever comes while there is any of them has company."""
+
+    __slots__ = (
+        "__weakref__",
+        "_fences",
+        "_leaders",
+        "_mutex",
+        "_productive",
+        "_seats",
+        "_span_began",
+        "_spares_until",
+        "_tenancy",
+        "askers",
+        "closed",
+        "home",
+        "latest",
+    )
+
+    def __init__(self, home: Passing, runtime: Runtime) -> None:
+        self.home = home
+        self._mutex = runtime.mutex()
+        self._seats: deque[Seat] = deque()
+        self._leaders: dict[str, bool] = {}
+        self._tenancy: Tenancy | None = None
+        self._span_began = -math.inf
+        self._spares_until = -math.inf
+        self._fences = FEWEST_FENCES
+        self._productive = False  # whether the last tenancy was passed on at all
+        self.askers: set[str] = set()
+        self.closed = False
+        self.latest: Holding | None = None
+
+    def enter(self, runtime: Runtime, ask: Ask) -> Seat | int:
+        """A seat to wait in; or how many fences to ask the store for, where more than one means a tenancy."""
+        if not (self.askers or self._leaders or self._tenancy or self._productive):
+            latest = self.latest
+            if latest is None or latest.state not in ALIVE:
+                return 1  # alone, as nearly always
+        now = runtime.now()
+        with self._mutex:
+            if self.closed:
+                raise closed_error()
+            if not self._seats and not self._leads(now):
+                return self._lead(ask, now)
+            seat = Seat(runtime, ask, now)
+            if self._serves:
+                seat.patient_until = now + LONG_PATIENCE
+            self._seats.append(seat)
+            return seat
+
+    @property
+    def _serves(self) -> bool:
+        """Whether seats have been served of late."""
+        return self._productive or (self._tenancy is not None and self._tenancy.passes > 0)
+
+    def _leads(self, now: float) -> bool:
+        """Whether somebody may yet pass the lock on."""
+        return bool(self._leaders) or (self._tenancy is not None and self._tenancy.passable(now))
+
+    def _lead(self, ask: Ask, now: float) -> int:
+        spares = now < self._spares_until
+        fences = FEWEST_FENCES if self._leaders or spares else self._fences
+        self._leaders[ask.holder] = spares
+        return fences
+
+    def look(self, seat: Seat, now: float) -> Turn | int | None:
+        """What became of a seat whose waker called or whose time is up: a turn; how many fences to ask for; or None
+        to wait on."""
+        with self._mutex:
+            if self.closed:
+                raise closed_error()
+            if seat.turn is not None:
+                return self._taken(seat)
+            if self._serves:
+                seat.patient_until = seat.sat_down_at + LONG_PATIENCE
+            if now < seat.patient_until and self._leads(now):
+                return None
+            self._seats.remove(seat)
+            return self._lead(seat.ask, now)
+
+    def _taken(self, seat: Seat) -> Turn | None:
+        turn, seat.turn = seat.turn, None
+        if turn is not None and turn.tenancy is not None:
+            turn.tenancy.seat = None
+        return turn
+
+    def leave(self, seat: Seat) -> Turn | None:
+        """Get up; the turn that came all the same, if one did."""
+        with self._mutex:
+            if seat in self._seats:
+                self._seats.remove(seat)
+            turn = self._taken(seat)
+            head = self._first_to_ask()  # it may have been us who were called
+        if head is not None:
+            head.waker.wake()
+        return turn
+
+    def _first_to_ask(self) -> Seat | None:
+        """Who is to be called when nobody is left who could pass the lock on."""
+        return self._seats[0] if self._seats and not self._leaders and self._tenancy is None else None
+
+    def granted(self, tenancy: Tenancy, queued: bool, now: float) -> None:
+        """One who led has a tenancy. Having waited for it, others may wait behind it: then not every one of ours is
+        passed on, but only the first within two spans; and until those are over, few fences are asked for."""
+        with self._mutex:
+            spares = self._leaders.pop(tenancy.ask.holder, False)
+            self._tenancy = tenancy
+            if queued and (spares or now - self._span_began < 2 * SPAN):
+                tenancy.span_ends = now
+                self._spares_until = self._span_began + 2 * SPAN
+            else:
+                self._spares_until = -math.inf
+                self._span_began = self._span_began if spares else now
+
+    def gave_up(self, holder: str) -> None:
+        """One who led has no tenancy after all."""
+        with self._mutex:
+            self._leaders.pop(holder, None)
+            head = self._first_to_ask()
+        if head is not None:
+            head.waker.wake()
+
+    def vacate(self, tenancy: Tenancy) -> None:
+        """`tenancy` has ended: if nobody else leads, the first in the seats is to ask the store."""
+        with self._mutex:
+            if self._tenancy is not tenancy:
+                return
+            self._tenancy = None
+            if tenancy.spanned:
+                self._productive = tenancy.passes > 0
+                known = self._fences if tenancy.used_up else FEWEST_FENCES
+                self._fences = min(MOST_FENCES, max(known, 2 * tenancy.passes))
+            head = self._first_to_ask()
+        if head is not None:
+            head.waker.wake()
+
+    def pass_on(self, tenancy: Tenancy, holding: Holding | None, now: float) -> bool:
+        """Hand `tenancy` to the first in the seats; with `holding`, only if that is alive and well until now."""
+        seats = self._seats
+        if not seats:
+            return False
+        with self._mutex:
+            if not seats or self.closed or not tenancy.passable(now) or seats[0].ask.ttl != tenancy.ask.ttl:
+                return False
+            if holding is not None and not self._well(tenancy, holding, now):
+                return False
+            seat = seats.popleft()
+            seat.turn = tenancy.next(seat, now)
+            tenancy.seat = seat
+        seat.waker.wake()
+        return True
+
+    def _well(self, tenancy: Tenancy, holding: Holding, now: float) -> bool:
+        if holding.ttl != tenancy.ask.ttl or holding.check(now) is not State.HELD:
+            return False
+        return holding.give_back(to_another=True)
+
+    def close(self) -> Ask | None:
+        """Send away who waits; the tenancy that was on its way to one of them and so is to be given back."""
+        with self._mutex:
+            self.closed = True
+            waiting = list(self._seats)
+            self._seats.clear()
+            tenancy, revoked = self._tenancy, None
+            if tenancy is not None and tenancy.seat is not None:
+                waiting.append(tenancy.seat)
+                self._taken(tenancy.seat)
+                revoked = tenancy.ask
+        for seat in waiting:
+            seat.waker.wake()
+        return revoked
+
+
+class Passing:
+    """The rooms of one connection; a room lives as long as someone has a lock or a lease of it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._rooms: WeakValueDictionary[str, Room] = WeakValueDictionary()
+        self._closed = False
+
+    def room(self, name: str) -> Room:
+        with self._mutex:
+            room = self._rooms.get(name)
+            if room is None:
+                self._rooms[name] = room = Room(self, self._runtime)
+                room.closed = self._closed
+            return room
+
+    def close(self) -> list[Ask]:
+        """Close all rooms; what has to be given back to the store because nobody has taken it up."""
+        with self._mutex:
+            self._closed = True
+            rooms = list(self._rooms.values())
+        return [ask for ask in [room.close() for room in rooms] if ask is not None]
