@@ -1,12 +1,13 @@
 """One timer of the event loop ends all waits: in order, on time, without piling up."""
 
 import asyncio
+import time as real
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from holdfast.runtime.asyncio import Alarms, TaskWaker
+from holdfast.runtime.asyncio import Alarms, AsyncioRuntime, TaskWaker
 from holdfast.testing.agenda import Clock
 from holdfast.testing.looping import VirtualLoop
 
@@ -87,3 +88,26 @@ def test_after_a_suspended_machine_a_new_wait_is_not_late(time: Time) -> None:
         assert long.done()
 
     play(time, work())
+
+
+async def test_an_alarm_rings_though_another_is_set_in_every_round_of_the_loop() -> None:
+    loop = asyncio.get_running_loop()
+    alarms = Alarms(loop, real.monotonic)
+    began = real.monotonic()
+    waiting = asyncio.ensure_future(TaskWaker(alarms).wait(began + 0.02))
+    while not waiting.done() and real.monotonic() < began + 20.0:
+        alarms.set(loop.create_future(), real.monotonic() + 60.0, 60.0)
+        await asyncio.sleep(0)
+    assert waiting.done()
+    assert waiting.result() is False
+
+
+async def test_a_waker_is_of_the_loop_that_runs_though_the_connection_is_of_another() -> None:
+    runtime = AsyncioRuntime()
+    runtime.bind()
+
+    async def elsewhere() -> bool:
+        return await runtime.waker().wait(runtime.now() + 0.02)
+
+    assert await asyncio.to_thread(asyncio.run, elsewhere()) is False
+    assert await runtime.waker().wait(runtime.now() + 0.02) is False

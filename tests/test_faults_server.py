@@ -128,6 +128,20 @@ class TestWrongType:
         except StoreProtocolError:
             assert valkey.raw("EXISTS", "report") == 0
 
+    def test_other_data_where_the_waiters_are_does_not_keep_the_lock(self, colour: Colour, valkey: Server) -> None:
+        client, waiter = colour.connect(valkey.url), colour.connect(valkey.url)
+        lease = client.acquire("report")
+        waiting = waiter.acquiring("report", timeout=30)
+        await_queue(valkey, "report", 1)
+        valkey.raw("DEL", companions("report")["w"])
+        self.fill(valkey, companions("report")["w"], "list")
+        with pytest.raises(StoreProtocolError):
+            client.release(lease)
+        assert valkey.raw("GET", "report") != lease.holder
+        valkey.raw("DEL", companions("report")["w"])
+        with suppress(StoreProtocolError):  # it may have asked meanwhile
+            assert waiting.result(20) is not None
+
     def test_a_name_that_becomes_other_data_ends_the_lease_and_the_wait(self, colour: Colour, valkey: Server) -> None:
         client, waiter = colour.connect(valkey.url), colour.connect(valkey.url)
         lease = client.acquire("report", ttl=0.6)

@@ -288,3 +288,21 @@ def test_two_event_loops_one_after_the_other(valkey: Server) -> None:
     """
     assert run(program, "", valkey) == ["done"]
     assert traces(valkey, "report") == []
+
+
+def test_a_fork_that_python_is_not_told_of_repeats_no_id() -> None:
+    """As a program does that has Python in it and forks by itself."""
+    program = """
+import ctypes, os
+from holdfast.runtime.chance import new_holder
+new_holder()
+for _ in range(2):
+    pid = ctypes.CDLL(None).fork()
+    if pid == 0:
+        os.write(1, new_holder().encode() + b"\\n")
+        os._exit(0)
+    os.waitpid(pid, 0)
+print(new_holder())
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert len(set(told.stdout.split())) == 3

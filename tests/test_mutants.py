@@ -201,10 +201,12 @@ MUTANTS = {
         "CL",
     ),
     "release hands nothing on": mutant(
-        lambda: lua("release", "redis.pcall('ZPOPMIN', queue)[1]", "nil"), world(once, once), "LW"
+        lambda: lua("release", "  head = call('ZPOPMIN', queue)[1]\n  if not head", "  if not head"),
+        world(once, once),
+        "LW",
     ),
     "hand-off without a ttl": mutant(
-        lambda: lua("release", "tell_next(queue, waiters, ttl_ms)\n          return", "call('PERSIST', lock) return"),
+        lambda: lua("release", "return tell_next(queue, waiters, ttl_ms)", "call('PERSIST', lock) return"),
         world(once, once, crash=1, mortal="B"),
         "ST",
     ),

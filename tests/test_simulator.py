@@ -71,7 +71,7 @@ def test_validity_from_the_reply_is_found() -> None:
 
 def test_a_waiter_that_nobody_wakes_is_found_in_liveness_mode() -> None:
     with (
-        lua("release", "redis.pcall('ZPOPMIN', queue)[1]", "nil"),
+        lua("release", "  head = call('ZPOPMIN', queue)[1]\n  if not head", "  if not head"),
         python(acquire._Attempt, "_next_look", "return moment", "return now + 1000.0"),
     ):
         assert first_failure().broken.startswith("LIVE")

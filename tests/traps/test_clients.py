@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from redis._parsers import _AsyncRESP2Parser, _AsyncRESP3Parser, _RESP2Parser, _RESP3Parser
 
+import holdfast
 from holdfast import StoreRefused
 from tests.conftest import require
 from tests.support.servers import Server, available
@@ -175,6 +176,20 @@ class TestTls:
         first, second = colour.connect(url), colour.connect(url)
         for _ in range(20):
             check_everything(first, second, server)
+
+    def test_a_connection_that_is_given_up_is_not_read_in_the_clear(
+        self, secure: tuple[Server, int], certificate: tuple[Path, Path]
+    ) -> None:
+        """Another thread may be reading it: what comes then is for the keys' owner alone, and no reply."""
+        with holdfast.connect(f"rediss://127.0.0.1:{secure[1]}/0?ssl_ca_certs={certificate[1]}") as locks:
+            with locks.lock("report"):
+                pass
+            store: Any = locks.store
+            link = store._store.wire._link
+            link.fail("somebody gave it up")
+            assert link._socket._sslobj is not None
+            with locks.lock("report"):  # over a new one
+                pass
 
     def test_a_stranger_is_not_trusted(self, colour: Colour, secure: tuple[Server, int]) -> None:
         client = colour.connect(f"rediss://127.0.0.1:{secure[1]}/0", store_timeout=2)

@@ -25,11 +25,11 @@ _inherited: list[set[asyncio.Task[None]]] = []
 
 
 class Alarms:
-    """Ends waits when their time is up, all those of an event loop by one timer of it: a thousand tasks that pass a
-    lock around set and cancel thousands of alarms a second, and nearly none ever rings.
+    """Ends waits when their time is up, all those of a connection by one timer of its event loop: a thousand tasks that
+    pass a lock around set and cancel thousands of alarms a second, and nearly none ever rings.
 
-    Invariants: every wait that is not over is in `_heap`; `_rings_at` is not after the first of them; at most half of
-    the heap, and a few, are waits that are over."""
+    Invariants: every wait that is not over is in `_heap`; `_rings_at` is not after the first of them; the heap never
+    has more than twice as many as ever waited at once, and a few."""
 
     FEW = 64
 
@@ -46,9 +46,12 @@ class Alarms:
         """Give `future` the result False at `until`, in `left` seconds, unless it has one by then."""
         heap = self._heap
         heappush(heap, (until, next(self._numbers), future))
-        overdue = self._rings_at + left < until  # the machine was suspended, and the loop's own clock stood still
-        if until < self._rings_at or overdue:
-            self._ring_at(min(until, self._rings_at), 0.0 if overdue else left)
+        first, timer = heap[0][0], self._timer
+        # In a suspended machine the loop's own clock stands still, so it would ring late. But what the loop itself
+        # knows to be due rings in this round: put off in each round, it would never ring.
+        late = self._rings_at + left < until and timer is not None and timer.when() > self.loop.time()
+        if first < self._rings_at or late:
+            self._ring_at(first, max(0.0, first - until + left))
         if len(heap) > self._tidy_at:
             heap[:] = [alarm for alarm in heap if not alarm[2].done()]
             heapify(heap)
@@ -153,7 +156,7 @@ class AsyncioRuntime:
         self._loop = None
 
     def waker(self) -> TaskWaker:
-        loop = self._loop or asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         if self._alarms is None or self._alarms.loop is not loop:
             self._alarms = Alarms(loop, self.now)
         return TaskWaker(self._alarms)

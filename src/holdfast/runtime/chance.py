@@ -1,7 +1,8 @@
 """Chance for both colours, from the operating system: ids that nobody can guess, and jitter.
 
 Ids are made in batches, because a call of the operating system for each costs more than all else that is done for one.
-A forked child must not repeat its parent's ids, so it begins without any.
+A forked child must not repeat its parent's ids, so each batch belongs to one process, by its pid: not every program
+that forks lets Python know.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ ID_BYTES = 15
 ID_CHARS = ID_BYTES * 4 // 3
 BATCH = 64
 
-_ready: list[str] = []
-"""Ids that nobody has yet. Threads may take from it at the same time."""
+_ready: tuple[int, list[str]] = (0, [])
+"""Whose they are, and ids that nobody has yet. Threads may take from it at the same time."""
 
 
 def new_holder() -> str:
@@ -23,20 +24,21 @@ def new_holder() -> str:
     >>> len(new_holder()), new_holder() == new_holder()
     (20, False)
     """
-    try:
-        return _ready.pop()
-    except IndexError:
-        fresh, *others = _batch()
-        _ready.extend(others)
-        return fresh
+    pid, ids = _ready
+    if pid == os.getpid():
+        try:
+            return ids.pop()
+        except IndexError:
+            pass
+    return _refill()
 
 
-def _batch() -> list[str]:
+def _refill() -> str:
+    global _ready
     text = b2a_base64(os.urandom(ID_BYTES * BATCH), newline=False).decode("ascii")
-    return [text[at : at + ID_CHARS] for at in range(0, len(text), ID_CHARS)]
-
-
-os.register_at_fork(after_in_child=_ready.clear)
+    fresh, *others = [text[at : at + ID_CHARS] for at in range(0, len(text), ID_CHARS)]
+    _ready = (os.getpid(), others)
+    return fresh
 
 
 def random() -> float:

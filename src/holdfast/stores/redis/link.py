@@ -23,7 +23,7 @@ import ssl
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.errors import Outcome, StoreError, StoreUnavailable
@@ -94,23 +94,20 @@ class Link:
         self._followers: dict[Slot, None] = {}
         self.error: StoreError | None = None
 
-    def ask(self, request: bytes, until: float) -> Slot:
-        """Send a request, one thread at a time; its reply comes into the slot."""
+    def ask(self, request: bytes, until: float, early: Sequence[Slot] = ()) -> Slot:
+        """Send a request, one thread at a time; its reply comes into the slot. `early` are the slots of requests that
+        stand before it in the same bytes."""
         slot = Slot()
         slot.sent_at = self._runtime.now()
         try:
+            for one in early:
+                one.sent_at = slot.sent_at
+                self.pending.append(one)
             self.pending.append(slot)
             self.send(request, until)
         except BaseException:
             self.fail("sending was interrupted")  # a slot without a request would take the reply of the next one
             raise
-        return slot
-
-    def expect(self) -> Slot:
-        """A slot for the reply to a request that goes out with the one after it."""
-        slot = Slot()
-        slot.sent_at = self._runtime.now()
-        self.pending.append(slot)
         return slot
 
     def send(self, request: bytes, until: float) -> None:
@@ -234,7 +231,10 @@ class Link:
                 outcome=Outcome.UNKNOWN,
             )
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends the poll() of a thread that leads
+            if isinstance(self._socket, ssl.SSLSocket):
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # its own would have a reader go on in the clear
+            else:
+                self._socket.shutdown(socket.SHUT_RDWR)  # ends the poll() of a thread that leads
         except OSError:
             pass
         for slot in tuple(self._followers):

@@ -1,8 +1,8 @@
 """What a transaction writes, decided from what it read: pure, and the same rules as in the scripts.
 
 Rules kept here, as in `scripts/_grant.lua`: the fence is the server's time, or one more than the last (as many more as
-are reserved) if that is not less; a repeat gives the same fence and never shortens; only the holder's own grant is
-prolonged or removed.
+are reserved) if that is not less, or where none is known begins at the time; a repeat gives the same fence and never
+shortens; only the holder's own grant is prolonged or removed.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ DIAL_WITHIN = 5.0
 
 class TaskLink(asyncio.Protocol):
     """One dialled connection. Invariants: `_pending` has one future per reply that is owed, in order, with when it was
-    asked for and until when it is waited for; `_looks_at` is not after any of these moments that are to come."""
+    asked for and until when it is waited for; `_timer_at` is not after any of these moments that are to come."""
 
     def __init__(self, connection: Any, runtime: Runtime) -> None:
         # From here on the transport is ours. The writer must live as long: its end would close the transport.
@@ -42,7 +42,7 @@ class TaskLink(asyncio.Protocol):
         self._reader = new_reader()
         self._pending: deque[tuple[asyncio.Future[Any] | None, float, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._looks_at = math.inf
+        self._timer_at = math.inf
         self.protocol = protocol_of(connection)
         self.subscribed = False
         self.on_push: Callable[[Any], None] | None = None
@@ -63,32 +63,32 @@ class TaskLink(asyncio.Protocol):
         future: asyncio.Future[Any] = self._loop.create_future()
         self._pending.append((future, now, until))
         self._transport.write(request)
-        if (
-            until < self._looks_at or self._looks_at < now
-        ):  # late: the loop's own clock stands still in a suspended machine
-            self._look_at(min(until, self._looks_at), now)
+        late = self._timer_at < now and self._timer is not None and self._timer.when() > self._loop.time()
+        if until < self._timer_at or late:  # the loop's own clock stands still in a suspended machine
+            self._set_timer(min(until, self._timer_at), now)
         return future
 
-    def _look_at(self, moment: float, now: float) -> None:
+    def _set_timer(self, moment: float, now: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._looks_at = moment
-        self._timer = self._loop.call_later(max(0.0, moment - now), self._look)
+        self._timer_at = moment
+        self._timer = self._loop.call_later(max(0.0, moment - now), self._end_overdue)
 
-    def _look(self) -> None:
+    def _end_overdue(self) -> None:
         """Tell those whose time is up, and see when to look again."""
-        now, next_look, overdue = self._runtime.now(), math.inf, False
+        now, next_end, overdue = self._runtime.now(), math.inf, False
         for future, _, until in tuple(self._pending):
             if future is None or future.done():
                 continue
             if until <= now:
                 future.set_exception(_no_answer("The server did not answer in time"))
+                _seen(future)  # whoever waited may be destroyed, and then nobody is to be told
                 overdue = True
-            elif until < next_look:
-                next_look = until
-        self._timer, self._looks_at = None, math.inf
-        if next_look < math.inf:
-            self._look_at(next_look, now)
+            elif until < next_end:
+                next_end = until
+        self._timer, self._timer_at = None, math.inf
+        if next_end < math.inf:
+            self._set_timer(next_end, now)
         if overdue:
             self._give_up_if_stale(now)
 
@@ -167,6 +167,7 @@ class TaskLink(asyncio.Protocol):
             future = self._pending.popleft()[0]
             if future is not None and not future.done():
                 future.set_exception(_no_answer(f"The request got no answer: {why}"))
+                _seen(future)
         if self.on_failure is not None:
             self.on_failure()
 

@@ -131,10 +131,10 @@ class ThreadWire:
             link = self._link
             if link is None or link.error is not None or on is not None:
                 link = self._connect(until) if on is None else sound(on, link)
-            slots = [link.expect() for _ in before]
+            slots = [Slot() for _ in before]
             if early is not None:
                 early += slots
-            return link, link.ask(b"".join([*before, request]), until)
+            return link, link.ask(b"".join([*before, request]), until, slots)
         finally:
             mutex.release()
 

@@ -18,9 +18,9 @@ local function tell_next(queue, waiters, ttl_ms)
   end
 end
 
--- Give the lock to the first who is alive, beginning with `head`, which was taken from the queue already; true when
--- somebody has it. PUBLISH tells how many received it: nobody means a dead waiter. `asker` is alive, since it asks; it
--- learns by the reply and needs no push.
+-- Give a free lock to the first who is alive, beginning with `head`, which was taken from the queue already. PUBLISH tells
+-- how many received it: nobody means a dead waiter. `asker` is alive, since it asks; it learns by the reply and needs no
+-- push.
 local function hand_over(lock, meta, queue, waiters, asker, head, now, digits)
   while head do
     local entry = call('HGET', waiters, head)
@@ -30,8 +30,7 @@ local function hand_over(lock, meta, queue, waiters, asker, head, now, digits)
       if head == asker or tonumber(dead_at) * 1000 > now then
         local fence = grant(lock, meta, head, ttl_ms, owner, now, digits, fences)
         if head == asker or tell(inbox, format('%s %s %.0f', head, turn, fence)) > 0 then
-          tell_next(queue, waiters, ttl_ms)
-          return true
+          return tell_next(queue, waiters, ttl_ms)
         end
         call('DEL', lock)
       end

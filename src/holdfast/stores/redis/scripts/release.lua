@@ -2,22 +2,19 @@
 -- KEYS  1 lock, 2 meta, 3 queue, 4 waiters
 -- ARGV  1 holder
 -- Gives 1 when the lock was the holder's, 0 when not.
--- Needs no memory: what it writes comes after a removal, if only that of the one who is next.
--- A lock for which nobody waits comes first, before what only the others need is defined.
+-- Needs no memory: what it writes comes after a removal.
+-- A lock for which nobody waits comes first, before what only the others need is defined. Whatever goes wrong in handing
+-- it on, a lock that is given back is free.
 
 local call, format = redis.call, string.format
 local lock, meta, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local held = call('GET', lock)
 local ours = held == ARGV[1]
-
-local function next_in_line()
-  return redis.pcall('ZPOPMIN', queue)[1] -- strangers' data in its place must not keep the lock
-end
-
-local head = ours and next_in_line()
-if ours and not head then
+local head
+if ours then
   call('DEL', lock)
-  return 1
+  head = call('ZPOPMIN', queue)[1]
+  if not head then return 1 end
 end
 
 -- include _grant.lua
@@ -31,9 +28,7 @@ if not ours then
     if place == 0 and held then tell_next(queue, waiters, call('PTTL', lock)) end
   end
   if held then return 0 end
-  head = next_in_line()
+  head = call('ZPOPMIN', queue)[1]
 end
-if not (head and hand_over(lock, meta, queue, waiters, '', head, clock())) and ours then
-  call('DEL', lock)
-end
+hand_over(lock, meta, queue, waiters, '', head, clock())
 return ours and 1 or 0
