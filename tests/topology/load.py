@@ -53,7 +53,7 @@ class Ledger:
                 while by_granting[earlier][1] < asked_at:
                     largest = max(largest, by_granting[earlier][2])
                     earlier += 1
-                assert fence > largest, f"the fences of {name} do not rise"
+                assert fence > largest, f"a fence of {name} is {largest - fence} less than one granted before it"
 
 
 class Crowd:

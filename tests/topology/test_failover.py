@@ -86,6 +86,28 @@ def test_a_waiter_waits_through_a_failover(sentinel: Replicated, colour: str) ->
     d.run(play())
 
 
+@pytest.mark.parametrize("kind", ["sentinel", "cluster"])
+def test_fences_follow_time(request: pytest.FixtureRequest, kind: str, colour: str) -> None:
+    """Two masters may grant for a moment, and nothing but time orders what they grant: each fence is as new as its lease,
+    also when threads or tasks of one connection follow one another."""
+    d = driver(colour, request.getfixturevalue(kind))
+    ends: list[tuple[int, int]] = []
+
+    async def hold() -> None:
+        for _ in range(10):
+            lease = await done(d.lock(ttl=20).acquire(timeout=20))
+            await d.pause()
+            ends.append((lease.fence, int(time.time() * 1e6)))
+            await done(lease.release())
+
+    async def play() -> None:
+        for contender in [d.start(hold) for _ in range(4)]:
+            await contender.result()
+        assert all(fence >= before for (fence, _), (_, before) in zip(ends[1:], ends, strict=False)), ends
+
+    d.run(play())
+
+
 async def _take(d: Driver) -> int:
     lease = await done(d.lock().acquire(timeout=20))
     fence: int = lease.fence

@@ -45,7 +45,7 @@ class ClusterStore:
     """`ports.Store` on a cluster. Invariants: `_owners` is what the cluster said last, and `_wrong` is set as soon as
     it may have changed; one caller at a time asks for it (`_looking`)."""
 
-    reserves = True
+    reserves = False  # as behind sentinels, see RedisStore.reserves
     listening = False  # which node a waiter must listen at depends on its lock
 
     def __init__(self, seeds: Sequence[Address], make: Callable[[str, int], Node], runtime: Runtime) -> None:

@@ -101,7 +101,6 @@ class RedisStore:
     (see `core/renew.py`)."""
 
     confirms = False
-    reserves: bool = True
 
     def __init__(
         self, wire: Wire, inbox: Inbox, *, topology: Topology = Topology.SINGLE, reasserts: bool = False
@@ -117,6 +116,12 @@ class RedisStore:
     @property
     def grace(self) -> float:
         return self.wire.grace
+
+    @property
+    def reserves(self) -> bool:
+        """Not behind a failover: for a moment two masters may grant, and then only their clocks order the fences. Those
+        of a block are as old as its grant, however late they are given out."""
+        return self._topology is Topology.SINGLE
 
     @property
     def listening(self) -> bool:
