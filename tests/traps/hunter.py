@@ -75,9 +75,11 @@ class Witness:
 
 
 def promised(lease: Any) -> float:
-    """Until when the lease says that it is ours; read in this order, the sum is never too late."""
+    """Until when the lease says that it is ours, 0 when it does not say so at all (we may have been frozen since it was
+    granted); read in this order, the sum is never too late."""
     moment = now()
-    return moment + float(lease.remaining)
+    remaining = float(lease.remaining)
+    return moment + remaining if remaining else 0.0
 
 
 def last_word(lease: Any, end: float) -> float:
@@ -102,7 +104,7 @@ def hunt_with_threads(url: str, seconds: float, seed: int, witness: Witness) -> 
                 if lease is not None:
                     start, end = now(), promised(lease)
                     time.sleep(todo.holds)
-                    end = last_word(lease, max(end, promised(lease) if lease.remaining else end))
+                    end = last_word(lease, max(end, promised(lease)))
                     witness.note(lease, start, end)
                     if todo.gives_back:
                         lease.release()
@@ -127,7 +129,7 @@ async def hunt_with_tasks(url: str, seconds: float, seed: int, witness: Witness)
             try:
                 await asyncio.sleep(todo.holds)
             finally:
-                end = last_word(lease, max(end, promised(lease) if lease.remaining else end))
+                end = last_word(lease, max(end, promised(lease)))
                 witness.note(lease, start, end)
             if todo.gives_back:
                 await lease.release()
