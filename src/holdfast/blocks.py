@@ -23,8 +23,6 @@ def leave_block(blocks: list[Block], caller: Hashable, frame: int) -> Block | No
     >>> leave_block(blocks, "me", 1).lease, leave_block(blocks, "them", 2).lease, leave_block(blocks, "me", 1).lease
     ('inner', 'yours', 'outer')
     """
-    if len(blocks) == 1 and blocks[0][0] is caller:
-        return blocks.pop(0)  # nobody else is in a block, as nearly always; who comes meanwhile stands behind it
     seen = tuple(blocks)
     fitting = [block for block in seen if block.caller == caller]
     fitting = fitting or [block for block in seen if block.frame == frame] or list(seen)

@@ -24,6 +24,7 @@ from holdfast.values import LEAST_TTL, Seconds, clean, seconds, shown
 
 if TYPE_CHECKING:
     from holdfast.basis import BaseLocks
+    from holdfast.scopes import Scope
 
 log = logging.getLogger("holdfast")
 
@@ -45,6 +46,7 @@ class BaseLease:
         "_on_risk",
         "_origin",
         "_room",
+        "_scope",
         "_tenancy",
         "_wakers",
     )
@@ -61,6 +63,7 @@ class BaseLease:
         self._wakers: list[Waker] = []
         self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
         self._lost_hook: Callable[[], None] | None = None
+        self._scope: Scope | None = None
         self._keep_until = 0.0  # when given back sooner, the name stays taken until then
         self._room: Room | None = None
         self._tenancy: Tenancy | None = None
@@ -170,6 +173,12 @@ class BaseLease:
     def _ends_us_too(self, error: BaseException) -> bool:
         """Whether what a callback raised is meant for the thread or task that called it."""
         return not isinstance(error, Exception)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether it was given back, and the store need not be asked again."""
+        holding = self._holding
+        return holding.state is State.RELEASED and holding.settled
 
     def _leave_home(self) -> None:
         """The lock object that handed this lease out need not remember it any more."""

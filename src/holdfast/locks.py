@@ -18,7 +18,7 @@ from holdfast.core import passing
 from holdfast.core.acquire import Grant
 from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
-from holdfast.core.holding import ALIVE, Holding, State
+from holdfast.core.holding import Holding, State
 from holdfast.core.insist import insist
 from holdfast.core.rooms import Room, Tenancy
 from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
@@ -42,8 +42,8 @@ LeaseT = TypeVar("LeaseT", bound=BaseLease)
 
 
 class BaseLock(Generic[LeaseT]):
-    """What a lock is in both colours. `_taken` maps a thread or task to the leases it got here and has not given
-    back; `_blocks` are the `with` blocks under way, innermost last."""
+    """What a lock is in both colours. `_blocks` are the `with` blocks under way, innermost last; `_taken` maps a thread
+    or task to the leases that it got here otherwise and has not given back."""
 
     _lease_class: type[LeaseT]
     _awaited: bool
@@ -94,7 +94,6 @@ class BaseLock(Generic[LeaseT]):
         if client._closed:  # while we waited: whoever closed it may not have seen this lease
             await lease._release()
             raise closed_error()
-        self._remember(lease, lease._holding.caller)
         return lease
 
     def _find_room(self) -> Room | None:
@@ -103,13 +102,17 @@ class BaseLock(Generic[LeaseT]):
         self._room = client.passing.room(self._name) if may_pass else None
         return self._room
 
-    def _remember(self, lease: LeaseT, caller: Hashable) -> None:
-        table = self._taken
+    def _remember(self, lease: LeaseT | None) -> LeaseT | None:
+        """What `release()` is to find."""
+        if lease is None or lease._home is not None:
+            return lease
+        table, caller = self._taken, lease._holding.caller
         lease._home = (table, caller)
         if len(table) >= MOST_CALLERS:  # callers that let their leases expire and never came back
             for one in [one for one, leases in table.items() if not any(lease.remaining for lease in leases)]:
                 table.pop(one, None)
         table.setdefault(caller, []).append(lease)
+        return lease
 
     def _lease(self, ask: Ask, grant: Grant, tenancy: Tenancy | None = None) -> LeaseT:
         chosen = self._options
@@ -138,18 +141,22 @@ class BaseLock(Generic[LeaseT]):
         )
 
     def _leave_block(self, frame: int) -> LeaseT:
-        block = leave_block(self._blocks, self._client.runtime.caller(), frame)
+        blocks = self._blocks
+        # Nearly always there is but one; who begins another meanwhile stands behind it.
+        block = blocks.pop(0) if len(blocks) == 1 else leave_block(blocks, self._client.runtime.caller(), frame)
         if block is None:
             raise self._not_held()
         lease: LeaseT = block.lease
         return lease
 
     def _last(self) -> BaseLease:
-        """The lease that this thread or task got here last and has not given back."""
-        leases = self._taken.get(self._client.runtime.caller())
-        if leases:
-            return leases[-1]
-        raise self._not_held()
+        """The lease that this thread or task got here last and has not given back, in a `with` block or not."""
+        caller = self._client.runtime.caller()
+        leases = self._taken.get(caller, [])[-1:]
+        leases += [block.lease for block in tuple(self._blocks) if block.caller == caller and not block.lease._is_over]
+        if not leases:
+            raise self._not_held()
+        return max(leases, key=lambda lease: lease.fence)
 
     def _not_held(self) -> NotHeld:
         return NotHeld(
@@ -216,7 +223,7 @@ class Lock(BaseLock[Lease]):
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
         try:
-            return run(self._acquire(blocking, timeout))
+            return self._remember(run(self._acquire(blocking, timeout)))
         except LockError:
             self._client._closed_under_us()
             raise
@@ -280,44 +287,6 @@ class Lock(BaseLock[Lease]):
         return guarded
 
 
-class _Scope:
-    """Cancels the body of an `async with` when its lease is lost, as `asyncio.timeout` does on time."""
-
-    def __init__(self, lease: AsyncLease) -> None:
-        import asyncio  # here, so that threads need not load it
-
-        self._cancelled = asyncio.CancelledError
-        caller = lease._holding.caller
-        self._task = caller if isinstance(caller, asyncio.Task) else asyncio.current_task()
-        self._cancelling = self._task.cancelling() if self._task is not None else 0
-        self._open = True
-        self._fired = False
-        lease._lost_hook = self._soon
-        if lease.state not in ALIVE:
-            self._soon()
-
-    def _soon(self) -> None:
-        # Never from inside the body itself: a task that cancels itself would meet it in its clean-up. And perhaps from
-        # another thread, which looked at the lease for the body.
-        try:
-            if self._task is not None:
-                self._task.get_loop().call_soon_threadsafe(self._fire)
-        except RuntimeError:
-            pass  # the loop is closed, and with it the body
-
-    def _fire(self) -> None:
-        if self._open and not self._fired and self._task is not None:
-            self._fired = True
-            self._task.cancel("the lease was lost")
-
-    def close(self, error: BaseException | None) -> bool:
-        """True when `error` is the cancellation that we asked for, and nobody else did."""
-        self._open = False
-        if not self._fired or self._task is None:
-            return False
-        return self._task.uncancel() <= self._cancelling and isinstance(error, self._cancelled)
-
-
 class AsyncLock(BaseLock[AsyncLease]):
     """A named lock, for asyncio: the same names, awaited.
 
@@ -334,8 +303,10 @@ class AsyncLock(BaseLock[AsyncLease]):
     _awaited = True
 
     def __init__(self, client: Any, name: str, **chosen: Any) -> None:
+        from holdfast.scopes import Scope  # here, so that threads need not load asyncio
+
         super().__init__(client, name, **chosen)
-        self._scopes: dict[AsyncLease, _Scope] = {}
+        self._scope_class = Scope
 
     async def acquire(
         self,
@@ -343,7 +314,7 @@ class AsyncLock(BaseLock[AsyncLease]):
         timeout: Seconds | None = None,
     ) -> AsyncLease | None:
         """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
-        return await self._acquire(blocking, timeout)
+        return self._remember(await self._acquire(blocking, timeout))
 
     async def release(self) -> bool:
         """Give back the lease that this task got from this object; False when it had gone already."""
@@ -362,8 +333,8 @@ class AsyncLock(BaseLock[AsyncLease]):
         return await self._break(holder)
 
     def _open_scope(self, lease: AsyncLease) -> AsyncLease:
-        if self._options.cancel_on_loss and lease not in self._scopes:
-            self._scopes[lease] = _Scope(lease)
+        if self._options.cancel_on_loss and lease._scope is None:
+            lease._scope = self._scope_class(lease)
         return lease
 
     async def __aenter__(self) -> AsyncLease:
@@ -377,9 +348,9 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
         # A re-entrant lock's blocks share a lease; the outermost ends the scope.
-        inner = self._blocks and any(block.lease is lease for block in self._blocks)
-        scope = None if inner else self._scopes.pop(lease, None)
-        our_cancel = scope is not None and scope.close(error)
+        our_cancel, scope = False, lease._scope
+        if scope is not None and not (self._blocks and any(block.lease is lease for block in self._blocks)):
+            lease._scope, our_cancel = None, scope.close(error)
         lost = await self._exit(lease, error)
         if lost is not None and (error is None or our_cancel):
             raise lost from error

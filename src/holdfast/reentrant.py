@@ -68,7 +68,7 @@ class Reentrant(BaseLock[LeaseT]):
 
     async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
         # A generator may be ended by another than began it, so it is the lease that knows whose levels these are.
-        caller = self._client.runtime.caller() if lease._home is None else lease._home[1]
+        caller = lease._holding.caller
         if self._levels.lease_of(caller) is lease and self._levels.leave(caller) is Step.OUT:
             return lease._lost_error() if lease.state is State.LOST else None
         return await super()._exit(lease, error)
