@@ -41,7 +41,6 @@ class BaseLease:
         "_holding",
         "_home",
         "_keep_until",
-        "_lost_hook",
         "_on_lost",
         "_on_risk",
         "_origin",
@@ -62,7 +61,6 @@ class BaseLease:
         self._origin: object = None  # the user's client, if the lock was made on one: it must outlive the lease
         self._wakers: list[Waker] = []
         self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
-        self._lost_hook: Callable[[], None] | None = None
         self._scope: Scope | None = None
         self._keep_until = 0.0  # when given back sooner, the name stays taken until then
         self._room: Room | None = None
@@ -152,8 +150,8 @@ class BaseLease:
             log.warning("The lease on %s (fence %d) was lost: %s", shown(self.name), self.fence, self._holding.reason)
             for waker in tuple(self._wakers):
                 waker.wake()
-            if self._lost_hook is not None:
-                self._lost_hook()
+            if self._scope is not None:
+                self._scope.end_soon()
             self._end_tenancy()
         callback = {State.AT_RISK: self._on_risk, State.LOST: self._on_lost}.get(state)
         if callback is not None:
@@ -202,8 +200,8 @@ class BaseLease:
         """The same for a caller that has just looked at the state."""
         holding = self._holding
         if state in ALIVE and self._tenancy is not None and self._pass_on(self._tenancy):
-            released = True
-        elif state in ALIVE:
+            return True
+        if state in ALIVE:
             released = await self._return_to_store(again=False)
         elif self._generation != self._client.generation:
             log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
@@ -220,10 +218,15 @@ class BaseLease:
 
     def _pass_on(self, tenancy: Tenancy) -> bool:
         """Whether another thread or task of this connection has it now."""
-        now = self._client.runtime.now()
-        if now < self._keep_until or not tenancy.pass_on(self._holding, now):
+        client = self._client
+        now = client.runtime.now()
+        if now < self._keep_until or self._generation != client.generation:
             return False
-        self._client.keeper.unwatch(self._holding)
+        if not tenancy.room.pass_on(tenancy, self._holding, now):
+            return False
+        client.keeper.unwatch(self._holding)
+        if self._home is not None:
+            self._leave_home()
         return True
 
     async def _return_to_store(self, *, again: bool) -> bool:

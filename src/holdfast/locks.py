@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -47,6 +47,8 @@ class BaseLock(Generic[LeaseT]):
 
     _lease_class: type[LeaseT]
     _awaited: bool
+    _reenters = False
+    """Whether the end of a block need not be the end of its lease."""
 
     def __init__(self, client: Any, name: str, **chosen: Any) -> None:
         """On `client`, a client of redis-py or valkey-py, or a connection; options as for `locks.lock()`."""
@@ -271,6 +273,8 @@ class Lock(BaseLock[Lease]):
         self._leave(self._leave_block(id(sys._getframe(1))), error)
 
     def _leave(self, lease: Lease, error: BaseException | None) -> None:
+        if lease._tenancy is not None and not self._reenters and lease._pass_on(lease._tenancy):
+            return
         lost = run(self._exit(lease, error))
         if lost is not None and error is None:
             raise lost
@@ -306,7 +310,7 @@ class AsyncLock(BaseLock[AsyncLease]):
         from holdfast.scopes import Scope  # here, so that threads need not load asyncio
 
         super().__init__(client, name, **chosen)
-        self._scope_class = Scope
+        self._open_scope = Scope
 
     async def acquire(
         self,
@@ -332,25 +336,24 @@ class AsyncLock(BaseLock[AsyncLease]):
         """Take the lock away from whoever holds it, or only from `holder`, and hand it on; as for `Lock.break_`."""
         return await self._break(holder)
 
-    def _open_scope(self, lease: AsyncLease) -> AsyncLease:
-        if self._options.cancel_on_loss and lease._scope is None:
-            lease._scope = self._scope_class(lease)
-        return lease
-
     async def __aenter__(self) -> AsyncLease:
         lease = self._begin_block(await self._acquire(True, None), id(sys._getframe(1)))
-        return self._open_scope(lease)
+        if self._options.cancel_on_loss and lease._scope is None:
+            self._open_scope(lease)
+        return lease
 
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._leave(self._leave_block(id(sys._getframe(1))), error)
+    ) -> Coroutine[Any, Any, None]:
+        return self._leave(self._leave_block(id(sys._getframe(1))), error)
 
     async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
         # A re-entrant lock's blocks share a lease; the outermost ends the scope.
         our_cancel, scope = False, lease._scope
         if scope is not None and not (self._blocks and any(block.lease is lease for block in self._blocks)):
             lease._scope, our_cancel = None, scope.close(error)
+        if lease._tenancy is not None and not self._reenters and lease._pass_on(lease._tenancy):
+            return
         lost = await self._exit(lease, error)
         if lost is not None and (error is None or our_cancel):
             raise lost from error

@@ -44,8 +44,8 @@ class Waker(Protocol):
 
     def wake(self) -> None: ...
 
-    async def wait(self, until: float | None) -> bool:
-        """True when woken (which uses the call up), False when `until` passed first."""
+    def wait(self, until: float | None) -> Awaitable[bool]:
+        """True when woken (which uses the call up), False when `until` passed first. To be awaited at once."""
 
 
 class Mailbox(Protocol):

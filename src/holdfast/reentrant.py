@@ -25,6 +25,8 @@ from holdfast.values import Seconds
 class Reentrant(BaseLock[LeaseT]):
     """What a re-entrant lock is in both colours."""
 
+    _reenters = True
+
     def __init__(self, client: Any, name: str, **chosen: Any) -> None:
         super().__init__(client, name, **chosen)
         self._levels: Levels[LeaseT] = Levels()

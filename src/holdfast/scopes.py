@@ -11,17 +11,20 @@ from holdfast.leases import AsyncLease
 class Scope:
     """Cancels the body of an `async with` when its lease is lost, as `asyncio.timeout` does on time."""
 
+    __slots__ = ("_cancelling", "_fired", "_open", "_task")
+
     def __init__(self, lease: AsyncLease) -> None:
         caller = lease._holding.caller
         self._task = caller if isinstance(caller, asyncio.Task) else asyncio.current_task()
         self._cancelling = self._task.cancelling() if self._task is not None else 0
         self._open = True
         self._fired = False
-        lease._lost_hook = self._soon
-        if lease._holding.state not in ALIVE:  # before it had the hook
-            self._soon()
+        lease._scope = self
+        if lease._holding.state not in ALIVE:  # before it had a scope
+            self.end_soon()
 
-    def _soon(self) -> None:
+    def end_soon(self) -> None:
+        """The lease is lost."""
         # Never from inside the body itself: a task that cancels itself would meet it in its clean-up. And perhaps from
         # another thread, which looked at the lease for the body.
         try:

@@ -88,8 +88,8 @@ def test_a_waiter_waits_through_a_failover(sentinel: Replicated, colour: str) ->
 
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
 def test_fences_follow_time(request: pytest.FixtureRequest, kind: str, colour: str) -> None:
-    """Two masters may grant for a moment, and nothing but time orders what they grant: each fence is as new as its lease,
-    also when threads or tasks of one connection follow one another."""
+    """Two masters may grant for a moment, and nothing but time orders what they grant: each fence is as new as its
+    lease, also when threads or tasks of one connection follow one another."""
     d = driver(colour, request.getfixturevalue(kind))
     ends: list[tuple[int, int]] = []
 

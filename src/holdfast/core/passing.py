@@ -25,12 +25,15 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 from holdfast.core.acquire import Grant
 from holdfast.core.acquire import acquire as ask_store
 from holdfast.core.deadline import Deadline
 from holdfast.core.release import give_back
 from holdfast.core.rooms import SPAN, Room, Seat, Tenancy, Turn
-from holdfast.core.validity import DRIFT, worth_taking
+from holdfast.core.validity import DRIFT, worth
 from holdfast.ports import Runtime, Store
 from holdfast.values import Ask
 
@@ -38,27 +41,38 @@ EXTRA = SPAN / (1 - DRIFT) + 0.0005
 """Seconds of ttl asked for on top, so that the last lease of the span is worth as much as the first."""
 
 
-async def acquire(
+def acquire(
+    room: Room | None, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool
+) -> Coroutine[Any, Any, Turn | None]:
+    """A turn, passed on or granted by the store; None when there was none until the deadline. Without a room, nothing
+    is passed on. To be awaited at once: it may have a seat already."""
+    if room is None or not blocking:
+        return _ask_alone(room, store, runtime, ask, deadline, blocking=blocking)
+    outcome = room.enter(runtime, ask)
+    if type(outcome) is Seat:
+        return _sit(room, store, runtime, outcome, deadline)
+    return _ask(room, store, runtime, ask, deadline, outcome)
+
+
+def _ask(
+    room: Room, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, fences: int
+) -> Coroutine[Any, Any, Turn | None]:
+    """Ask the store for so many fences, where more than one means a tenancy."""
+    if fences > 1:
+        return _ask_for_tenancy(room, store, runtime, ask, deadline, fences)
+    return _ask_alone(room, store, runtime, ask, deadline, blocking=True)
+
+
+async def _ask_alone(
     room: Room | None, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool
 ) -> Turn | None:
-    """A turn, passed on or granted by the store; None when there was none until the deadline. Without a room, nothing
-    is passed on."""
-    if room is None:
-        alone = await ask_store(store, runtime, ask, deadline, blocking=blocking)
-        return None if alone is None else Turn(ask, alone, None)
-    fences = room.enter(runtime, ask) if blocking else 1
-    if isinstance(fences, Seat):
-        outcome = await _sit(room, store, runtime, fences, deadline)
-        if not isinstance(outcome, int):
-            return outcome
-        fences = outcome
-    if fences != 1:
-        return await _ask_for_tenancy(room, store, runtime, ask, deadline, fences)
-    room.askers.add(ask.holder)
+    if room is not None:
+        room.askers.add(ask.holder)
     try:
         grant = await ask_store(store, runtime, ask, deadline, blocking=blocking)
     finally:
-        room.askers.discard(ask.holder)
+        if room is not None:
+            room.askers.discard(ask.holder)
     return None if grant is None else tuple.__new__(Turn, (ask, grant, None))
 
 
@@ -80,18 +94,28 @@ async def _ask_for_tenancy(
     return tenancy.first(grant)
 
 
-async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline: Deadline) -> Turn | int | None:
-    """Wait in a seat: a turn; how many fences to ask the store for; or None when the deadline has passed."""
+async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline: Deadline) -> Turn | None:
+    """Wait in a seat for a turn, or until it is time to ask the store."""
+    end = deadline.at
     try:
         while True:
-            await seat.waker.wait(deadline.earliest(seat.patient_until))
+            patient_until = seat.patient_until
+            await seat.waker.wait(patient_until if end is None or end > patient_until else end)
             now = runtime.now()
-            outcome = room.leave(seat) if deadline.passed(now) else room.look(seat, now)
-            if isinstance(outcome, Turn) and not worth_taking(now, outcome.grant.asked_at, outcome.ask.ttl):
-                await _send_on(room, store, runtime, outcome)  # we slept too long: let the store decide anew
-                outcome = 1
-            if outcome is not None or deadline.passed(now):
+            over = end is not None and now >= end
+            outcome = room.leave(seat) if over else room.look(seat, now)
+            if outcome is None:
+                if over:
+                    return None
+            elif type(outcome) is not Turn:
+                fences = outcome
+                break
+            elif worth(outcome.grant.valid_until - now, outcome.ask.ttl):
                 return outcome
+            else:
+                await _send_on(room, store, runtime, outcome)  # we slept too long: let the store decide anew
+                fences = 1
+                break
     except GeneratorExit:
         room.leave(seat)
         raise  # the coroutine is being destroyed: no await is possible any more
@@ -100,12 +124,13 @@ async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline:
         if turn is not None:
             await _send_on(room, store, runtime, turn)
         raise
+    return await _ask(room, store, runtime, seat.ask, deadline, fences)
 
 
 async def _send_on(room: Room, store: Store, runtime: Runtime, turn: Turn) -> None:
     """Get rid of a turn that its taker can't use."""
     tenancy, now = turn.tenancy, runtime.now()
-    if tenancy is None or (worth_taking(now, turn.grant.asked_at, turn.ask.ttl) and room.pass_on(tenancy, None, now)):
+    if tenancy is None or (worth(turn.grant.valid_until - now, turn.ask.ttl) and room.pass_on(tenancy, None, now)):
         return
     try:
         await give_back(store, runtime, turn.ask.name, turn.ask.holder, turn.ask.ttl + EXTRA, inline=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, final
 from weakref import WeakValueDictionary
 
 from holdfast.core.acquire import Grant
@@ -30,6 +30,7 @@ MOST_FENCES = 8_192
 ahead of it by more than a store takes to start anew, since one that has forgotten the last fence goes on from there."""
 
 
+@final
 class Turn(NamedTuple):
     """A lease to be: the grant, under the holder id that `ask` has, and the tenancy that it is a part of, if any."""
 
@@ -38,15 +39,16 @@ class Turn(NamedTuple):
     tenancy: Tenancy | None
 
 
+@final
 class Seat:
     """One who waits in a room; `turn` is set when it is passed the lock, and None again once it has taken that up."""
 
     __slots__ = ("ask", "patient_until", "sat_down_at", "turn", "waker")
 
-    def __init__(self, runtime: Runtime, ask: Ask, now: float) -> None:
+    def __init__(self, runtime: Runtime, ask: Ask, now: float, patience: float) -> None:
         self.ask = ask
         self.sat_down_at = now
-        self.patient_until = now + PATIENCE
+        self.patient_until = now + patience
         self.turn: Turn | None = None
         self.waker = runtime.waker()
 
@@ -108,11 +110,8 @@ class Tenancy:
         until = min(self._until, valid_until(asked_at, self.ask.ttl))
         grant = tuple.__new__(Grant, (self._used, asked_at, until, self._acknowledged, False, self._last))
         name, _, ttl, owner, fences, floor = seat.ask
-        return tuple.__new__(Turn, (Ask(name, self.ask.holder, ttl, owner, fences, floor), grant, self))
-
-    def pass_on(self, holding: Holding, now: float) -> bool:
-        """Give `holding` back to one who waits in the room; False when it has to go back to the store."""
-        return self.room.pass_on(self, holding, now)
+        ask = tuple.__new__(Ask, (name, self.ask.holder, ttl, owner, fences, floor))
+        return tuple.__new__(Turn, (ask, grant, self))
 
     def end(self) -> None:
         """It is given back, lost or exported: nobody can be passed it any more."""
@@ -169,9 +168,7 @@ class Room:
                 raise closed_error()
             if not self._seats and not self._leads(now):
                 return self._lead(ask, now)
-            seat = Seat(runtime, ask, now)
-            if self._serves:
-                seat.patient_until = now + LONG_PATIENCE
+            seat = Seat(runtime, ask, now, LONG_PATIENCE if self._productive or self._serves else PATIENCE)
             self._seats.append(seat)
             return seat
 
@@ -196,8 +193,12 @@ class Room:
         with self._mutex:
             if self.closed:
                 raise closed_error()
-            if seat.turn is not None:
-                return self._taken(seat)
+            turn = seat.turn
+            if turn is not None:
+                seat.turn = None
+                if turn.tenancy is not None:
+                    turn.tenancy.seat = None
+                return turn
             if self._serves:
                 seat.patient_until = seat.sat_down_at + LONG_PATIENCE
             if now < seat.patient_until and self._leads(now):
@@ -262,7 +263,8 @@ class Room:
             head.waker.wake()
 
     def pass_on(self, tenancy: Tenancy, holding: Holding | None, now: float) -> bool:
-        """Hand `tenancy` to the first in the seats; with `holding`, only if that is alive and well until now."""
+        """Hand `tenancy` to the first in the seats; with `holding`, only if that is alive and well until now. False
+        when it has to go back to the store."""
         seats = self._seats
         if not seats:
             return False
@@ -278,7 +280,7 @@ class Room:
         return True
 
     def _well(self, tenancy: Tenancy, holding: Holding, now: float) -> bool:
-        if holding.ttl != tenancy.ask.ttl or holding.check(now) is not State.HELD:
+        if holding.ttl != tenancy.ask.ttl or holding.state is not State.HELD or now >= holding.valid_until:
             return False
         return holding.give_back(to_another=True)
 

@@ -28,4 +28,9 @@ def worth_taking(now: float, asked_at: float, ttl: float) -> bool:
     >>> worth_taking(now=103.0, asked_at=100.0, ttl=10.0), worth_taking(now=106.0, asked_at=100.0, ttl=10.0)
     (True, False)
     """
-    return valid_until(asked_at, ttl) - now >= ttl * WORTH
+    return worth(valid_until(asked_at, ttl) - now, ttl)
+
+
+def worth(left: float, ttl: float) -> bool:
+    """Whether so many seconds of a ttl are enough to begin with."""
+    return left >= ttl * WORTH

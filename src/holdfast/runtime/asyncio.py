@@ -75,7 +75,7 @@ class Alarms:
 
 
 class TaskWaker:
-    """A flag and, while somebody waits, a future. Other threads wake it through the loop."""
+    """A flag, and the future that was last waited for. Other threads wake it through the loop."""
 
     __slots__ = ("_alarms", "_called", "_future", "_thread")
 
@@ -86,35 +86,29 @@ class TaskWaker:
         self._future: asyncio.Future[bool] | None = None
 
     def wake(self) -> None:
-        if threading.get_ident() == self._thread:
-            self._wake()
-            return
-        try:
-            self._alarms.loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits there any more
-
-    def _wake(self) -> None:
-        if self._future is None or self._future.done():
+        if threading.get_ident() != self._thread:
+            try:
+                self._alarms.loop.call_soon_threadsafe(self.wake)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits there any more
+        elif self._future is None or self._future.done():
             self._called = True
         else:
             self._future.set_result(True)
 
-    async def wait(self, until: float | None) -> bool:
+    def wait(self, until: float | None) -> asyncio.Future[bool]:
+        future: asyncio.Future[bool] = asyncio.Future(loop=self._alarms.loop)
+        self._future = future
         if self._called:
             self._called = False
-            return True
-        left = None if until is None else until - self._alarms.now()
-        if left is not None and left <= 0:
-            return False
-        self._future = future = self._alarms.loop.create_future()
-        if until is not None and left is not None:
-            self._alarms.set(future, until, left)
-        try:
-            woken: bool = await future
-            return woken
-        finally:
-            self._future = None
+            future.set_result(True)
+        elif until is not None:
+            left = until - self._alarms.now()
+            if left > 0:
+                self._alarms.set(future, until, left)
+            else:
+                future.set_result(False)
+        return future
 
 
 class AsyncioRuntime:
