@@ -46,7 +46,7 @@ def test_passing_on_keeps_the_rules_in_every_interleaving(name: str, passes: lis
 
 def _same_fence(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> rooms.Turn:
     grant = Grant(self._used, now, now + self.ask.ttl)
-    return rooms.Turn(seat.ask._replace(holder=self.ask.holder), grant, self)
+    return rooms.Turn(seat.wish._replace(holder=self.ask.holder), grant, self)
 
 
 def _too_long(shipped: Callable[..., rooms.Turn]) -> Callable[..., rooms.Turn]:
@@ -94,10 +94,10 @@ class Grants:
 
     def one(self, now: float, *, queued: bool, passes: int) -> bool:
         """Whether this one may be passed on; if so, it is, as often as that."""
-        ask = Ask("door", f"A{len(self.asked)}", TTL, "")
-        fences = self.room._lead(ask, now)
-        self.asked.append(fences)
-        tenancy = rooms.Tenancy(self.room, ask, Grant(1_000_000, now, now + TTL), fences, now)
+        lead = self.room._lead(ThreadRuntime(), now)
+        self.asked.append(lead.fences)
+        ask = Ask("door", lead.holder, TTL, "")
+        tenancy = rooms.Tenancy(self.room, ask, Grant(1_000_000, now, now + TTL), lead.fences, now)
         self.room.granted(tenancy, queued, now)
         if tenancy.spanned:
             tenancy.passes = passes

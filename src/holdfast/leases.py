@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.core import release as core
-from holdfast.core.holding import ALIVE, Holding, State
+from holdfast.core.holding import ALIVE, AT_RISK, LOST, RELEASED, Holding, State
 from holdfast.core.insist import insist
 from holdfast.core.renew import renew
 from holdfast.core.rooms import Room, Tenancy
@@ -109,7 +109,7 @@ class BaseLease:
         """Held, at risk, lost or released, by the local clock."""
         client = self._client
         if self._generation != client.generation:  # inherited
-            return State.LOST
+            return LOST
         return self._holding.check(client.runtime.now())
 
     @property
@@ -126,9 +126,9 @@ class BaseLease:
     def ensure_held(self) -> None:
         """Raise `LeaseLost` unless the lease is still ours. Asks nobody, so it costs next to nothing."""
         state = self.state
-        if state is State.LOST:
+        if state is LOST:
             raise self._lost_error()
-        if state is State.RELEASED:
+        if state is RELEASED:
             raise LeaseLost(
                 f"The lease on {shown(self.name)} was given back already: the lock may be another's. "
                 "Acquire it again before you go on.",
@@ -146,14 +146,14 @@ class BaseLease:
         )
 
     def _changed(self, state: State) -> None:
-        if state is State.LOST:
+        if state is LOST:
             log.warning("The lease on %s (fence %d) was lost: %s", shown(self.name), self.fence, self._holding.reason)
             for waker in tuple(self._wakers):
                 waker.wake()
             if self._scope is not None:
                 self._scope.end_soon()
             self._end_tenancy()
-        callback = {State.AT_RISK: self._on_risk, State.LOST: self._on_lost}.get(state)
+        callback = {AT_RISK: self._on_risk, LOST: self._on_lost}.get(state)
         if callback is not None:
             # In a thread or task of its own: never inside an operation of the caller's, nor the keeper's.
             self._client.callbacks.add(lambda: self._call(callback))
@@ -176,7 +176,7 @@ class BaseLease:
     def _is_over(self) -> bool:
         """Whether it was given back, and the store need not be asked again."""
         holding = self._holding
-        return holding.state is State.RELEASED and holding.settled
+        return holding.state is RELEASED and holding.settled
 
     def _leave_home(self) -> None:
         """The lock object that handed this lease out need not remember it any more."""
@@ -209,7 +209,7 @@ class BaseLease:
         elif holding.settled:
             released = False
         else:  # lost, and its key may be there; or an earlier call failed, and its clean-up goes on
-            released = await self._return_to_store(again=state is State.RELEASED)
+            released = await self._return_to_store(again=state is RELEASED)
         if self._home is not None:
             self._leave_home()
         if not released:

@@ -18,7 +18,7 @@ from holdfast.core import passing
 from holdfast.core.acquire import Grant
 from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
-from holdfast.core.holding import Holding, State
+from holdfast.core.holding import LOST, RELEASED, Holding
 from holdfast.core.insist import insist
 from holdfast.core.rooms import Room, Tenancy
 from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
@@ -58,6 +58,7 @@ class BaseLock(Generic[LeaseT]):
         self._client: BaseLocks[Any] = locks_of(client, awaited=self._awaited)
         self._name = lock_name(name)
         self._options = options(self._client._owner, chosen)
+        self._wish = Ask(self._name, "", self._options.ttl, self._options.owner)
         self._taken: dict[Hashable, list[BaseLease]] = {}
         self._blocks: list[Block] = []
         self._room: Room | None = None
@@ -87,8 +88,7 @@ class BaseLock(Generic[LeaseT]):
         room = self._room
         if room is None or room.home is not client.passing:  # the first time, or the first in a forked process
             room = self._find_room()
-        ask = tuple.__new__(Ask, (self._name, runtime.new_holder(), chosen.ttl, chosen.owner, 1, 0))
-        turn = await passing.acquire(room, client.store, runtime, ask, deadline, blocking=blocking)
+        turn = await passing.acquire(room, client.store, runtime, self._wish, deadline, blocking=blocking)
         if turn is None:
             return None
         ask, grant, tenancy = turn
@@ -169,10 +169,10 @@ class BaseLock(Generic[LeaseT]):
     async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
         """End a `with` block; the loss to raise, if there was one. Never masks the body's own error."""
         holding, state = lease._holding, lease.state
-        if state is State.RELEASED and holding.settled:
+        if state is RELEASED and holding.settled:
             return None  # released or exported within the block
         try:
-            if state is not State.LOST:
+            if state is not LOST:
                 if await lease._give_back(state):
                     return None
                 holding.reason = "when it was to be given back, the store no longer had it"

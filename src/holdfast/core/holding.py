@@ -39,12 +39,14 @@ class State(enum.Enum):
     __hash__ = object.__hash__  # an enum's own is computed in Python, and a lease asks often
 
 
-ALIVE = frozenset({State.HELD, State.AT_RISK})
+HELD, AT_RISK, LOST, RELEASED = State
+"""By names of their own, since Python looks up a member of an enum slowly, and a lease asks often."""
+ALIVE = frozenset({HELD, AT_RISK})
 MOVES = {
-    State.HELD: frozenset({State.AT_RISK, State.LOST, State.RELEASED}),
-    State.AT_RISK: frozenset({State.HELD, State.LOST, State.RELEASED}),
-    State.LOST: frozenset[State](),
-    State.RELEASED: frozenset[State](),
+    HELD: frozenset({AT_RISK, LOST, RELEASED}),
+    AT_RISK: frozenset({HELD, LOST, RELEASED}),
+    LOST: frozenset[State](),
+    RELEASED: frozenset[State](),
 }
 
 
@@ -77,21 +79,19 @@ class Holding:
     )
 
     def __init__(self, runtime: Runtime, ask: Ask, grant: Grant, *, renewing: bool, max_hold: float | None) -> None:
+        fence, asked_at, until, self.acknowledged, _, last = grant
+        self.name, self.holder, ttl, self.owner, _, _ = ask
         self._mutex = runtime.mutex()
         self.caller = runtime.caller()
-        self.name = ask.name
-        self.holder = ask.holder
-        self.ttl = ask.ttl
-        self.owner = ask.owner
-        self.acknowledged = grant.acknowledged
+        self.ttl = ttl
         self.reasserted = 0
-        self.fence = grant.fence
-        self.last_fence = grant.last or grant.fence
+        self.fence = fence
+        self.last_fence = last or fence
         self.renewing = renewing
-        self.ends_at = None if max_hold is None else grant.asked_at + max_hold
-        self.valid_until = grant.valid_until if self.ends_at is None else min(grant.valid_until, self.ends_at)
-        self.next_renewal = grant.asked_at + ask.ttl / 3
-        self.state = State.HELD
+        self.ends_at = None if max_hold is None else asked_at + max_hold
+        self.valid_until = until if self.ends_at is None else min(until, self.ends_at)
+        self.next_renewal = asked_at + ttl / 3
+        self.state = HELD
         self.reason = ""
         self.settled = False
         self.on_change: Callable[[State], None] | None = None
@@ -104,7 +104,7 @@ class Holding:
             self.state = state
             self.reason = reason
             tell = self.on_change
-            if state is State.LOST:
+            if state is LOST:
                 self.on_change = None  # the last change: let go of the lease, so that nothing is left to collect
         if tell is not None:
             tell(state)
@@ -114,11 +114,11 @@ class Holding:
         """The state at `now`, by the local clock alone."""
         if now >= self.valid_until and self.state in ALIVE:
             if self.ends_at is not None and now >= self.ends_at:
-                self._move(State.LOST, "its longest hold (max_hold) is over")
+                self._move(LOST, "its longest hold (max_hold) is over")
             elif self.renewing:
-                self._move(State.LOST, "its time ran out before a renewal got through")
+                self._move(LOST, "its time ran out before a renewal got through")
             else:
-                self._move(State.LOST, "its ttl ran out and it is not renewed (renew=False)")
+                self._move(LOST, "its ttl ran out and it is not renewed (renew=False)")
         return self.state
 
     def renewal_ttl(self, now: float) -> float | None:
@@ -144,8 +144,8 @@ class Holding:
                 return
             self.valid_until = max(self.valid_until, until if self.ends_at is None else min(until, self.ends_at))
             self.next_renewal = asked_at + self.ttl / 3
-        if self.state is State.AT_RISK:
-            self._move(State.HELD)
+        if self.state is AT_RISK:
+            self._move(HELD)
 
     def reassert(self, asked_at: float, ttl: float) -> bool:
         """The store had forgotten the grant, and has it again by a request sent at `asked_at`; False when the lease
@@ -159,12 +159,12 @@ class Holding:
     def failing(self, retry_at: float) -> None:
         """A renewal got no answer; try again at `retry_at`."""
         self.next_renewal = retry_at
-        if self.state is State.HELD:
-            self._move(State.AT_RISK, "the last renewal got no answer")
+        if self.state is HELD:
+            self._move(AT_RISK, "the last renewal got no answer")
 
     def refused(self, reason: str) -> None:
         """The store says that the grant is not ours."""
-        self._move(State.LOST, reason, settled=True)
+        self._move(LOST, reason, settled=True)
 
     def give_back(self, *, to_another: bool = False) -> bool:
         """The holder is done with it; True when it was alive until now. Its doing, so nobody is told. `to_another`: who
@@ -174,6 +174,6 @@ class Holding:
                 return False
             if to_another:
                 self.settled = True  # before anybody sees the state
-            self.state = State.RELEASED
+            self.state = RELEASED
             self.on_change = None  # let go of the lease, so that nothing is left to collect
             return True

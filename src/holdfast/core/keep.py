@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from holdfast.core import backoff
 from holdfast.core.errands import Errands
-from holdfast.core.holding import Holding, State
+from holdfast.core.holding import HELD, LOST, RELEASED, Holding
 from holdfast.core.release import BUDGET, release
 from holdfast.core.renewing import Renewer
 from holdfast.errors import LockError, StoreUnavailable
@@ -218,15 +218,15 @@ class Keeper:
         ripe = False
         for holding in self.held():
             state = holding.check(now)
-            if state is State.LOST:
+            if state is LOST:
                 self.unwatch(holding)
                 self.sweep(holding)
-            elif state is State.RELEASED:
+            elif state is RELEASED:
                 self.unwatch(holding)  # giving it back is its holder's business, and may be tried again
             elif holding.renewing:
                 if alarms and (None in alarms or holding.name in alarms):
                     holding.next_renewal = now
-                early = holding.ttl * TOGETHER if state is State.HELD else 0.0  # a retry is not hurried
+                early = holding.ttl * TOGETHER if state is HELD else 0.0  # a retry is not hurried
                 if holding.next_renewal <= now + early:
                     due.append(holding)
                     ripe = ripe or holding.next_renewal <= now

@@ -32,7 +32,7 @@ from holdfast.core.acquire import Grant
 from holdfast.core.acquire import acquire as ask_store
 from holdfast.core.deadline import Deadline
 from holdfast.core.release import give_back
-from holdfast.core.rooms import SPAN, Room, Seat, Tenancy, Turn
+from holdfast.core.rooms import SPAN, Lead, Room, Seat, Tenancy, Turn
 from holdfast.core.validity import DRIFT, worth
 from holdfast.ports import Runtime, Store
 from holdfast.values import Ask
@@ -42,54 +42,51 @@ EXTRA = SPAN / (1 - DRIFT) + 0.0005
 
 
 def acquire(
-    room: Room | None, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool
+    room: Room | None, store: Store, runtime: Runtime, wish: Ask, deadline: Deadline, *, blocking: bool
 ) -> Coroutine[Any, Any, Turn | None]:
-    """A turn, passed on or granted by the store; None when there was none until the deadline. Without a room, nothing
-    is passed on. To be awaited at once: it may have a seat already."""
-    if room is None or not blocking:
-        return _ask_alone(room, store, runtime, ask, deadline, blocking=blocking)
-    outcome = room.enter(runtime, ask)
-    if type(outcome) is Seat:
-        return _sit(room, store, runtime, outcome, deadline)
-    return _ask(room, store, runtime, ask, deadline, outcome)
+    """A turn, passed on or granted by the store; None when there was none until the deadline. `wish` is what is wanted,
+    with no holder id yet: who is passed a lock needs none. Without a room, nothing is passed on.
 
-
-def _ask(
-    room: Room, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, fences: int
-) -> Coroutine[Any, Any, Turn | None]:
-    """Ask the store for so many fences, where more than one means a tenancy."""
-    if fences > 1:
-        return _ask_for_tenancy(room, store, runtime, ask, deadline, fences)
-    return _ask_alone(room, store, runtime, ask, deadline, blocking=True)
+    To be awaited at once: it may have a seat already."""
+    place = room.enter(runtime, wish) if blocking and room is not None else None
+    if room is None or place is None:
+        return _ask_alone(room, store, runtime, wish, deadline, blocking=blocking)
+    if type(place) is Seat:
+        return _sit(room, store, runtime, place, deadline)
+    return _ask_for_tenancy(room, store, runtime, wish, deadline, place)
 
 
 async def _ask_alone(
-    room: Room | None, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool
+    room: Room | None, store: Store, runtime: Runtime, wish: Ask, deadline: Deadline, *, blocking: bool
 ) -> Turn | None:
+    name, _, ttl, owner, fences, floor = wish
+    holder = runtime.new_holder()
+    ask = tuple.__new__(Ask, (name, holder, ttl, owner, fences, floor))
     if room is not None:
-        room.askers.add(ask.holder)
+        room.askers.add(holder)
     try:
         grant = await ask_store(store, runtime, ask, deadline, blocking=blocking)
     finally:
         if room is not None:
-            room.askers.discard(ask.holder)
+            room.askers.discard(holder)
     return None if grant is None else tuple.__new__(Turn, (ask, grant, None))
 
 
 async def _ask_for_tenancy(
-    room: Room, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, fences: int
+    room: Room, store: Store, runtime: Runtime, wish: Ask, deadline: Deadline, lead: Lead
 ) -> Turn | None:
-    wide = ask._replace(ttl=ask.ttl + EXTRA, fences=fences)
+    ask = wish._replace(holder=lead.holder)
+    wide = ask._replace(ttl=ask.ttl + EXTRA, fences=lead.fences)
     grant: Grant | None = None
     try:
         grant = await ask_store(store, runtime, wide, deadline, blocking=True)
     finally:
         if grant is None:
-            room.gave_up(ask.holder)
+            room.gave_up(lead.holder)
     if grant is None:
         return None
     now = runtime.now()
-    tenancy = Tenancy(room, ask, grant, fences, now)
+    tenancy = Tenancy(room, ask, grant, lead.fences, now)
     room.granted(tenancy, grant.queued, now)
     return tenancy.first(grant)
 
@@ -103,19 +100,17 @@ async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline:
             await seat.waker.wait(patient_until if end is None or end > patient_until else end)
             now = runtime.now()
             over = end is not None and now >= end
-            outcome = room.leave(seat) if over else room.look(seat, now)
+            outcome = room.leave(seat) if over else room.look(runtime, seat, now)
             if outcome is None:
                 if over:
                     return None
             elif type(outcome) is not Turn:
-                fences = outcome
                 break
             elif worth(outcome.grant.valid_until - now, outcome.ask.ttl):
                 return outcome
             else:
                 await _send_on(room, store, runtime, outcome)  # we slept too long: let the store decide anew
-                fences = 1
-                break
+                return await _ask_alone(room, store, runtime, seat.wish, deadline, blocking=True)
     except GeneratorExit:
         room.leave(seat)
         raise  # the coroutine is being destroyed: no await is possible any more
@@ -124,7 +119,7 @@ async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline:
         if turn is not None:
             await _send_on(room, store, runtime, turn)
         raise
-    return await _ask(room, store, runtime, seat.ask, deadline, fences)
+    return await _ask_for_tenancy(room, store, runtime, seat.wish, deadline, outcome)
 
 
 async def _send_on(room: Room, store: Store, runtime: Runtime, turn: Turn) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 from weakref import WeakValueDictionary
 
 from holdfast.core.acquire import Grant
-from holdfast.core.holding import ALIVE, Holding, State
+from holdfast.core.holding import ALIVE, HELD, Holding
 from holdfast.core.validity import valid_until
 from holdfast.errors import closed_error
 from holdfast.ports import Runtime
@@ -40,13 +40,21 @@ class Turn(NamedTuple):
 
 
 @final
+class Lead(NamedTuple):
+    """Leave to ask the store for a tenancy, under this holder id and with so many fences."""
+
+    holder: str
+    fences: int
+
+
+@final
 class Seat:
     """One who waits in a room; `turn` is set when it is passed the lock, and None again once it has taken that up."""
 
-    __slots__ = ("ask", "patient_until", "sat_down_at", "turn", "waker")
+    __slots__ = ("patient_until", "sat_down_at", "turn", "waker", "wish")
 
-    def __init__(self, runtime: Runtime, ask: Ask, now: float, patience: float) -> None:
-        self.ask = ask
+    def __init__(self, runtime: Runtime, wish: Ask, now: float, patience: float) -> None:
+        self.wish = wish
         self.sat_down_at = now
         self.patient_until = now + patience
         self.turn: Turn | None = None
@@ -109,8 +117,9 @@ class Tenancy:
         asked_at = now - self._age
         until = min(self._until, valid_until(asked_at, self.ask.ttl))
         grant = tuple.__new__(Grant, (self._used, asked_at, until, self._acknowledged, False, self._last))
-        name, _, ttl, owner, fences, floor = seat.ask
-        ask = tuple.__new__(Ask, (name, self.ask.holder, ttl, owner, fences, floor))
+        ask, owner = self.ask, seat.wish.owner
+        if owner != ask.owner:
+            ask = ask._replace(owner=owner)
         return tuple.__new__(Turn, (ask, grant, self))
 
     def end(self) -> None:
@@ -156,19 +165,19 @@ class Room:
         self.closed = False
         self.latest: Holding | None = None
 
-    def enter(self, runtime: Runtime, ask: Ask) -> Seat | int:
-        """A seat to wait in; or how many fences to ask the store for, where more than one means a tenancy."""
+    def enter(self, runtime: Runtime, wish: Ask) -> Seat | Lead | None:
+        """A seat to wait in, or leave to ask for a tenancy; None for who is alone and asks for a lease."""
         if not (self.askers or self._leaders or self._tenancy or self._productive):
             latest = self.latest
             if latest is None or latest.state not in ALIVE:
-                return 1  # alone, as nearly always
+                return None  # as nearly always
         now = runtime.now()
         with self._mutex:
             if self.closed:
                 raise closed_error()
             if not self._seats and not self._leads(now):
-                return self._lead(ask, now)
-            seat = Seat(runtime, ask, now, LONG_PATIENCE if self._productive or self._serves else PATIENCE)
+                return self._lead(runtime, now)
+            seat = Seat(runtime, wish, now, LONG_PATIENCE if self._productive or self._serves else PATIENCE)
             self._seats.append(seat)
             return seat
 
@@ -181,15 +190,15 @@ class Room:
         """Whether somebody may yet pass the lock on."""
         return bool(self._leaders) or (self._tenancy is not None and self._tenancy.passable(now))
 
-    def _lead(self, ask: Ask, now: float) -> int:
+    def _lead(self, runtime: Runtime, now: float) -> Lead:
         spares = now < self._spares_until
-        fences = FEWEST_FENCES if self._leaders or spares else self._fences
-        self._leaders[ask.holder] = spares
-        return fences
+        lead = Lead(runtime.new_holder(), FEWEST_FENCES if self._leaders or spares else self._fences)
+        self._leaders[lead.holder] = spares
+        return lead
 
-    def look(self, seat: Seat, now: float) -> Turn | int | None:
-        """What became of a seat whose waker called or whose time is up: a turn; how many fences to ask for; or None
-        to wait on."""
+    def look(self, runtime: Runtime, seat: Seat, now: float) -> Turn | Lead | None:
+        """What became of a seat whose waker called or whose time is up: a turn; leave to ask for a tenancy; or None to
+        wait on."""
         with self._mutex:
             if self.closed:
                 raise closed_error()
@@ -204,7 +213,7 @@ class Room:
             if now < seat.patient_until and self._leads(now):
                 return None
             self._seats.remove(seat)
-            return self._lead(seat.ask, now)
+            return self._lead(runtime, now)
 
     def _taken(self, seat: Seat) -> Turn | None:
         turn, seat.turn = seat.turn, None
@@ -269,7 +278,7 @@ class Room:
         if not seats:
             return False
         with self._mutex:
-            if not seats or self.closed or not tenancy.passable(now) or seats[0].ask.ttl != tenancy.ask.ttl:
+            if not seats or self.closed or not tenancy.passable(now) or seats[0].wish.ttl != tenancy.ask.ttl:
                 return False
             if holding is not None and not self._well(tenancy, holding, now):
                 return False
@@ -280,7 +289,7 @@ class Room:
         return True
 
     def _well(self, tenancy: Tenancy, holding: Holding, now: float) -> bool:
-        if holding.ttl != tenancy.ask.ttl or holding.state is not State.HELD or now >= holding.valid_until:
+        if holding.ttl != tenancy.ask.ttl or holding.state is not HELD or now >= holding.valid_until:
             return False
         return holding.give_back(to_another=True)
 

@@ -156,7 +156,7 @@ class AsyncioRuntime:
         return TaskWaker(self._alarms)
 
     def caller(self) -> Hashable:
-        return asyncio.current_task()
+        return asyncio.current_task(self._loop)
 
     def stage(self, caller: Hashable) -> Stage:
         if not isinstance(caller, asyncio.Task) or caller.done():
