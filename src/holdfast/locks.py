@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Generator, Hashable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -291,6 +291,16 @@ class Lock(BaseLock[Lease]):
         return guarded
 
 
+class _Nothing:
+    """To be awaited where all is done."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return iter(())  # type: ignore[return-value] # any iterator will do, and this is the quickest
+
+
+_NOTHING = _Nothing()
+
+
 class AsyncLock(BaseLock[AsyncLease]):
     """A named lock, for asyncio: the same names, awaited.
 
@@ -344,16 +354,19 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Coroutine[Any, Any, None]:
+    ) -> Awaitable[None]:
         return self._leave(self._leave_block(id(sys._getframe(1))), error)
 
-    async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
+    def _leave(self, lease: AsyncLease, error: BaseException | None) -> Awaitable[None]:
         # A re-entrant lock's blocks share a lease; the outermost ends the scope.
         our_cancel, scope = False, lease._scope
         if scope is not None and not (self._blocks and any(block.lease is lease for block in self._blocks)):
             lease._scope, our_cancel = None, scope.close(error)
         if lease._tenancy is not None and not self._reenters and lease._pass_on(lease._tenancy):
-            return
+            return _NOTHING
+        return self._end(lease, error, our_cancel)
+
+    async def _end(self, lease: AsyncLease, error: BaseException | None, our_cancel: bool) -> None:
         lost = await self._exit(lease, error)
         if lost is not None and (error is None or our_cancel):
             raise lost from error
