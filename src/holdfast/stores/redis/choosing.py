@@ -1,15 +1,16 @@
 """With scripts, until the server says that this account may run none; from then on by transactions.
 
 Rules kept here: an account that may do neither is told what it lacks for scripts, the better way; the change is logged
-once, as a warning, since waiting is then slower and without an order; what was asked is answered all the same.
+once, as a warning, since waiting is then slower and without an order; what was asked is answered all the same. The two
+requests of every cycle go straight to the store in use, which comes back here (`otherwise`) only with a refusal.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.errors import StoreError, StoreProtocolError, StoreRefused
 from holdfast.facts import Facts
@@ -35,6 +36,7 @@ class ChoosingStore:
 
     def __init__(self, scripted: RedisStore, without: Callable[[], RedisStore], runtime: Runtime) -> None:
         self._scripted = self._store = scripted
+        scripted.otherwise = self._instead
         self._without = without
         self._other: RedisStore | None = None
         self._mutex = runtime.mutex()
@@ -85,17 +87,11 @@ class ChoosingStore:
     def listen(self) -> None:
         self._store.listen()
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
-        try:
-            return await self._store.acquire(ask, place, until)
-        except (StoreRefused, StoreProtocolError) as refusal:
-            return await self._instead(refusal, lambda store: store.acquire(ask, place, until))
+    def acquire(self, ask: Ask, place: Place | None, until: float) -> Coroutine[Any, Any, Answer]:
+        return self._store.acquire(ask, place, until)
 
-    async def release(self, name: str, holder: str, until: float) -> bool:
-        try:
-            return await self._store.release(name, holder, until)
-        except (StoreRefused, StoreProtocolError) as refusal:
-            return await self._instead(refusal, lambda store: store.release(name, holder, until))
+    def release(self, name: str, holder: str, until: float) -> Coroutine[Any, Any, bool]:
+        return self._store.release(name, holder, until)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
         return await self._run(lambda store: store.renew(renewals, until))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from holdfast.errors import StoreError, StoreProtocolError
+from holdfast.errors import StoreError, StoreProtocolError, StoreRefused
 from holdfast.facts import Facts, Topology
 from holdfast.ports import Mailbox, Reassert
 from holdfast.stores.redis import facts, scripts
@@ -37,6 +37,8 @@ from holdfast.values import (
 
 if TYPE_CHECKING:
     from holdfast.stores.redis.editing import Editor
+
+T = TypeVar("T")
 
 MOST_SHOWN = 1000
 SCAN_COUNT = 500
@@ -94,6 +96,12 @@ class Inbox(Protocol):
     def forget(self, *, forked: bool) -> None: ...
 
 
+class Otherwise(Protocol):
+    """What answers an operation that was refused, or raises the refusal."""
+
+    async def __call__(self, refusal: StoreError, operation: Callable[[RedisStore], Awaitable[T]], /) -> T: ...
+
+
 class RedisStore:
     """`ports.Store` on Redis or Valkey. What stands `before` a request goes out in front of it (ASKING, in a cluster).
 
@@ -111,6 +119,7 @@ class RedisStore:
         self._reasserts = reasserts
         self._tell: Callable[[str | None], None] | None = None
         self._editor: Editor | None = None
+        self.otherwise: Otherwise | None = None
         wire.on_push = self._told
 
     @property
@@ -168,10 +177,15 @@ class RedisStore:
     async def acquire(self, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()) -> Answer:
         request = scripts.acquire_request(ask, place)
         reply = await self.wire.ask(request, until, before)
-        if type(reply) is ReplyError:
-            reply = await self._mend(reply, scripts.ACQUIRE, request, ask.name, until, before)
         if type(reply) is int:
             return tuple.__new__(Granted, (reply, None))
+        if type(reply) is ReplyError:
+            try:
+                reply = await self._mend(reply, scripts.ACQUIRE, request, ask.name, until, before)
+            except (StoreRefused, StoreProtocolError) as refusal:
+                return await self._otherwise(refusal, lambda store: store.acquire(ask, place, until))
+        if type(reply) is int:
+            return Granted(reply)
         try:
             left = None if reply[0] < 0 else reply[0] / 1000
             return Taken(left) if place is None else Queued(reply[1], reply[2], left)
@@ -218,8 +232,16 @@ class RedisStore:
         request = scripts.release_request(name, holder)
         reply = await self.wire.ask(request, until, before)
         if type(reply) is ReplyError:
-            reply = await self._mend(reply, scripts.RELEASE, request, name, until, before)
+            try:
+                reply = await self._mend(reply, scripts.RELEASE, request, name, until, before)
+            except (StoreRefused, StoreProtocolError) as refusal:
+                return await self._otherwise(refusal, lambda store: store.release(name, holder, until))
         return bool(reply == 1)
+
+    async def _otherwise(self, refusal: StoreError, operation: Callable[[RedisStore], Awaitable[T]]) -> T:
+        if self.otherwise is None:
+            raise refusal
+        return await self.otherwise(refusal, operation)
 
     async def adopt(self, ask: Ask, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
         reply = await self._run(scripts.ADOPT, scripts.adopt_request(ask, old_holder), ask.name, until, before)
