@@ -44,7 +44,7 @@ PUBLIC = {
         "simple",
         "targets",
     ),
-    *("blocks", "compat", "fenced", "once", "optimistic", "recipes", "reentrant"),
+    *("blocks", "compat", "fenced", "once", "optimistic", "recipes", "reentrant", "scopes"),
 }
 """The modules that users meet, the package itself among them."""
 

@@ -86,12 +86,7 @@ class BaseLocks(Generic[LeaseT]):
         """Hang up, when nobody can use this any more, and so nothing is held. Called by the garbage collector, in
         whatever thread and in the midst of anything: so it takes no mutex and starts no thread."""
         self.keeper.close()
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        hang_up = getattr(self.store, "hang_up", None)
-        if hang_up is not None:
-            hang_up()
+        self.store.hang_up()
 
     def _closed_under_us(self) -> None:
         """A thread that waited is told that the connection was closed. When that is because the program ends, nobody
@@ -106,8 +101,7 @@ class BaseLocks(Generic[LeaseT]):
 
     async def _end(self) -> None:
         try:
-            if hasattr(self.store, "end_waits"):  # first: what is given back must not go to who waits here
-                await self.store.end_waits()
+            await self.store.end_waits()
             for ask in self.passing.close():
                 await give_back(self.store, self.runtime, ask.name, ask.holder, ask.ttl, inline=True)
             await self.keeper.give_back([*self._stranded, *self.keeper.held()])

@@ -190,7 +190,7 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
             give_up_at = self.runtime.now() + BUDGET
             while self.keeper.held() and self.runtime.now() < give_up_at:
                 await self.runtime.sleep(0.002)  # the keeper was cancelled too, and is giving it back
-            self._hang_up()
+            self.store.hang_up()
             raise
 
     async def _close(self) -> None:

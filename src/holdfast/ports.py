@@ -85,6 +85,11 @@ class Store(Protocol):
     def listening(self) -> bool:
         """Whether opening a mailbox costs nothing, so that the first request may ask for a place."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether a request can go out without dialling first, which takes its time; True where that is not known, or
+        nothing is dialled."""
+
     def mailbox(self, holder: str) -> Mailbox: ...
 
     async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
@@ -134,6 +139,12 @@ class Store(Protocol):
         """End the grant of `holder` against its will, and hand the lock on; True if it had the lock. The fence moves on
         even when nobody waits. `holder` is as `inspect` tells it, also for a lock that something else than holdfast
         took. A waiter keeps its place."""
+
+    def hang_up(self) -> None:
+        """Close the connections, if there are any: without waiting, in whatever thread. The next request dials anew."""
+
+    async def end_waits(self) -> None:
+        """Before `close`: send away who waits, so that what is given back then goes to others."""
 
     async def close(self) -> None: ...
 

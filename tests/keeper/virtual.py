@@ -230,6 +230,7 @@ class FaultyStore:
     listening = True
 
     reserves = True
+    connected = True
 
     def __init__(self, runtime: VirtualRuntime) -> None:
         self.runtime = runtime
@@ -348,6 +349,10 @@ class FaultyStore:
         self.tell = tell
 
     def listen(self) -> None: ...
+
+    def hang_up(self) -> None: ...
+
+    async def end_waits(self) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -59,7 +59,7 @@ async def release(
         while True:
             try:
                 until = give_up_at - budget / 2 if failures == 0 else give_up_at
-                if keep_until:
+                if keep_until:  # else straight to the store: every cycle comes by here
                     released = await _end(store, runtime, name, holder, keep_until, until)
                 else:
                     released = await store.release(name, holder, until)

@@ -73,8 +73,8 @@ class Renewer:
             self._try_on(silent, error or _unanswered(), now + patience)
 
     async def _renew_connected(self, batch: Sequence[Holding], until: float) -> Sequence[Holding]:
-        """As `renew`, but does not dial: that may take longer than `until`. A store that never dials need not say."""
-        if not getattr(self._store, "connected", True):
+        """As `renew`, but does not dial: that may take longer than `until`."""
+        if not self._store.connected:
             raise StoreUnavailable("There is no connection yet.", outcome=Outcome.UNKNOWN)
         try:
             return await renew(self._store, self._runtime, batch, self._refused, until)

@@ -313,6 +313,7 @@ class MemoryStore:
 
     grace = 0.08
     reserves = True
+    connected = True
     listening = True
     notices = False
     confirms = False
@@ -363,6 +364,12 @@ class MemoryStore:
     async def take_away(self, name: str, holder: str, until: float) -> bool:
         with self._hub.mutex:
             return self._hub.space.take_away(name, holder, self._runtime.now())
+
+    def hang_up(self) -> None:
+        """There is no connection."""
+
+    async def end_waits(self) -> None:
+        """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
 
     async def close(self) -> None:
         self.closed = True

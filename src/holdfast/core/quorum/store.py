@@ -65,6 +65,7 @@ class QuorumStore:
 
     confirms = False
     reserves = False  # a lock that is passed on within a process would make those on other hosts wait even longer
+    connected = True  # its nodes are dialled in the background
     reassert: Reassert | None = None  # a node's own, where a majority stands: see `_put_back`
 
     @property
@@ -308,6 +309,13 @@ class QuorumStore:
 
     async def facts(self, until: float) -> Facts:
         return await looking.facts(self.nodes, self.runtime.now(), self.limit(until), until)
+
+    def hang_up(self) -> None:
+        for node in self.nodes.all:
+            node.store.hang_up()
+
+    async def end_waits(self) -> None:
+        """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
 
     async def close(self) -> None:
         self.nodes.close()

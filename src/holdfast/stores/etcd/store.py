@@ -49,6 +49,7 @@ class EtcdStore:
     grace = 0.3
     listening = True
     reserves = False
+    connected = True
     confirms = False
     notices = False
     reassert = None
@@ -268,6 +269,12 @@ class EtcdStore:
 
     def listen(self) -> None:
         """Nothing comes unasked."""
+
+    def hang_up(self) -> None:
+        """Left to its client library, and to `close`."""
+
+    async def end_waits(self) -> None:
+        """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
 
     async def close(self) -> None:
         await self._calls.close()

@@ -47,6 +47,7 @@ class ClusterStore:
 
     reserves = False  # as behind sentinels, see RedisStore.reserves
     listening = False  # which node a waiter must listen at depends on its lock
+    connected = True  # and so does which node is asked
 
     def __init__(self, seeds: Sequence[Address], make: Callable[[str, int], Node], runtime: Runtime) -> None:
         self._seeds = tuple(seeds)

@@ -48,6 +48,7 @@ class SqliteStore:
 
     grace = 0.08
     reserves = True
+    connected = True
     notices = False
     confirms = False
     reassert = None
@@ -198,6 +199,9 @@ class SqliteStore:
         inbox = self._inbox
         scene = rules.Scene(connection.execute, self._now(), self._wall_us(), inbox.reach, inbox.address, [])
         return step(scene), scene.letters
+
+    def hang_up(self) -> None:
+        """The database is closed once nobody can use the store any more (`_finalizer`)."""
 
     async def end_waits(self) -> None:
         """Send away who waits, and give them a moment to leave the queue."""

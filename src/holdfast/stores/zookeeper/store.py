@@ -30,6 +30,7 @@ class ZooKeeperStore:
 
     grace = 0.3
     reserves = False
+    connected = True
     listening = True
     confirms = False
     notices = False
@@ -221,6 +222,12 @@ class ZooKeeperStore:
 
     def listen(self) -> None:
         """Nothing comes unasked."""
+
+    def hang_up(self) -> None:
+        """Left to its client library, and to `close`."""
+
+    async def end_waits(self) -> None:
+        """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
 
     async def close(self) -> None:
         await self._session.close()
