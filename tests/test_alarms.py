@@ -1,6 +1,7 @@
 """One timer of the event loop ends all waits: in order, on time, without piling up."""
 
 import asyncio
+import threading
 import time as real
 from collections.abc import Coroutine
 from typing import Any
@@ -111,3 +112,23 @@ async def test_a_waker_is_of_the_loop_that_runs_though_the_connection_is_of_anot
 
     assert await asyncio.to_thread(asyncio.run, elsewhere()) is False
     assert await runtime.waker().wait(runtime.now() + 0.02) is False
+
+
+def test_a_loop_that_changed_threads_is_woken_all_the_same() -> None:
+    loop = asyncio.new_event_loop()
+
+    async def make() -> TaskWaker:
+        return AsyncioRuntime().waker()
+
+    waker = loop.run_until_complete(make())  # in this thread
+    runner = threading.Thread(target=loop.run_forever)
+    runner.start()
+
+    async def wait() -> bool:
+        threading.Thread(target=waker.wake).start()
+        return await waker.wait(None)
+
+    assert asyncio.run_coroutine_threadsafe(wait(), loop).result(10) is True
+    loop.call_soon_threadsafe(loop.stop)
+    runner.join(10)
+    loop.close()

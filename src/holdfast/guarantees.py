@@ -125,12 +125,13 @@ def _role(facts: Facts) -> Guarantee:
 
 def _order(facts: Facts) -> Guarantee:
     if facts.queue:
-        return Guarantee(
-            "order",
-            Verdict.YES,
-            "Who waits is served first come, first served, and woken by a message; threads and tasks of one connection "
-            "may pass the lock on among themselves for 50 ms first (not with passing=False).",
-        )
+        text = "Who waits is served first come, first served, and woken by a message"
+        if facts.topology is Topology.SINGLE and not facts.acknowledged:
+            text += (
+                "; threads and tasks of one connection may pass the lock on among themselves for 50 ms first (not with "
+                "passing=False)"
+            )
+        return Guarantee("order", Verdict.YES, f"{text}.")
     return Guarantee("order", Verdict.NO, "Who waits may be overtaken.")
 
 

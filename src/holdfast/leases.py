@@ -41,6 +41,7 @@ class BaseLease:
         "_holding",
         "_home",
         "_keep_until",
+        "_left",
         "_on_lost",
         "_on_risk",
         "_origin",
@@ -62,6 +63,7 @@ class BaseLease:
         self._wakers: list[Waker] = []
         self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
         self._scope: Scope | None = None
+        self._left = False  # whether `lock.release()` is to find it no more
         self._keep_until = 0.0  # when given back sooner, the name stays taken until then
         self._room: Room | None = None
         self._tenancy: Tenancy | None = None
@@ -150,8 +152,9 @@ class BaseLease:
             log.warning("The lease on %s (fence %d) was lost: %s", shown(self.name), self.fence, self._holding.reason)
             for waker in tuple(self._wakers):
                 waker.wake()
-            if self._scope is not None:
-                self._scope.end_soon()
+            scope = self._scope  # read once: the end of its block takes it away, perhaps in another thread
+            if scope is not None:
+                scope.end_soon()
             self._end_tenancy()
         callback = {AT_RISK: self._on_risk, LOST: self._on_lost}.get(state)
         if callback is not None:
@@ -172,14 +175,9 @@ class BaseLease:
         """Whether what a callback raised is meant for the thread or task that called it."""
         return not isinstance(error, Exception)
 
-    @property
-    def _is_over(self) -> bool:
-        """Whether it was given back, and the store need not be asked again."""
-        holding = self._holding
-        return holding.state is RELEASED and holding.settled
-
     def _leave_home(self) -> None:
         """The lock object that handed this lease out need not remember it any more."""
+        self._left = True
         home, self._home = self._home, None
         if home is None:
             return
@@ -210,8 +208,7 @@ class BaseLease:
             released = False
         else:  # lost, and its key may be there; or an earlier call failed, and its clean-up goes on
             released = await self._return_to_store(again=state is RELEASED)
-        if self._home is not None:
-            self._leave_home()
+        self._leave_home()
         if not released:
             self._warn_gone()
         return released
@@ -225,8 +222,7 @@ class BaseLease:
         if not tenancy.room.pass_on(tenancy, self._holding, now):
             return False
         client.keeper.unwatch(self._holding)
-        if self._home is not None:
-            self._leave_home()
+        self._leave_home()
         return True
 
     async def _return_to_store(self, *, again: bool) -> bool:

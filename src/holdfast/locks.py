@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Generator, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -18,9 +18,9 @@ from holdfast.core import passing
 from holdfast.core.acquire import Grant
 from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
-from holdfast.core.holding import LOST, RELEASED, Holding
+from holdfast.core.holding import ALIVE, LOST, RELEASED, Holding
 from holdfast.core.insist import insist
-from holdfast.core.rooms import Room, Tenancy
+from holdfast.core.rooms import Room, Tenancy, Wish
 from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
 from holdfast.guards import check_function
 from holdfast.leases import AsyncLease, BaseLease, Lease
@@ -58,7 +58,7 @@ class BaseLock(Generic[LeaseT]):
         self._client: BaseLocks[Any] = locks_of(client, awaited=self._awaited)
         self._name = lock_name(name)
         self._options = options(self._client._owner, chosen)
-        self._wish = Ask(self._name, "", self._options.ttl, self._options.owner)
+        self._wish = Wish(self._name, self._options.ttl, self._options.owner)
         self._taken: dict[Hashable, list[BaseLease]] = {}
         self._blocks: list[Block] = []
         self._room: Room | None = None
@@ -155,10 +155,10 @@ class BaseLock(Generic[LeaseT]):
         """The lease that this thread or task got here last and has not given back, in a `with` block or not."""
         caller = self._client.runtime.caller()
         leases = self._taken.get(caller, [])[-1:]
-        leases += [block.lease for block in tuple(self._blocks) if block.caller == caller and not block.lease._is_over]
+        leases += [block.lease for block in tuple(self._blocks) if block.caller == caller and not block.lease._left]
         if not leases:
             raise self._not_held()
-        return max(leases, key=lambda lease: lease.fence)
+        return max(leases, key=lambda lease: (lease.state in ALIVE, lease.fence))
 
     def _not_held(self) -> NotHeld:
         return NotHeld(
@@ -291,16 +291,6 @@ class Lock(BaseLock[Lease]):
         return guarded
 
 
-class _Nothing:
-    """To be awaited where all is done."""
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return iter(())  # type: ignore[return-value] # any iterator will do, and this is the quickest
-
-
-_NOTHING = _Nothing()
-
-
 class AsyncLock(BaseLock[AsyncLease]):
     """A named lock, for asyncio: the same names, awaited.
 
@@ -320,7 +310,7 @@ class AsyncLock(BaseLock[AsyncLease]):
         from holdfast.scopes import Scope  # here, so that threads need not load asyncio
 
         super().__init__(client, name, **chosen)
-        self._open_scope = Scope
+        self._scope_class = Scope
 
     async def acquire(
         self,
@@ -349,24 +339,21 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def __aenter__(self) -> AsyncLease:
         lease = self._begin_block(await self._acquire(True, None), id(sys._getframe(1)))
         if self._options.cancel_on_loss and lease._scope is None:
-            self._open_scope(lease)
+            self._scope_class(lease)
         return lease
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Awaitable[None]:
+    ) -> Coroutine[Any, Any, None]:
         return self._leave(self._leave_block(id(sys._getframe(1))), error)
 
-    def _leave(self, lease: AsyncLease, error: BaseException | None) -> Awaitable[None]:
+    async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
         # A re-entrant lock's blocks share a lease; the outermost ends the scope.
         our_cancel, scope = False, lease._scope
         if scope is not None and not (self._blocks and any(block.lease is lease for block in self._blocks)):
             lease._scope, our_cancel = None, scope.close(error)
         if lease._tenancy is not None and not self._reenters and lease._pass_on(lease._tenancy):
-            return _NOTHING
-        return self._end(lease, error, our_cancel)
-
-    async def _end(self, lease: AsyncLease, error: BaseException | None, our_cancel: bool) -> None:
+            return
         lost = await self._exit(lease, error)
         if lost is not None and (error is None or our_cancel):
             raise lost from error

@@ -79,7 +79,7 @@ class Store(Protocol):
 
     @property
     def reserves(self) -> bool:
-        """Whether a grant can reserve more fences than one; where it can't, `ask.fences` is always 1."""
+        """Whether a grant may reserve more fences than one, to be given out later; if not, `ask.fences` is always 1."""
 
     @property
     def listening(self) -> bool:

@@ -348,3 +348,23 @@ async def test_a_forked_child_has_no_seats_and_no_tenancy(d: Driver) -> None:
     await first.leave()
     await second.has_it(d)
     await second.leave()
+
+
+@only(colour="asyncio")
+@scenario
+async def test_the_end_of_a_block_may_be_a_task_of_its_own(d: Driver) -> None:
+    """As with every coroutine; also when the lock was passed on and nothing is left to do."""
+    (first,) = await household(d, {})
+    lock = d.lock(timeout=BOUND, ttl=10)
+
+    async def live() -> None:
+        await lock.__aenter__()
+        await asyncio.create_task(lock.__aexit__(None, None, None))
+
+    second = d.start(live)
+    await seated(d, 1)
+    third = Member(d)
+    await seated(d, 2)
+    holder = (await first.leave()).holder
+    await second.result()
+    assert (await third.leave()).holder == holder, "it was passed on"

@@ -12,6 +12,7 @@ import pytest
 import holdfast.aio
 from holdfast import LeaseLost, LockError, State
 from holdfast.aio import Locks as AsyncLocks
+from holdfast.leases import BaseLease
 from tests.keeper.listening import BOUND
 from tests.keeper.losing import lose
 
@@ -56,6 +57,29 @@ class TestTheBody:
         assert (caught.value.name, caught.value.fence) == ("report", lease.fence)
         assert cancelling() == 0
         await asyncio.sleep(0)
+
+    async def test_may_end_while_another_thread_finds_the_loss(
+        self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slot, told = BaseLease.__dict__["_scope"], asyncio.Event()
+
+        class TakenAway:
+            """The end of the block, as it is seen from between two reads."""
+
+            def __get__(self, lease: Any, owner: Any = None) -> Any:
+                scope = slot.__get__(lease, owner)
+                slot.__set__(lease, None)
+                return scope
+
+            def __set__(self, lease: Any, scope: Any) -> None:
+                slot.__set__(lease, scope)
+
+        with pytest.raises(LeaseLost):  # noqa: PT012
+            async with locks.lock("report", on_lost=lambda _: told.set()) as lease:
+                with monkeypatch.context() as patch:
+                    patch.setattr(BaseLease, "_scope", TakenAway())
+                    lose(lease)
+                await asyncio.wait_for(told.wait(), BOUND)
 
     async def test_that_does_not_await_hears_at_its_end(self, locks: AsyncLocks) -> None:
         with pytest.raises(LeaseLost):

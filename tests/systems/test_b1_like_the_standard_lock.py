@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import ConfigurationError, NotHeld
+from holdfast import ConfigurationError, LeaseLost, NotHeld, State
 from tests.contract.driver import BOUND, Driver, done, held, scenario
+from tests.keeper.losing import lose
 
 
 @scenario
@@ -138,6 +139,23 @@ async def test_b1_releasing_what_was_never_taken(d: Driver) -> None:
     with pytest.raises(RuntimeError) as caught:
         await done(d.lock().release())
     assert isinstance(caught.value, NotHeld)
+
+
+@scenario
+async def test_b1_releasing_what_was_lost_is_done_once(d: Driver) -> None:
+    """In a block as without one."""
+    lock = d.lock()
+    with pytest.raises(LeaseLost):  # noqa: PT012
+        async with held(lock) as lease:
+            lose(lease)
+            assert await done(lock.release()) is False
+            with pytest.raises(NotHeld):
+                await done(lock.release())
+            other = await done(lock.acquire())
+            assert await done(lock.release()) is True
+            assert other.state is State.RELEASED
+            with pytest.raises(NotHeld):
+                await done(lock.release())
 
 
 @scenario

@@ -3,12 +3,14 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
-from holdfast import LeaseLost, NotHeld, State, StoreRefused
+import holdfast.aio
+from holdfast import ConfigurationError, LeaseLost, NotHeld, State, StoreRefused
 from holdfast.core.reentry import Levels, Step
 from tests.contract.driver import Driver, done, held, scenario
 from tests.contract.stores import only
@@ -326,3 +328,35 @@ async def test_d4_a_generator_that_another_thread_ends(d: Driver) -> None:
     await d.start(end_it).result()
     assert lock.depth == 0
     assert d.lock("thing").locked() is False
+
+
+def test_d4_one_object_in_one_event_loop_after_another() -> None:
+    lock = holdfast.aio.connect("memory://").rlock("thing", ttl=5, timeout=0)
+
+    async def twice() -> int:
+        async with lock, lock:
+            return lock.depth
+
+    assert [asyncio.run(twice()), asyncio.run(twice())] == [2, 2]
+    assert len(lock._levels) == 0
+    assert repr(lock) == "<AsyncRLock 'thing', ttl 5 s>", "where no loop runs"
+
+
+def test_d4_another_event_loop_is_another_caller() -> None:
+    """Also while the loop of the holder stands still in its midst."""
+    locks = holdfast.aio.connect("memory://")
+    lock, plain = locks.rlock("thing", ttl=5), locks.lock("other", ttl=5)
+
+    async def intrude() -> None:
+        with pytest.raises(ConfigurationError):
+            await lock.acquire()
+        with pytest.raises(NotHeld):
+            await plain.release()
+
+    async def main() -> None:
+        async with lock, plain as lease:
+            with ThreadPoolExecutor() as threads:
+                threads.submit(asyncio.run, intrude()).result(10)
+            assert lease.state is State.HELD
+
+    asyncio.run(main())

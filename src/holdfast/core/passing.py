@@ -32,22 +32,19 @@ from holdfast.core.acquire import Grant
 from holdfast.core.acquire import acquire as ask_store
 from holdfast.core.deadline import Deadline
 from holdfast.core.release import give_back
-from holdfast.core.rooms import SPAN, Lead, Room, Seat, Tenancy, Turn
+from holdfast.core.rooms import SPAN, Lead, Room, Seat, Tenancy, Turn, Wish
 from holdfast.core.validity import DRIFT, worth
 from holdfast.ports import Runtime, Store
-from holdfast.values import Ask
 
 EXTRA = SPAN / (1 - DRIFT) + 0.0005
 """Seconds of ttl asked for on top, so that the last lease of the span is worth as much as the first."""
 
 
 def acquire(
-    room: Room | None, store: Store, runtime: Runtime, wish: Ask, deadline: Deadline, *, blocking: bool
+    room: Room | None, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, *, blocking: bool
 ) -> Coroutine[Any, Any, Turn | None]:
-    """A turn, passed on or granted by the store; None when there was none until the deadline. `wish` is what is wanted,
-    with no holder id yet: who is passed a lock needs none. Without a room, nothing is passed on.
-
-    To be awaited at once: it may have a seat already."""
+    """A turn, passed on or granted by the store; None when there was none until the deadline. Without a room, nothing
+    is passed on. To be awaited at once: it may have a seat already."""
     place = room.enter(runtime, wish) if blocking and room is not None else None
     if room is None or place is None:
         return _ask_alone(room, store, runtime, wish, deadline, blocking=blocking)
@@ -57,11 +54,10 @@ def acquire(
 
 
 async def _ask_alone(
-    room: Room | None, store: Store, runtime: Runtime, wish: Ask, deadline: Deadline, *, blocking: bool
+    room: Room | None, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, *, blocking: bool
 ) -> Turn | None:
-    name, _, ttl, owner, fences, floor = wish
     holder = runtime.new_holder()
-    ask = tuple.__new__(Ask, (name, holder, ttl, owner, fences, floor))
+    ask = wish.asked(holder)
     if room is not None:
         room.askers.add(holder)
     try:
@@ -73,9 +69,9 @@ async def _ask_alone(
 
 
 async def _ask_for_tenancy(
-    room: Room, store: Store, runtime: Runtime, wish: Ask, deadline: Deadline, lead: Lead
+    room: Room, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, lead: Lead
 ) -> Turn | None:
-    ask = wish._replace(holder=lead.holder)
+    ask = wish.asked(lead.holder)
     wide = ask._replace(ttl=ask.ttl + EXTRA, fences=lead.fences)
     grant: Grant | None = None
     try:

@@ -39,6 +39,17 @@ class Turn(NamedTuple):
     tenancy: Tenancy | None
 
 
+class Wish(NamedTuple):
+    """What is wanted, before anybody asks a store for it: who is passed a lock never does, and needs no holder id."""
+
+    name: str
+    ttl: float
+    owner: str
+
+    def asked(self, holder: str) -> Ask:
+        return tuple.__new__(Ask, (self.name, holder, self.ttl, self.owner, 1, 0))
+
+
 @final
 class Lead(NamedTuple):
     """Leave to ask the store for a tenancy, under this holder id and with so many fences."""
@@ -53,7 +64,7 @@ class Seat:
 
     __slots__ = ("patient_until", "sat_down_at", "turn", "waker", "wish")
 
-    def __init__(self, runtime: Runtime, wish: Ask, now: float, patience: float) -> None:
+    def __init__(self, runtime: Runtime, wish: Wish, now: float, patience: float) -> None:
         self.wish = wish
         self.sat_down_at = now
         self.patient_until = now + patience
@@ -165,7 +176,7 @@ class Room:
         self.closed = False
         self.latest: Holding | None = None
 
-    def enter(self, runtime: Runtime, wish: Ask) -> Seat | Lead | None:
+    def enter(self, runtime: Runtime, wish: Wish) -> Seat | Lead | None:
         """A seat to wait in, or leave to ask for a tenancy; None for who is alone and asks for a lease."""
         if not (self.askers or self._leaders or self._tenancy or self._productive):
             latest = self.latest
@@ -177,7 +188,7 @@ class Room:
                 raise closed_error()
             if not self._seats and not self._leads(now):
                 return self._lead(runtime, now)
-            seat = Seat(runtime, wish, now, LONG_PATIENCE if self._productive or self._serves else PATIENCE)
+            seat = Seat(runtime, wish, now, LONG_PATIENCE if self._serves else PATIENCE)
             self._seats.append(seat)
             return seat
 
@@ -202,12 +213,8 @@ class Room:
         with self._mutex:
             if self.closed:
                 raise closed_error()
-            turn = seat.turn
-            if turn is not None:
-                seat.turn = None
-                if turn.tenancy is not None:
-                    turn.tenancy.seat = None
-                return turn
+            if seat.turn is not None:
+                return self._taken(seat)
             if self._serves:
                 seat.patient_until = seat.sat_down_at + LONG_PATIENCE
             if now < seat.patient_until and self._leads(now):

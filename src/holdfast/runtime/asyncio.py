@@ -86,12 +86,16 @@ class TaskWaker:
         self._future: asyncio.Future[bool] | None = None
 
     def wake(self) -> None:
-        if threading.get_ident() != self._thread:
-            try:
-                self._alarms.loop.call_soon_threadsafe(self.wake)
-            except RuntimeError:
-                pass  # the loop is closed: nobody waits there any more
-        elif self._future is None or self._future.done():
+        if threading.get_ident() == self._thread:
+            self._wake()
+            return
+        try:
+            self._alarms.loop.call_soon_threadsafe(self._wake)  # not `wake`: the loop may run in another thread by now
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits there any more
+
+    def _wake(self) -> None:
+        if self._future is None or self._future.done():
             self._called = True
         else:
             self._future.set_result(True)
@@ -156,7 +160,10 @@ class AsyncioRuntime:
         return TaskWaker(self._alarms)
 
     def caller(self) -> Hashable:
-        return asyncio.current_task(self._loop)
+        try:
+            return asyncio.current_task()  # of the loop that runs, which may be another than ours
+        except RuntimeError:
+            return None  # no loop runs here
 
     def stage(self, caller: Hashable) -> Stage:
         if not isinstance(caller, asyncio.Task) or caller.done():

@@ -128,9 +128,9 @@ class RedisStore:
 
     @property
     def reserves(self) -> bool:
-        """Not behind a failover: for a moment two masters may grant, and then only their clocks order the fences. Those
-        of a block are as old as its grant, however late they are given out."""
-        return self._topology is Topology.SINGLE
+        """Not where a failover is to be expected: for a moment two masters may grant, and then only their clocks order
+        the fences. Those of a block are as old as its grant, however late they are given out."""
+        return self._topology is Topology.SINGLE and not (self.confirms or self._reasserts)
 
     @property
     def listening(self) -> bool:
