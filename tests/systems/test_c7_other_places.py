@@ -123,7 +123,7 @@ async def test_c7_a_lease_is_renewed_while_its_holder_lives(d: Driver, name: str
     lease = await done(d.lock(name, ttl=2).acquire())
     ran_out_at = d.locks.runtime.now() + 3.2  # etcd may keep it for a second more than its ttl
     await d.until(lambda: d.locks.runtime.now() >= ran_out_at, "the ttl to pass")
-    assert lease.state is State.HELD
+    lease.ensure_held()  # at risk, perhaps: a server on a busy machine may be late with one answer
     assert await taken_for_others(d, name)
     assert await done(lease.release()) is True
 
