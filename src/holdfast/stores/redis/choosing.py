@@ -32,7 +32,10 @@ PROBE = "holdfast"
 
 
 class ChoosingStore:
-    """`ports.Store`. `_store` is the one in use; `_other` the one without scripts, once it was needed."""
+    """`ports.Store`. `_store` is the one in use; `_other` the one without scripts, once it was needed. Neither waits
+    for replicas: that needs scripts, so then there is no choice (see `building.py`)."""
+
+    confirms = False
 
     def __init__(self, scripted: RedisStore, without: Callable[[], RedisStore], runtime: Runtime) -> None:
         self._scripted = self._store = scripted
@@ -49,10 +52,6 @@ class ChoosingStore:
     @property
     def reserves(self) -> bool:
         return self._store.reserves
-
-    @property
-    def confirms(self) -> bool:
-        return self._store.confirms
 
     @property
     def reassert(self) -> Reassert | None:

@@ -88,7 +88,7 @@ class Link:
         self._poll.register(self._socket, select.POLLIN)
         self._feed = new_reader().feed
         self._runtime = runtime
-        self._dispatch = dispatch
+        self.dispatch = dispatch
         self.pending: deque[Slot] = deque()
         self.leading = threading.Lock()
         self._followers: dict[Slot, None] = {}
@@ -215,7 +215,7 @@ class Link:
         pending = self.pending
         for reply in self._feed(data):
             if type(reply) is Pushed or not pending:
-                self._dispatch(reply)
+                self.dispatch(reply)
                 continue
             slot = pending.popleft()
             slot.value = reply

@@ -89,14 +89,16 @@ def push_in(reply: Any) -> tuple[str, Push | Next] | None:
     ('moto', Next(turn=3, ttl_left=1.5))
     >>> push_in([b"pong", b""])
     """
-    if not isinstance(reply, list) or len(reply) != 3 or reply[0] not in _MESSAGES:
-        return None
     try:
-        holder, turn, *news = reply[2].decode("ascii").split(" ")
-        if len(news) == 1:
-            return holder, Push(int(turn), int(news[0]))
-        kind, ttl_ms = news
+        kind, _, text = reply
+        if kind not in _MESSAGES:
+            return None
+        words = text.decode("ascii").split(" ")
+        if len(words) == 3:
+            holder, turn, fence = words
+            return holder, tuple.__new__(Push, (int(turn), int(fence)))
+        holder, turn, news, ttl_ms = words
         left = int(ttl_ms) / 1000
-        return (holder, Next(int(turn), left if left >= 0 else None)) if kind == "next" else None
-    except ValueError:
+        return (holder, Next(int(turn), left if left >= 0 else None)) if news == "next" else None
+    except (ValueError, TypeError, AttributeError):
         return None

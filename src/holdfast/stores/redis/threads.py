@@ -266,6 +266,8 @@ class ThreadInbox:
         if error is not None:
             link.close()
             raise error
+        if not self.sharded:
+            link.dispatch = self._take
         self._heard_at = self.runtime.now()
         self._shards = shards
         self._link = link
@@ -289,13 +291,19 @@ class ThreadInbox:
         return link, channel
 
     def _deliver(self, reply: Any, shards: Shards) -> None:
-        self._heard_at = self.runtime.now()
-        if self.sharded and shards.takes(reply):
-            if left := left_in(reply):
-                for one in tuple(self._boxes.values()):
-                    if one.channel == left:
-                        one.moved()
+        """What came on channels of a cluster's slots."""
+        if not shards.takes(reply):
+            self._take(reply)
             return
+        self._heard_at = self.runtime.now()
+        if left := left_in(reply):
+            for one in tuple(self._boxes.values()):
+                if one.channel == left:
+                    one.moved()
+
+    def _take(self, reply: Any) -> None:
+        """Give a push to whom it is for."""
+        self._heard_at = self.runtime.now()
         found = push_in(reply)
         if found is not None:
             box = self._boxes.get(found[0])
@@ -368,7 +376,10 @@ class ThreadMailbox:
 
     def push(self, push: Push | Next) -> None:
         self._pushes.append(push)
-        self._slot.settle(None)
+        slot = self._slot
+        slot.ready = True
+        if slot.waker is not None:
+            slot.wake()
 
     def moved(self) -> None:
         """The slot is another node's now, and its channel with it."""
