@@ -1,6 +1,7 @@
 """One timer of the event loop ends all waits: in order, on time, without piling up."""
 
 import asyncio
+import random
 import threading
 import time as real
 from collections.abc import Coroutine
@@ -51,14 +52,38 @@ def test_each_wait_ends_at_its_own_time(time: Time) -> None:
     play(time, work())
 
 
-def test_who_is_woken_leaves_no_timer_and_no_entry_behind(time: Time) -> None:
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_waits_and_wakes_each_ends_as_it_should(time: Time, seed: int) -> None:
+    """Woken, or at its own time: whatever the others do, and in whatever order they came."""
+    chance = random.Random(seed)
+
     async def work() -> None:
         alarms = Alarms(asyncio.get_running_loop(), time)
+
+        async def wait() -> None:
+            await asyncio.sleep(chance.uniform(0, 3))
+            waker, until = TaskWaker(alarms), time() + chance.choice((0.5, 1.0, 1.0, 1.0, chance.uniform(0, 5)))
+            woken_at = time() + chance.uniform(0, 5)
+            asyncio.get_running_loop().call_later(woken_at - time(), waker.wake)
+            assert await waker.wait(until) is (woken_at < until)
+            assert time() == pytest.approx(min(woken_at, until), abs=0.01)
+
+        await asyncio.gather(*(wait() for _ in range(200)))
+
+    play(time, work())
+
+
+@pytest.mark.parametrize("other", [None, 1800.0, 7200.0])
+def test_who_is_woken_leaves_no_timer_and_no_entry_behind(time: Time, other: float | None) -> None:
+    async def work() -> None:
+        alarms = Alarms(asyncio.get_running_loop(), time)
+        if other is not None:
+            alarms.set(asyncio.get_running_loop().create_future(), time() + other, other)  # waits all the time
         for _ in range(5000):
             waker = TaskWaker(alarms)
             asyncio.get_running_loop().call_soon(waker.wake)
             assert await waker.wait(time() + 3600.0) is True
-        assert len(alarms._heap) <= Alarms.FEW + 1
+        assert len(alarms) <= Alarms.FEW + 3
 
     play(time, work())
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -28,34 +29,54 @@ class Alarms:
     """Ends waits when their time is up, all those of a connection by one timer of its event loop: a thousand tasks that
     pass a lock around set and cancel thousands of alarms a second, and nearly none ever rings.
 
-    Invariants: every wait that is not over is in `_heap`; `_rings_at` is not after the first of them; the heap never
-    has more than twice as many as ever waited at once, and a few."""
+    Invariants: every wait that is not over is in `_row`, which is in order of their ends, or in `_heap`, for those that
+    end before the last of the row; `_rings_at` is not after the first of them; together they never have more than twice
+    as many as ever waited at once, and a few."""
 
     FEW = 64
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
         self.loop = loop
         self.now = clock
+        self._row: deque[tuple[float, asyncio.Future[bool]]] = deque()
         self._heap: list[tuple[float, int, asyncio.Future[bool]]] = []
         self._numbers = count()
         self._rings_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._tidy_at = self.FEW
 
+    def __len__(self) -> int:
+        return len(self._row) + len(self._heap)
+
     def set(self, future: asyncio.Future[bool], until: float, left: float) -> None:
         """Give `future` the result False at `until`, in `left` seconds, unless it has one by then."""
-        heap = self._heap
-        heappush(heap, (until, next(self._numbers), future))
-        first, timer = heap[0][0], self._timer
+        row = self._row
+        if row and until < row[-1][0]:
+            heappush(self._heap, (until, next(self._numbers), future))
+        else:  # as nearly always, since most wait for as long as those before them
+            while row and row[0][1].done():
+                row.popleft()
+            row.append((until, future))
+        timer = self._timer
         # In a suspended machine the loop's own clock stands still, so it would ring late. But what the loop itself
         # knows to be due rings in this round: put off in each round, it would never ring.
         late = self._rings_at + left < until and timer is not None and timer.when() > self.loop.time()
-        if first < self._rings_at or late:
+        if until < self._rings_at or late:
+            first = self._first()
             self._ring_at(first, max(0.0, first - until + left))
-        if len(heap) > self._tidy_at:
-            heap[:] = [alarm for alarm in heap if not alarm[2].done()]
-            heapify(heap)
-            self._tidy_at = 2 * len(heap) + self.FEW
+        if len(row) + len(self._heap) > self._tidy_at:
+            self._tidy()
+
+    def _first(self) -> float:
+        """When the first of them ends."""
+        ends = [alarms[0][0] for alarms in (self._row, self._heap) if alarms]
+        return min(ends, default=math.inf)
+
+    def _tidy(self) -> None:
+        self._row = deque(alarm for alarm in self._row if not alarm[1].done())
+        self._heap = [alarm for alarm in self._heap if not alarm[2].done()]
+        heapify(self._heap)
+        self._tidy_at = 2 * len(self) + self.FEW
 
     def _ring_at(self, until: float, left: float) -> None:
         if self._timer is not None:
@@ -64,14 +85,20 @@ class Alarms:
         self._timer = self.loop.call_later(left, self._ring)
 
     def _ring(self) -> None:
-        heap, moment = self._heap, self.now()
+        row, heap, moment = self._row, self._heap, self.now()
         self._timer, self._rings_at = None, math.inf
+        while row and (row[0][0] <= moment or row[0][1].done()):
+            _end(row.popleft()[1])
         while heap and (heap[0][0] <= moment or heap[0][2].done()):
-            future = heappop(heap)[2]
-            if not future.done():
-                future.set_result(False)
-        if heap:
-            self._ring_at(heap[0][0], heap[0][0] - moment)
+            _end(heappop(heap)[2])
+        if row or heap:
+            first = self._first()
+            self._ring_at(first, first - moment)
+
+
+def _end(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(False)
 
 
 class TaskWaker:
