@@ -101,7 +101,7 @@ class BaseLocks(Generic[LeaseT]):
 
     async def _end(self) -> None:
         try:
-            await self.store.end_waits()
+            await self.store.end_waits()  # first: what is given back must not go to who waits here
             for ask in self.passing.close():
                 await give_back(self.store, self.runtime, ask.name, ask.holder, ask.ttl, inline=True)
             await self.keeper.give_back([*self._stranded, *self.keeper.held()])

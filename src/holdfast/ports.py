@@ -158,10 +158,6 @@ class NodeStore(Store, Protocol):
     nobody, so its requests fail at once, and `connect` dials in the background."""
 
     @property
-    def connected(self) -> bool:
-        """Whether a request could be sent now."""
-
-    @property
     def silent_since(self) -> float | None:
         """When the oldest request was sent that is not answered yet; None when all are."""
 

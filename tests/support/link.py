@@ -11,7 +11,6 @@ import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tests.support.conversation import Conversation, push_args
@@ -169,7 +168,7 @@ class Link:
                 await server.send(parcel.raw)
         await self._flows["to_server"].wait()
         # Only our half: the server runs what it was sent before it ends its own.
-        with suppress(OSError):  # the server may have gone, and its transport not know yet
+        with contextlib.suppress(OSError):  # the server may have gone, and its transport not know yet
             if not server.writer.is_closing():
                 server.writer.write_eof()
 

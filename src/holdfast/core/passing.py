@@ -89,13 +89,11 @@ async def _ask_for_tenancy(
 
 async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline: Deadline) -> Turn | None:
     """Wait in a seat for a turn, or until it is time to ask the store."""
-    end = deadline.at
     try:
         while True:
-            patient_until = seat.patient_until
-            await seat.waker.wait(patient_until if end is None or end > patient_until else end)
+            await seat.waker.wait(deadline.earliest(seat.patient_until))
             now = runtime.now()
-            over = end is not None and now >= end
+            over = deadline.passed(now)
             outcome = room.leave(seat) if over else room.look(runtime, seat, now)
             if outcome is None:
                 if over:

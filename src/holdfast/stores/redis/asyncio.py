@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.ports import Runtime, Waker
 from holdfast.stores.redis.dialling import Dial
+from holdfast.stores.redis.mailbox import BaseMailbox
 from holdfast.stores.redis.messages import (
     FIRST_GRACE,
     HEAR_WITHIN,
@@ -225,29 +225,16 @@ class _Answer:
         self.waker.wake()
 
 
-class TaskMailbox:
-    """`ports.Mailbox`; see `ThreadMailbox`."""
+class TaskMailbox(BaseMailbox[TaskLink]):
+    """`ports.Mailbox`."""
 
-    __slots__ = ("_inbox", "_link", "_pushes", "_waker", "channel", "holder", "slot")
+    __slots__ = ("_waker",)
+
+    _inbox: TaskInbox
 
     def __init__(self, inbox: TaskInbox, holder: str, slot: int | None = None) -> None:
-        self._inbox = inbox
-        self.holder = holder
-        self.slot = slot
-        self.channel = ""
-        self._pushes: deque[Push | Next] = deque()
+        super().__init__(inbox, holder, slot)
         self._waker: Waker | None = None
-        self._link: TaskLink | None = None
-
-    @property
-    def address(self) -> str:
-        return self.channel or self._inbox.address
-
-    @property
-    def sound(self) -> bool:
-        """Whether pushes arrive."""
-        link = self._link
-        return link is not None and link.error is None and bool(self.channel or not self._inbox.sharded)
 
     async def open(self, until: float) -> None:
         self._inbox.add(self)
@@ -256,18 +243,9 @@ class TaskMailbox:
         else:
             self._link, self.channel = await self._inbox.join(self.slot, until)
 
-    def push(self, push: Push | Next) -> None:
-        self._pushes.append(push)
-        self.wake()
-
     def wake(self) -> None:
         if self._waker is not None:
             self._waker.wake()
-
-    def moved(self) -> None:
-        """The slot is another node's now, and its channel with it."""
-        self.channel = ""
-        self.wake()
 
     async def hear(self, until: float) -> Push | Next | None:
         """The next push; None when `until` passed, or when this mailbox is not `sound`."""
@@ -284,6 +262,3 @@ class TaskMailbox:
         if push is None and not self.sound:
             self._link = await self._inbox.sound_link(until)  # a push may have come while nobody listened
         return push
-
-    def close(self) -> None:
-        self._inbox.remove(self)

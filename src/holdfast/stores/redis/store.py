@@ -177,15 +177,13 @@ class RedisStore:
     async def acquire(self, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()) -> Answer:
         request = scripts.acquire_request(ask, place)
         reply = await self.wire.ask(request, until, before)
-        if type(reply) is int:
-            return tuple.__new__(Granted, (reply, None))
         if type(reply) is ReplyError:
             try:
                 reply = await self._mend(reply, scripts.ACQUIRE, request, ask.name, until, before)
             except (StoreRefused, StoreProtocolError) as refusal:
                 return await self._otherwise(refusal, lambda store: store.acquire(ask, place, until))
         if type(reply) is int:
-            return Granted(reply)
+            return tuple.__new__(Granted, (reply, None))
         try:
             left = None if reply[0] < 0 else reply[0] / 1000
             return Taken(left) if place is None else Queued(reply[1], reply[2], left)

@@ -1,44 +1,27 @@
-"""Where one acquisition of a thread hears its pushes; the inbox in `threads.py` brings them.
-
-Rules kept here: a mailbox that may have missed a push says so: its `wait` returns None, and the core asks again.
-"""
+"""A mailbox for threads: whoever waits for a push reads the inbox's connection, see `link.py`."""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from holdfast.stores.redis.link import Link, Slot
+from holdfast.stores.redis.mailbox import BaseMailbox
 from holdfast.values import Next, Push
 
 if TYPE_CHECKING:
     from holdfast.stores.redis.threads import ThreadInbox
 
 
-class ThreadMailbox:
-    """`ports.Mailbox`. `_link` is the connection under which this acquisition asked last; `channel` is what it listens
-    to there when that is the channel of a cluster `slot`."""
+class ThreadMailbox(BaseMailbox[Link]):
+    """`ports.Mailbox`."""
 
-    __slots__ = ("_inbox", "_link", "_pushes", "_slot", "channel", "holder", "slot")
+    __slots__ = ("_slot",)
+
+    _inbox: ThreadInbox
 
     def __init__(self, inbox: ThreadInbox, holder: str, slot: int | None = None) -> None:
-        self._inbox = inbox
-        self.holder = holder
-        self.slot = slot
-        self.channel = ""
+        super().__init__(inbox, holder, slot)
         self._slot = Slot()
-        self._pushes: deque[Push | Next] = deque()
-        self._link: Link | None = None
-
-    @property
-    def address(self) -> str:
-        return self.channel or self._inbox.address
-
-    @property
-    def sound(self) -> bool:
-        """Whether pushes arrive."""
-        link = self._link
-        return link is not None and link.error is None and bool(self.channel or not self._inbox.sharded)
 
     async def open(self, until: float) -> None:
         self._inbox.add(self)
@@ -47,16 +30,7 @@ class ThreadMailbox:
         else:
             self._link, self.channel = await self._inbox.join(self.slot, until)
 
-    def push(self, push: Push | Next) -> None:
-        self._pushes.append(push)
-        slot = self._slot
-        slot.ready = True
-        if slot.waker is not None:
-            slot.wake()
-
-    def moved(self) -> None:
-        """The slot is another node's now, and its channel with it."""
-        self.channel = ""
+    def wake(self) -> None:
         self._slot.settle(None)
 
     async def hear(self, until: float) -> Push | Next | None:
@@ -73,6 +47,3 @@ class ThreadMailbox:
         if push is None and not self.sound:
             self._link = self._inbox.sound_link(until)  # a push may have come while nobody listened
         return push
-
-    def close(self) -> None:
-        self._inbox.remove(self)
