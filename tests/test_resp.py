@@ -32,6 +32,11 @@ REPLIES: list[tuple[bytes, Any]] = [
     (b"*0\r\n", []),
     (b"*3\r\n:1\r\n$1\r\nx\r\n*1\r\n:2\r\n", [1, b"x", [2]]),
     (b">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\np\r\n", [b"message", b"c", b"p"]),
+    (b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$4\r\nm 17\r\n", [b"message", b"c", b"m 17"]),
+    (b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$4\r\na\r\nb\r\n", [b"message", b"c", b"a\r\nb"]),
+    (b"*3\r\n$7\r\nmessage\r\n$4\r\na\r\nb\r\n$3\r\nm\r\n\r\n", [b"message", b"a\r\nb", b"m\r\n"]),
+    (b"*3\r\n$7\r\nmessage\r\n$0\r\n\r\n$0\r\n\r\n", [b"message", b"", b""]),
+    (b"*3\r\n$7\r\nmessage\r\n:1\r\n$1\r\nx\r\n", [b"message", 1, b"x"]),
     (b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n", [b"invalidate", [b"k"]]),
 ]
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+_ONE = b":1\r\n"
+"""The answer to nearly every release."""
+
 
 class ReplyError(Exception):
     """An error reply; not raised by the reader, since a reply is a reply."""
@@ -46,11 +49,17 @@ class Reader:
         """The replies that `data` completes."""
         if self._rest:
             data = self._rest + data
+        elif data == _ONE:
+            return [1]
         elif data[0] == 58 and data[-1] == 10:
             try:
                 return [int(data[1:])]  # one whole number and nothing else, as most replies are
             except ValueError:
                 pass
+        elif data[0] == 42 or data[0] == 62:
+            message = _message(data)
+            if message is not None:
+                return [message]
         replies = []
         at, end = 0, len(data)
         while at < end:
@@ -85,6 +94,8 @@ class _HiredisReader(Reader):
         self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=_Incomplete)
 
     def feed(self, data: bytes) -> list[Any]:
+        if self._clean and data == _ONE:
+            return [1]
         number = None
         if data[0] == 58 and data[-1] == 10:
             try:
@@ -100,6 +111,22 @@ class _HiredisReader(Reader):
             replies.append(Pushed(reply) if type(reply) is self._push else reply)
         self._clean = number is not None and replies == [number]
         return replies
+
+
+def _message(data: bytes) -> list[Any] | None:
+    """A message from a channel and nothing else, as nearly all is that comes unasked; None for anything else."""
+    parts = data.split(b"\r\n")
+    if len(parts) != 8 or parts[1] != b"$7" or parts[2] != b"message":
+        return None
+    begin, _, kind, channel_size, channel, text_size, text, end = parts
+    try:
+        if end or int(channel_size[1:]) != len(channel) or int(text_size[1:]) != len(text):
+            return None
+    except ValueError:
+        return None
+    if begin == b"*3":
+        return [kind, channel, text]
+    return Pushed((kind, channel, text)) if begin == b">3" else None
 
 
 class _Incomplete(Exception):
