@@ -46,7 +46,7 @@ def test_passing_on_keeps_the_rules_in_every_interleaving(name: str, passes: lis
 
 def _same_fence(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> rooms.Turn:
     grant = Grant(self._used, now, now + self.ask.ttl)
-    return rooms.Turn(seat.wish.asked(self.ask.holder), grant, self)
+    return rooms.Turn(self.ask._replace(owner=seat.wish.owner), grant, self)
 
 
 def _too_long(shipped: Callable[..., rooms.Turn]) -> Callable[..., rooms.Turn]:

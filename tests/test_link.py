@@ -29,7 +29,7 @@ def test_an_interrupt_between_slot_and_request_ends_the_connection(link: Link) -
     """A slot without a request would take the reply of the next one."""
     early: Any = interrupted()
     with pytest.raises(KeyboardInterrupt):
-        link.ask(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, early)
+        link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, early)
     assert link.error is not None
 
 
@@ -39,5 +39,5 @@ def test_an_interrupt_while_sending_ends_the_connection(link: Link, monkeypatch:
 
     monkeypatch.setattr(link, "_write", write)
     with pytest.raises(KeyboardInterrupt):
-        link.ask(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1)
+        link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, [Slot()])
     assert link.error is not None

@@ -66,12 +66,12 @@ def mutant(plant: Callable[[], AbstractContextManager[None]], model: Model, *kil
     return Mutant(plant, model, frozenset(killed_by))
 
 
-ATTEMPT = acquire._Attempt
+ATTEMPT = acquire.Attempt
 once, renewing = user(), user(renew=True)
 
 MUTANTS = {
     "validity counted from the reply": mutant(
-        lambda: python(ATTEMPT, "_request", "self._asked_at = asked_at", "self._asked_at = self._runtime.now()"),
+        lambda: python(ATTEMPT, "run", "self._asked_at = asked_at", "self._asked_at = runtime.now()"),
         world(once, once, seconds=3.1, slow=1),
         "SG",
         "ME",
@@ -108,19 +108,19 @@ MUTANTS = {
         lambda: python(
             ATTEMPT,
             "_wait_turn",
-            "if not worth_taking(self._runtime.now(), self._asked_at, self._ask.ttl):",
-            "self._asked_at = self._runtime.now()\n    if False:",
+            "grant = self._grant(push.fence)\n    if not worth(",
+            "self._asked_at = self._runtime.now()\n    grant = self._grant(push.fence)\n    if False and not worth(",
         ),
         world(once, once, seconds=3.1, pause=1, mortal="B"),
         "SG",
     ),
     "old pushes are taken unasked": mutant(
-        lambda: python(ATTEMPT, "_wait_turn", "if not worth_taking(", "if False and not worth_taking("),
+        lambda: python(ATTEMPT, "_wait_turn", "if not worth(", "if False and not worth("),
         world(once, once, seconds=3.1, rules=frozenset({"AL"}), pause=1, mortal="B"),
         "AL",
     ),
     "a grant that ran out on its way is handed out": mutant(
-        lambda: python(ATTEMPT, "run", "if self._runtime.now() < grant.valid_until:", "if True:"),
+        lambda: python(ATTEMPT, "run", "if runtime.now() < grant.valid_until:", "if True:"),
         world(once, seconds=3.1, pause=1),
         "AL",
     ),
@@ -163,7 +163,7 @@ MUTANTS = {
     "no answer is taken for no": mutant(
         lambda: python(
             ATTEMPT,
-            "_request",
+            "run",
             "self._traces = traces or error.outcome is not Outcome.NOT_DONE",
             "self._traces = traces",
         ),

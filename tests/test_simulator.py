@@ -65,14 +65,14 @@ def test_a_planted_error_is_found_and_shrunk() -> None:
 
 
 def test_validity_from_the_reply_is_found() -> None:
-    with python(acquire._Attempt, "_request", "self._asked_at = asked_at", "self._asked_at = self._runtime.now()"):
+    with python(acquire.Attempt, "run", "self._asked_at = asked_at", "self._asked_at = runtime.now()"):
         assert first_failure().broken.startswith("SG")
 
 
 def test_a_waiter_that_nobody_wakes_is_found_in_liveness_mode() -> None:
     with (
         lua("release", "  head = call('ZPOPMIN', queue)[1]\n  if not head", "  if not head"),
-        python(acquire._Attempt, "_next_look", "return moment", "return now + 1000.0"),
+        python(acquire.Attempt, "_next_look", "return moment", "return now + 1000.0"),
     ):
         assert first_failure().broken.startswith("LIVE")
 

@@ -14,7 +14,7 @@ from holdfast.core import release as core
 from holdfast.core.holding import ALIVE, AT_RISK, LOST, RELEASED, Holding, State
 from holdfast.core.insist import insist
 from holdfast.core.renew import renew
-from holdfast.core.rooms import Room, Tenancy
+from holdfast.core.rooms import Tenancy
 from holdfast.errors import LeaseLost, Outcome, StoreUnavailable
 from holdfast.exports import Exported
 from holdfast.losses import AsyncLost, Lost
@@ -24,6 +24,7 @@ from holdfast.values import LEAST_TTL, Seconds, clean, seconds, shown
 
 if TYPE_CHECKING:
     from holdfast.basis import BaseLocks
+    from holdfast.locks import BaseLock
     from holdfast.scopes import Scope
 
 log = logging.getLogger("holdfast")
@@ -51,23 +52,22 @@ class BaseLease:
         "_wakers",
     )
 
-    def __init__(
-        self, client: BaseLocks[Any], holding: Holding, on_risk: Callback | None, on_lost: Callback | None
-    ) -> None:
-        self._client = client
+    def __init__(self, lock: BaseLock[Any]) -> None:
+        """Nothing is granted yet: until `_holding.begin`, this is a lease that was given back."""
+        client, chosen = lock._client, lock._options
+        self._client: BaseLocks[Any] = client
         self._generation = client.generation
-        self._holding = holding
-        self._on_risk = on_risk
-        self._on_lost = on_lost
-        self._origin: object = None  # the user's client, if the lock was made on one: it must outlive the lease
+        self._holding = Holding(client.runtime, chosen.renew, chosen.max_hold)
+        self._on_risk: Callback | None = chosen.on_risk
+        self._on_lost: Callback | None = chosen.on_lost
+        self._origin = lock._origin  # the user's client, if the lock was made on one: it must outlive the lease
         self._wakers: list[Waker] = []
         self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
         self._scope: Scope | None = None
         self._left = False  # whether `lock.release()` is to find it no more
         self._keep_until = 0.0  # when given back sooner, the name stays taken until then
-        self._room: Room | None = None
+        self._room = lock._room  # a room lives as long as its leases do
         self._tenancy: Tenancy | None = None
-        holding.on_change = self._changed
 
     @property
     def name(self) -> str:
@@ -196,19 +196,39 @@ class BaseLease:
 
     async def _give_back(self, state: State) -> bool:
         """The same for a caller that has just looked at the state."""
-        holding = self._holding
-        if state in ALIVE and self._tenancy is not None and self._pass_on(self._tenancy):
+        holding, client = self._holding, self._client
+        again = released = False
+        if state not in ALIVE:
+            if self._generation != client.generation:
+                log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
+                return False
+            again = state is RELEASED and not holding.settled  # an earlier call failed, and its clean-up goes on
+        elif self._tenancy is not None and self._pass_on(self._tenancy):
             return True
-        if state in ALIVE:
-            released = await self._return_to_store(again=False)
-        elif self._generation != self._client.generation:
-            log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
-            return False
-        elif holding.settled:
-            released = False
-        else:  # lost, and its key may be there; or an earlier call failed, and its clean-up goes on
-            released = await self._return_to_store(again=state is RELEASED)
-        self._leave_home()
+        ours = holding.give_back() or again
+        # If settled, another gave it back meanwhile, perhaps to one who holds it now under the same id. If not, and not
+        # ours, it was lost, and its key may still be there.
+        if ours or not holding.settled:
+            try:
+                released = await core.release(
+                    client.store,
+                    client.runtime,
+                    holding.name,
+                    holding.holder,
+                    holding.ttl,
+                    ours,
+                    again,
+                    self._keep_until if ours else 0.0,
+                )
+            finally:
+                if self._tenancy is not None:
+                    self._tenancy.end()
+            holding.settled = True
+            client.keeper.unwatch(holding)
+            released = released and ours  # a lease that was lost before stays lost, though its key was still there
+        self._left = True
+        if self._home is not None:
+            self._leave_home()
         if not released:
             self._warn_gone()
         return released
@@ -224,29 +244,6 @@ class BaseLease:
         client.keeper.unwatch(self._holding)
         self._leave_home()
         return True
-
-    async def _return_to_store(self, *, again: bool) -> bool:
-        holding, client = self._holding, self._client
-        ours = holding.give_back() or again
-        if holding.settled and not ours:
-            return False  # another thread gave it back meanwhile, perhaps to one who holds it now under the same id
-        try:
-            released = await core.release(
-                client.store,
-                client.runtime,
-                holding.name,
-                holding.holder,
-                holding.ttl,
-                ours=ours,
-                maybe_done=again,
-                keep_until=self._keep_until if ours else 0.0,
-            )
-        finally:
-            if self._tenancy is not None:
-                self._tenancy.end()
-        holding.settled = True
-        client.keeper.unwatch(holding)
-        return released and ours  # a lease that was lost before stays lost, though its key was still there
 
     def _end_tenancy(self) -> None:
         """Those who wait in this process for the lock to be passed to them are to ask the store."""

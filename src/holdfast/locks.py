@@ -18,9 +18,9 @@ from holdfast.core import passing
 from holdfast.core.acquire import Grant
 from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
-from holdfast.core.holding import ALIVE, LOST, RELEASED, Holding
+from holdfast.core.holding import ALIVE, LOST, RELEASED
 from holdfast.core.insist import insist
-from holdfast.core.rooms import Room, Tenancy, Wish
+from holdfast.core.rooms import Room, Wish
 from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
 from holdfast.guards import check_function
 from holdfast.leases import AsyncLease, BaseLease, Lease
@@ -88,11 +88,16 @@ class BaseLock(Generic[LeaseT]):
         room = self._room
         if room is None or room.home is not client.passing:  # the first time, or the first in a forked process
             room = self._find_room()
-        turn = await passing.acquire(room, client.store, runtime, self._wish, deadline, blocking=blocking)
+        lease = self._lease_class(self)  # before the answer, since every step after it is waited for
+        turn = await passing.acquire(room, client.store, runtime, self._wish, deadline, blocking)
         if turn is None:
             return None
-        ask, grant, tenancy = turn
-        lease = self._lease(ask, grant, tenancy)
+        ask, grant, lease._tenancy = turn
+        holding = lease._holding
+        holding.begin(ask, grant, lease._changed)
+        if room is not None:
+            room.latest = holding
+        client.keeper.watch(holding)
         if client._closed:  # while we waited: whoever closed it may not have seen this lease
             await lease._release()
             raise closed_error()
@@ -116,22 +121,14 @@ class BaseLock(Generic[LeaseT]):
         table.setdefault(caller, []).append(lease)
         return lease
 
-    def _lease(self, ask: Ask, grant: Grant, tenancy: Tenancy | None = None) -> LeaseT:
-        chosen = self._options
-        holding = Holding(self._client.runtime, ask, grant, renewing=chosen.renew, max_hold=chosen.max_hold)
-        lease = self._lease_class(self._client, holding, chosen.on_risk, chosen.on_lost)
-        lease._origin = self._origin
-        lease._tenancy = tenancy
-        room = lease._room = self._room  # a room lives as long as its leases do
-        if room is not None:
-            room.latest = holding
+    def _lease(self, ask: Ask, grant: Grant) -> LeaseT:
+        """A lease on what was granted otherwise than by `_acquire`."""
+        lease = self._lease_class(self)
+        holding = lease._holding
+        holding.begin(ask, grant, lease._changed)
+        if self._room is not None:
+            self._room.latest = holding
         self._client.keeper.watch(holding)
-        return lease
-
-    def _begin_block(self, lease: LeaseT | None, frame: int) -> LeaseT:
-        if lease is None:
-            raise self._stayed_taken()
-        self._blocks.append(tuple.__new__(Block, (lease._holding.caller, frame, lease)))
         return lease
 
     def _stayed_taken(self) -> AcquireTimeout:
@@ -142,14 +139,11 @@ class BaseLock(Generic[LeaseT]):
             timeout=self._options.timeout,
         )
 
-    def _leave_block(self, frame: int) -> LeaseT:
-        blocks = self._blocks
-        # Nearly always there is but one; who begins another meanwhile stands behind it.
-        block = blocks.pop(0) if len(blocks) == 1 else leave_block(blocks, self._client.runtime.caller(), frame)
+    def _find_block(self, frame: int) -> Block:
+        block = leave_block(self._blocks, self._client.runtime.caller(), frame)
         if block is None:
             raise self._not_held()
-        lease: LeaseT = block.lease
-        return lease
+        return block
 
     def _last(self) -> BaseLease:
         """The lease that this thread or task got here last and has not given back, in a `with` block or not."""
@@ -265,12 +259,18 @@ class Lock(BaseLock[Lease]):
         except LockError:
             self._client._closed_under_us()
             raise
-        return self._begin_block(lease, id(sys._getframe(1)))
+        if lease is None:
+            raise self._stayed_taken()
+        self._blocks.append(tuple.__new__(Block, (lease._holding.caller, id(sys._getframe(1)), lease)))
+        return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(self._leave_block(id(sys._getframe(1))), error)
+        blocks = self._blocks
+        # Nearly always there is but one; who begins another meanwhile stands behind it.
+        block = blocks.pop(0) if len(blocks) == 1 else self._find_block(id(sys._getframe(1)))
+        self._leave(block.lease, error)
 
     def _leave(self, lease: Lease, error: BaseException | None) -> None:
         if lease._tenancy is not None and not self._reenters and lease._pass_on(lease._tenancy):
@@ -337,7 +337,10 @@ class AsyncLock(BaseLock[AsyncLease]):
         return await self._break(holder)
 
     async def __aenter__(self) -> AsyncLease:
-        lease = self._begin_block(await self._acquire(True, None), id(sys._getframe(1)))
+        lease = await self._acquire(True, None)
+        if lease is None:
+            raise self._stayed_taken()
+        self._blocks.append(tuple.__new__(Block, (lease._holding.caller, id(sys._getframe(1)), lease)))
         if self._options.cancel_on_loss and lease._scope is None:
             self._scope_class(lease)
         return lease
@@ -345,7 +348,9 @@ class AsyncLock(BaseLock[AsyncLease]):
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Coroutine[Any, Any, None]:
-        return self._leave(self._leave_block(id(sys._getframe(1))), error)
+        blocks = self._blocks
+        block = blocks.pop(0) if len(blocks) == 1 else self._find_block(id(sys._getframe(1)))
+        return self._leave(block.lease, error)
 
     async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
         # A re-entrant lock's blocks share a lease; the outermost ends the scope.

@@ -36,7 +36,9 @@ class TestTheTable:
     def holding(self) -> Holding:
         runtime = VirtualRuntime()
         grant = Grant(fence=1, asked_at=START, valid_until=START + DEADLINE)
-        return Holding(runtime, Ask("thing", "me", TTL, ""), grant, renewing=True, max_hold=None)
+        holding = Holding(runtime, renewing=True, max_hold=None)
+        holding.begin(Ask("thing", "me", TTL, ""), grant)
+        return holding
 
     CAUSES: dict[State, Any] = {  # noqa: RUF012
         State.HELD: lambda holding: holding.renewed(START, TTL),

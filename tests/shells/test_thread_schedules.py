@@ -308,7 +308,8 @@ def hold(place: Place, keeper: Counted, store: MemoryStore, name: str, begins: f
     granted = run(store.acquire(ask, None, 0.0))
     assert isinstance(granted, Granted)
     grant = Grant(granted.fence, asked_at, valid_until(asked_at, TTL))
-    held = Holding(place.runtime, ask, grant, renewing=True, max_hold=None)
+    held = Holding(place.runtime, renewing=True, max_hold=None)
+    held.begin(ask, grant)
     keeper.watch(held)
     place.turns.wait(lambda: False, asked_at + lasts)
     kept = held.check(place.turns.now) in ALIVE

@@ -23,16 +23,15 @@ Rules kept here:
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.core import backoff
 from holdfast.core.deadline import Deadline
 from holdfast.core.release import give_back
-from holdfast.core.validity import valid_until, worth_taking
+from holdfast.core.validity import valid_until, worth
 from holdfast.errors import Outcome, StoreUnavailable
 from holdfast.ports import Mailbox, Runtime, Store
-from holdfast.values import Answer, Ask, Granted, Next, Place, Queued, Taken, shown
+from holdfast.values import Ask, Granted, Next, Place, Queued, Taken, shown
 
 log = logging.getLogger("holdfast")
 
@@ -57,14 +56,7 @@ class Grant(NamedTuple):
     last: int = 0
 
 
-def acquire(
-    store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, *, blocking: bool
-) -> Coroutine[Any, Any, Grant | None]:
-    """The grant; None when the lock stayed taken until the deadline (or at all, when not `blocking`)."""
-    return _Attempt(store, runtime, ask, deadline, blocking).run()
-
-
-class _Attempt:
+class Attempt:
     """One acquisition. `_traces` is true while the store may hold a grant or a place of ours."""
 
     __slots__ = (
@@ -73,8 +65,10 @@ class _Attempt:
         "_blocking",
         "_box",
         "_deadline",
+        "_failures",
         "_late_since",
         "_runtime",
+        "_silent_since",
         "_store",
         "_ticket",
         "_traces",
@@ -93,16 +87,32 @@ class _Attempt:
         self._asked_at = 0.0
         self._traces = False
         self._late_since: float | None = None
+        self._failures = 0
+        self._silent_since = 0.0
 
     async def run(self) -> Grant | None:
+        """The grant; None when the lock stayed taken until the deadline (or at all, when not blocking)."""
+        store, runtime, ask = self._store, self._runtime, self._ask
         try:
-            if self._blocking and self._store.listening:
+            if self._blocking and store.listening:
                 await self._open_mailbox()
             while True:
-                answer = await self._request()
+                asked_at = runtime.now()
+                self._turn += 1
+                place = None if self._box is None else Place(self._box.address, self._turn, self._ticket)
+                traces, self._traces = self._traces, True
+                try:
+                    answer = await store.acquire(ask, place, self._deadline.attempt(asked_at, store))
+                except StoreUnavailable as error:
+                    self._traces = traces or error.outcome is not Outcome.NOT_DONE
+                    await self._ask_again_after(error, asked_at)
+                    continue
+                self._asked_at = asked_at
+                self._failures = 0
+                self._traces = traces or type(answer) is Queued
                 if type(answer) is Granted:
                     grant = self._grant(answer.fence, answer.acknowledged)
-                    if self._runtime.now() < grant.valid_until:
+                    if runtime.now() < grant.valid_until:
                         return grant
                     if self._ask_once_more():
                         continue
@@ -148,25 +158,12 @@ class _Attempt:
             )
         return False
 
-    async def _request(self) -> Answer:
-        """The store's answer; a request that gets none is repeated while the deadline allows."""
-        silent_since = asked_at = self._runtime.now()
-        failures = 0
-        while True:
-            self._turn += 1
-            place = None if self._box is None else Place(self._box.address, self._turn, self._ticket)
-            traces, self._traces = self._traces, True
-            try:
-                answer = await self._store.acquire(self._ask, place, self._deadline.attempt(asked_at, self._store))
-            except StoreUnavailable as error:
-                self._traces = traces or error.outcome is not Outcome.NOT_DONE
-                failures += 1
-                await self._endure(error, silent_since, failures)
-                asked_at = self._runtime.now()
-                continue
-            self._asked_at = asked_at
-            self._traces = traces or type(answer) is Queued
-            return answer
+    async def _ask_again_after(self, error: StoreUnavailable, asked_at: float) -> None:
+        """Pause, when a request of that moment got no answer; or report it when the deadline allows no other."""
+        if not self._failures:
+            self._silent_since = asked_at
+        self._failures += 1
+        await self._endure(error, self._silent_since, self._failures)
 
     async def _open_mailbox(self) -> bool:
         """Listen before asking for a place: a grant pushed to nobody would go to the next one. False when the caller's
@@ -215,11 +212,12 @@ class _Attempt:
             return None
         if push is None or push.turn != self._turn:
             return None
-        if not worth_taking(self._runtime.now(), self._asked_at, self._ask.ttl):
-            return None  # the push lay about too long: confirm it with a request
         if self._store.confirms:
             return None  # no replica is known to have it: the answer to a request implies that
-        return self._grant(push.fence)
+        grant = self._grant(push.fence)
+        if not worth(grant.valid_until - self._runtime.now(), self._ask.ttl):
+            return None  # the push lay about too long: confirm it with a request
+        return grant
 
     def _next_look(self, answer: Queued) -> float:
         """When to ask again if nothing is pushed."""

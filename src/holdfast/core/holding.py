@@ -7,6 +7,7 @@
     AT_RISK    LOST, RELEASED
     LOST       —
     RELEASED   —
+    (none yet) HELD                     granted
 
 Rules kept here: a move that the table does not have is not made; the clock alone suffices to lose a lease, so
 `check` is right in the very instant a stopped process runs again; each change that is not the holder's own doing is
@@ -58,6 +59,7 @@ class Holding:
     """
 
     __slots__ = (
+        "_max_hold",
         "_mutex",
         "acknowledged",
         "caller",
@@ -78,23 +80,34 @@ class Holding:
         "valid_until",
     )
 
-    def __init__(self, runtime: Runtime, ask: Ask, grant: Grant, *, renewing: bool, max_hold: float | None) -> None:
-        fence, asked_at, until, self.acknowledged, _, last = grant
-        self.name, self.holder, ttl, self.owner, _, _ = ask
+    def __init__(self, runtime: Runtime, renewing: bool, max_hold: float | None) -> None:
+        """Of nothing yet: what needs no grant is made before one is asked for, and then `begin` is soon done."""
         self._mutex = runtime.mutex()
         self.caller = runtime.caller()
-        self.ttl = ttl
-        self.reasserted = 0
-        self.fence = fence
-        self.last_fence = last or fence
         self.renewing = renewing
-        self.ends_at = None if max_hold is None else asked_at + max_hold
-        self.valid_until = until if self.ends_at is None else min(until, self.ends_at)
-        self.next_renewal = asked_at + ttl / 3
-        self.state = HELD
+        self._max_hold = max_hold
+        self.reasserted = 0
+        self.state = RELEASED
         self.reason = ""
-        self.settled = False
+        self.settled = True
         self.on_change: Callable[[State], None] | None = None
+
+    def begin(self, ask: Ask, grant: Grant, on_change: Callable[[State], None] | None = None) -> None:
+        """The store granted it. Called once, before anybody else knows of this holding."""
+        self.fence, asked_at, until, self.acknowledged, _, last = grant
+        self.name, self.holder, self.ttl, self.owner, _, _ = ask
+        self.last_fence = last or self.fence
+        max_hold = self._max_hold
+        if max_hold is None:
+            self.ends_at: float | None = None
+            self.valid_until = until
+        else:
+            self.ends_at = asked_at + max_hold
+            self.valid_until = min(until, self.ends_at)
+        self.next_renewal = asked_at + self.ttl / 3
+        self.on_change = on_change
+        self.settled = False
+        self.state = HELD
 
     def _move(self, state: State, reason: str = "", *, settled: bool = False) -> bool:
         with self._mutex:

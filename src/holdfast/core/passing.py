@@ -28,54 +28,55 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from holdfast.core.acquire import Grant
-from holdfast.core.acquire import acquire as ask_store
+from holdfast.core.acquire import Attempt, Grant
 from holdfast.core.deadline import Deadline
 from holdfast.core.release import give_back
 from holdfast.core.rooms import SPAN, Lead, Room, Seat, Tenancy, Turn, Wish
 from holdfast.core.validity import DRIFT, worth
 from holdfast.ports import Runtime, Store
+from holdfast.values import Ask
 
 EXTRA = SPAN / (1 - DRIFT) + 0.0005
 """Seconds of ttl asked for on top, so that the last lease of the span is worth as much as the first."""
 
 
 def acquire(
-    room: Room | None, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, *, blocking: bool
+    room: Room | None, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, blocking: bool
 ) -> Coroutine[Any, Any, Turn | None]:
     """A turn, passed on or granted by the store; None when there was none until the deadline. Without a room, nothing
     is passed on. To be awaited at once: it may have a seat already."""
     place = room.enter(runtime, wish) if blocking and room is not None else None
     if room is None or place is None:
-        return _ask_alone(room, store, runtime, wish, deadline, blocking=blocking)
+        return _ask_alone(room, store, runtime, wish, deadline, blocking)
     if type(place) is Seat:
         return _sit(room, store, runtime, place, deadline)
     return _ask_for_tenancy(room, store, runtime, wish, deadline, place)
 
 
 async def _ask_alone(
-    room: Room | None, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, *, blocking: bool
+    room: Room | None, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, blocking: bool
 ) -> Turn | None:
     holder = runtime.new_holder()
-    ask = wish.asked(holder)
+    name, ttl, owner = wish
+    ask = tuple.__new__(Ask, (name, holder, ttl, owner, 1, 0))
     if room is not None:
-        room.askers.add(holder)
+        room.askers[holder] = None
     try:
-        grant = await ask_store(store, runtime, ask, deadline, blocking=blocking)
+        grant = await Attempt(store, runtime, ask, deadline, blocking).run()
     finally:
         if room is not None:
-            room.askers.discard(holder)
+            del room.askers[holder]
     return None if grant is None else tuple.__new__(Turn, (ask, grant, None))
 
 
 async def _ask_for_tenancy(
     room: Room, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, lead: Lead
 ) -> Turn | None:
-    ask = wish.asked(lead.holder)
+    ask = Ask(wish.name, lead.holder, wish.ttl, wish.owner)
     wide = ask._replace(ttl=ask.ttl + EXTRA, fences=lead.fences)
     grant: Grant | None = None
     try:
-        grant = await ask_store(store, runtime, wide, deadline, blocking=True)
+        grant = await Attempt(store, runtime, wide, deadline, blocking=True).run()
     finally:
         if grant is None:
             room.gave_up(lead.holder)
@@ -104,7 +105,7 @@ async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline:
                 return outcome
             else:
                 await _send_on(room, store, runtime, outcome)  # we slept too long: let the store decide anew
-                return await _ask_alone(room, store, runtime, seat.wish, deadline, blocking=True)
+                return await _ask_alone(room, store, runtime, seat.wish, deadline, True)
     except GeneratorExit:
         room.leave(seat)
         raise  # the coroutine is being destroyed: no await is possible any more

@@ -40,11 +40,11 @@ async def release(
     name: str,
     holder: str,
     ttl: float,
-    *,
     ours: bool,
     maybe_done: bool = False,
-    budget: float = BUDGET,
     keep_until: float = 0.0,
+    *,
+    budget: float = BUDGET,
     goes_on: bool = True,
 ) -> bool:
     """Whether the lock was still the holder's.

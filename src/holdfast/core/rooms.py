@@ -46,9 +46,6 @@ class Wish(NamedTuple):
     ttl: float
     owner: str
 
-    def asked(self, holder: str) -> Ask:
-        return tuple.__new__(Ask, (self.name, holder, self.ttl, self.owner, 1, 0))
-
 
 @final
 class Lead(NamedTuple):
@@ -172,7 +169,7 @@ class Room:
         self._spares_until = -math.inf
         self._fences = FEWEST_FENCES
         self._productive = False  # whether the last tenancy was passed on at all
-        self.askers: set[str] = set()
+        self.askers: dict[str, None] = {}
         self.closed = False
         self.latest: Holding | None = None
 

@@ -22,15 +22,10 @@ def valid_until(asked_at: float, ttl: float) -> float:
     return asked_at + ttl * (1 - DRIFT) - MARGIN
 
 
-def worth_taking(now: float, asked_at: float, ttl: float) -> bool:
-    """Whether a grant pushed in answer to a request of `asked_at` is young enough to use unasked.
+def worth(left: float, ttl: float) -> bool:
+    """Whether so many seconds of a ttl are enough to begin with unasked.
 
-    >>> worth_taking(now=103.0, asked_at=100.0, ttl=10.0), worth_taking(now=106.0, asked_at=100.0, ttl=10.0)
+    >>> worth(left=7.0, ttl=10.0), worth(left=4.0, ttl=10.0)
     (True, False)
     """
-    return worth(valid_until(asked_at, ttl) - now, ttl)
-
-
-def worth(left: float, ttl: float) -> bool:
-    """Whether so many seconds of a ttl are enough to begin with."""
     return left >= ttl * WORTH

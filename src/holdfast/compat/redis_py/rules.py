@@ -109,7 +109,7 @@ class BaseLock:
         runtime = locks.runtime
         ask = Ask(self.name, token.decode(), self.timeout or UNLIMITED, locks._owner.encode())
         deadline = Deadline(None if patience is None else runtime.now() + patience, locks.store_timeout)
-        grant = await core.acquire(locks.store, runtime, ask, deadline, blocking=patience != 0)
+        grant = await core.Attempt(locks.store, runtime, ask, deadline, blocking=patience != 0).run()
         if grant is None:
             return False
         self._keep(locks, ask, grant)
@@ -143,8 +143,8 @@ class BaseLock:
         """Renew what has no timeout, until it is given back or lost."""
         if self.timeout:
             return
-        holding = Holding(locks.runtime, ask, grant, renewing=True, max_hold=None)
-        holding.on_change = lambda state: self._tell(holding, state)
+        holding = Holding(locks.runtime, renewing=True, max_hold=None)
+        holding.begin(ask, grant, lambda state: self._tell(holding, state))
         self._kept[ask.holder.encode()] = holding
         locks.keeper.watch(holding)
 

@@ -38,12 +38,18 @@ class ChoosingStore:
     confirms = False
 
     def __init__(self, scripted: RedisStore, without: Callable[[], RedisStore], runtime: Runtime) -> None:
-        self._scripted = self._store = scripted
+        self._scripted = scripted
+        self._use(scripted)
         scripted.otherwise = self._instead
         self._without = without
         self._other: RedisStore | None = None
         self._mutex = runtime.mutex()
         self._chosen = False
+
+    def _use(self, store: RedisStore) -> None:
+        self._store = store
+        self.acquire: Callable[[Ask, Place | None, float], Coroutine[Any, Any, Answer]] = store.acquire
+        self.release: Callable[[str, str, float], Coroutine[Any, Any, bool]] = store.release
 
     @property
     def grace(self) -> float:
@@ -85,12 +91,6 @@ class ChoosingStore:
 
     def listen(self) -> None:
         self._store.listen()
-
-    def acquire(self, ask: Ask, place: Place | None, until: float) -> Coroutine[Any, Any, Answer]:
-        return self._store.acquire(ask, place, until)
-
-    def release(self, name: str, holder: str, until: float) -> Coroutine[Any, Any, bool]:
-        return self._store.release(name, holder, until)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
         return await self._run(lambda store: store.renew(renewals, until))
@@ -137,7 +137,8 @@ class ChoosingStore:
     def _choose(self, other: RedisStore, refusal: StoreError) -> None:
         if self._chosen:
             return
-        self._store, self._chosen = other, True
+        self._use(other)
+        self._chosen = True
         log.warning(
             "This account may not run scripts, so locks are taken by transactions from now on: who waits looks again "
             "and again instead of being told, and may be overtaken. Allow EVAL and EVALSHA, or say "

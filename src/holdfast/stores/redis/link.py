@@ -23,7 +23,7 @@ import ssl
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.errors import Outcome, StoreError, StoreUnavailable
@@ -94,38 +94,24 @@ class Link:
         self._followers: dict[Slot, None] = {}
         self.error: StoreError | None = None
 
-    def ask(self, request: bytes, until: float, early: Sequence[Slot] = ()) -> Slot:
-        """Send a request, one thread at a time; its reply comes into the slot. `early` are the slots of requests that
-        stand before it in the same bytes."""
-        slot = Slot()
-        slot.sent_at = self._runtime.now()
-        try:
-            for one in early:
-                one.sent_at = slot.sent_at
-                self.pending.append(one)
-            self.pending.append(slot)
-            self.send(request, until)
-        except BaseException:
-            self.fail("sending was interrupted")  # a slot without a request would take the reply of the next one
-            raise
-        return slot
-
-    def send(self, request: bytes, until: float) -> None:
-        """Send all of it; the caller sees to it that one thread sends at a time."""
+    def send(self, requests: bytes, until: float, slots: Iterable[Slot] = ()) -> None:
+        """Send all of it; the replies come into the slots. The caller sees to it that one thread sends at a time."""
         sent = 0
         try:
+            self.pending.extend(slots)
             while True:
                 try:
-                    sent += self._write(request[sent:] if sent else request)
+                    sent += self._write(requests[sent:] if sent else requests)
                 except _AGAIN:
                     pass
-                if sent == len(request):
+                if sent == len(requests):
                     return
                 self._await_room(until)
         except OSError as error:
             self.fail(f"the connection broke while sending ({error})")
         except BaseException:
-            self.fail("sending was interrupted")  # half a request may be out
+            # Half a request may be out; and a slot without one would take the reply of the next.
+            self.fail("sending was interrupted")
             raise
 
     def _write_tls(self, data: bytes) -> int:

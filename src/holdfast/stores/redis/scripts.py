@@ -64,6 +64,8 @@ TRACK = (pack(b"CLIENT", b"TRACKING", b"ON", b"OPTIN", b"NOLOOP"), pack(b"CLIENT
 allow it answers with an error, and a theft is noticed at the next renewal instead."""
 
 
+_SIZES = [b"$%d\r\n" % size for size in range(64)]
+"""How an argument of that size begins: joining is several times as quick as formatting."""
 _NO_PLACE = bulks(b"", b"0", b"")
 
 
@@ -79,6 +81,12 @@ def _plain_acquire(name: str, ttl: float, owner: str) -> tuple[bytes, bytes]:
     return head, bulks(b"%d" % ceil(ttl * 1000), owner.encode()) + _NO_PLACE + bulks(b"1")
 
 
+def _bulk(holder: str) -> bytes:
+    packed = holder.encode()
+    size = len(packed)
+    return (_SIZES[size] if size < len(_SIZES) else b"$%d\r\n" % size) + packed + b"\r\n"
+
+
 _latest: tuple[Ask | None, Place | None, bytes] = (None, None, b"")
 
 
@@ -91,7 +99,7 @@ def acquire_request(ask: Ask, place: Place | None) -> bytes:
     name, holder, ttl, owner, fences, floor = ask
     if place is None and fences == 1 and not floor:
         before, after = _plain_acquire(name, ttl, owner)
-        request = b"%b$%d\r\n%b\r\n%b" % (before, len(holder), holder.encode("ascii"), after)
+        request = before + _bulk(holder) + after
     else:
         request = _full_acquire(ask, place)
     _latest = (ask, place, request)
@@ -113,7 +121,7 @@ def _packed(place: Place) -> bytes:
 
 
 def release_request(name: str, holder: str) -> bytes:
-    return b"%b$%d\r\n%b\r\n" % (_release_head(name), len(holder), holder.encode("ascii"))
+    return _release_head(name) + _bulk(holder)
 
 
 def renew_request(renewals: Sequence[Renewal]) -> bytes:

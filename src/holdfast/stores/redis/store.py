@@ -181,7 +181,7 @@ class RedisStore:
             try:
                 reply = await self._mend(reply, scripts.ACQUIRE, request, ask.name, until, before)
             except (StoreRefused, StoreProtocolError) as refusal:
-                return await self._otherwise(refusal, lambda store: store.acquire(ask, place, until))
+                return await self._acquire_otherwise(refusal, ask, place, until)
         if type(reply) is int:
             return tuple.__new__(Granted, (reply, None))
         try:
@@ -233,8 +233,15 @@ class RedisStore:
             try:
                 reply = await self._mend(reply, scripts.RELEASE, request, name, until, before)
             except (StoreRefused, StoreProtocolError) as refusal:
-                return await self._otherwise(refusal, lambda store: store.release(name, holder, until))
-        return bool(reply == 1)
+                return await self._release_otherwise(refusal, name, holder, until)
+        return type(reply) is int and reply == 1
+
+    # Apart from what is on the way of every cycle: there, what a lambda refers to would cost a cell each.
+    async def _acquire_otherwise(self, refusal: StoreError, ask: Ask, place: Place | None, until: float) -> Answer:
+        return await self._otherwise(refusal, lambda store: store.acquire(ask, place, until))
+
+    async def _release_otherwise(self, refusal: StoreError, name: str, holder: str, until: float) -> bool:
+        return await self._otherwise(refusal, lambda store: store.release(name, holder, until))
 
     async def _otherwise(self, refusal: StoreError, operation: Callable[[RedisStore], Awaitable[T]]) -> T:
         if self.otherwise is None:

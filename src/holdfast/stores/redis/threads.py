@@ -70,7 +70,9 @@ class ThreadWire:
             try:
                 current = self._link
                 link = self._connect(until) if current is None or current.error is not None else current
-                slot = link.ask(request, until)
+                slot = Slot()
+                slot.sent_at = self._runtime.now()
+                link.send(request, until, (slot,))
             finally:
                 mutex.release()
         if until - slot.sent_at > self._longest:
@@ -129,10 +131,13 @@ class ThreadWire:
             link = self._link
             if link is None or link.error is not None or on is not None:
                 link = self._connect(until) if on is None else sound(on, link)
-            slots = [Slot() for _ in before]
+            slots = [Slot() for _ in (*before, request)]
+            for slot in slots:
+                slot.sent_at = self._runtime.now()
             if early is not None:
-                early += slots
-            return link, link.ask(b"".join([*before, request]), until, slots)
+                early += slots[:-1]
+            link.send(b"".join([*before, request]), until, slots)
+            return link, slots[-1]
         finally:
             mutex.release()
 
