@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Bench, Report, laid_out
+from bench.peers import leave_out_hiredis
 from tests.support.servers import KINDS, NEEDS, available
 
 CLAIMS = (
@@ -38,6 +39,7 @@ PACKAGES = ("redis", "hiredis", "python-redis-lock", "pottery", "sherlock", "fil
 
 def main() -> int:
     chosen = _arguments()
+    leave_out_hiredis()
     if not available(chosen.server):
         print(f"{chosen.server} is missing: it needs {NEEDS[chosen.server]}", file=sys.stderr)
         return 2

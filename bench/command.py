@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.harness import Bench, Report, Spread, in_turns, ratio
+from bench.peers import WITHOUT_HIREDIS
 
 TITLE = "a command under a lock"
 NOTHING, REDIS, EMBEDDED, SERVED = (
@@ -50,5 +51,5 @@ def _run(code: str, words: list[str], url: str) -> float:
     environment = {**os.environ, "PYTHONPATH": paths, "HOLDFAST_URL": url}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code, *words], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", WITHOUT_HIREDIS + code, *words], check=True, env=environment)
     return (time.perf_counter() - started) * MILLI

@@ -17,6 +17,7 @@ TITLE = "uncontended acquire and release, threads"
 PEERS = (
     peers.HOLDFAST,
     peers.REDIS_PY,
+    peers.REDIS_PY_HIREDIS,
     peers.PYTHON_REDIS_LOCK,
     peers.POTTERY,
     peers.SHERLOCK,

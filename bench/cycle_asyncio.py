@@ -16,6 +16,7 @@ from bench.harness import Bench, Report
 TITLE = "uncontended acquire and release, asyncio"
 OURS = "holdfast.aio"
 THEIRS = "redis.asyncio lock"
+THEIRS_HIREDIS = "redis.asyncio lock, with hiredis"
 FLOOR = "floor: redis.asyncio commands"
 
 
@@ -29,6 +30,11 @@ def _redis(url: str) -> Any:
     import redis.asyncio
 
     return redis.asyncio.Redis.from_url(url).lock("cycle_asyncio:redis", timeout=peers.TTL)
+
+
+def _redis_hiredis(url: str) -> Any:
+    peers.with_hiredis()
+    return _redis(url)
 
 
 def _commands(url: str) -> Any:
@@ -67,7 +73,8 @@ async def _answer(pipe: Connection, lock: Any) -> None:
 def measure(bench: Bench) -> Report:
     report = Report("cycle_asyncio", TITLE)
     url = bench.server.url
-    bodies = {OURS: _body(_holdfast, url), THEIRS: _body(_redis, url), FLOOR: _body(_commands, url)}
+    makers = {OURS: _holdfast, THEIRS: _redis, THEIRS_HIREDIS: _redis_hiredis, FLOOR: _commands}
+    bodies = {name: _body(make, url) for name, make in makers.items()}
     for placement in placements():
         with pinned(bench.server.pid, placement.server):
             timings = time_cycles(bench, report, bodies, bench.pick(150, 60), placement.clients)

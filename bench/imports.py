@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.harness import Bench, Report, Spread, in_turns, ratio
+from bench.peers import WITHOUT_HIREDIS
 
 TITLE = "cold start"
 NOTHING = "python -c pass"
@@ -54,7 +55,7 @@ def measure(bench: Bench) -> Report:
 def _run(code: str) -> float:
     """Milliseconds."""
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True, env=_environment())
+    subprocess.run([sys.executable, "-c", WITHOUT_HIREDIS + code], check=True, env=_environment())
     return (time.perf_counter() - started) * MILLI
 
 

@@ -1,11 +1,13 @@
 """Whom we are compared with: each as `with lock:` gives it to its users, with the same ttl and its own defaults else.
 
-A peer is imported in the process that is measured, never in the bench itself.
+A peer is imported in the process that is measured, never in the bench itself. All run as pip installs them, without the
+compiled reader hiredis, which is an extra of redis-py's and of ours; where it counts, redis-py with it has a row too.
 """
 
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +15,9 @@ from typing import Any, NamedTuple
 
 TTL = 10
 """Seconds; whole, because python-redis-lock cuts fractions off."""
+
+WITHOUT_HIREDIS = "import sys; sys.modules['hiredis'] = None; "
+"""What a program of one line begins with, for which hiredis is to be as if it were not installed."""
 
 Lock = AbstractContextManager[Any]
 Make = Callable[[str, str], Lock]
@@ -48,9 +53,24 @@ def _client(url: str) -> Any:
     return redis.Redis.from_url(url)
 
 
+def leave_out_hiredis() -> None:
+    """For this process, and those that it forks, as if it were not installed."""
+    sys.modules["hiredis"] = None  # type: ignore[assignment] # what the import system takes for "there is none"
+
+
+def with_hiredis() -> None:
+    """In a forked process, before anything has loaded redis."""
+    sys.modules.pop("hiredis", None)
+
+
 def redis_py_lock(url: str, name: str) -> Lock:
     lock: Lock = _client(url).lock(name, timeout=TTL)
     return lock
+
+
+def redis_py_lock_hiredis(url: str, name: str) -> Lock:
+    with_hiredis()
+    return redis_py_lock(url, name)
 
 
 def redis_py_lock_1ms(url: str, name: str) -> Lock:
@@ -153,6 +173,7 @@ def sqlite_lock(path: str, name: str) -> Lock:
 
 HOLDFAST = Peer("holdfast", "", holdfast_lock)
 REDIS_PY = Peer("redis-py Lock", "redis", redis_py_lock)
+REDIS_PY_HIREDIS = Peer("redis-py Lock, with hiredis", "hiredis", redis_py_lock_hiredis)
 REDIS_PY_1MS = Peer("redis-py Lock, 1 ms poll", "redis", redis_py_lock_1ms)
 PYTHON_REDIS_LOCK = Peer("python-redis-lock", "python-redis-lock", python_redis_lock)
 POTTERY = Peer("pottery", "pottery", pottery_lock)
