@@ -64,7 +64,7 @@ def measure(bench: Bench) -> Report:
     report = Report("crowd", TITLE)
     seconds = bench.pick(2.0, 1.0)
     cases = {peer.name: _case(report, bench.server, peer, seconds) for peer in present(report, tuple(REQUESTS))}
-    rounds = in_turns(cases, bench.pick(3, 1))
+    rounds = in_turns(cases, bench.pick(5, 1))
     found = {name: [one for one in crowds if one] for name, crowds in rounds.items()}
     columns = ("", "holds/s", "wait p50 ms", "p99 ms", "longest ms", "Jain", "requests/hold", "server µs/hold")
     report.table(f"{seconds:g} s each", columns, [_row(name, crowds) for name, crowds in found.items() if crowds])

@@ -42,7 +42,7 @@ def _measure(bench: Bench, report: Report, taking_part: list[peers.Peer], placem
         peer.name: blocking_body(partial(peer.make, server.url, f"cycle:{at}")) for at, peer in enumerate(taking_part)
     }
     with pinned(server.pid, placement.server):
-        timings = time_cycles(bench, report, bodies, bench.pick(200, 80), placement.clients)
+        timings = time_cycles(bench, report, bodies, bench.pick(100, 80), placement.clients)
     where, ours, base = placement.name, peers.HOLDFAST.name, peers.REDIS_PY.name
     report.table(f"per cycle, {where}; multiples of {base}", COLUMNS, rows(timings, base))
     report.figure(f"CPU time per cycle, {where}", "µs", medians(timings, "cpu"))

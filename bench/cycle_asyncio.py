@@ -77,7 +77,7 @@ def measure(bench: Bench) -> Report:
     bodies = {name: _body(make, url) for name, make in makers.items()}
     for placement in placements():
         with pinned(bench.server.pid, placement.server):
-            timings = time_cycles(bench, report, bodies, bench.pick(150, 60), placement.clients)
+            timings = time_cycles(bench, report, bodies, bench.pick(100, 60), placement.clients)
         columns = ("", "wall µs", "CPU µs", "wall", "CPU")
         report.table(f"per cycle, {placement.name}; multiples of {THEIRS}", columns, rows(timings, THEIRS))
         report.figure(f"CPU time per cycle, asyncio, {placement.name}", "µs", medians(timings, "cpu"))

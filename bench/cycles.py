@@ -73,7 +73,7 @@ def time_cycles(
 
 
 def _rounds(bench: Bench) -> tuple[int, float]:
-    return bench.pick((15, 12.0), (7, 3.0))
+    return bench.pick((31, 24.0), (7, 3.0))
 
 
 def _batch(child: Child, count: int) -> Callable[[], Sample]:

@@ -15,7 +15,7 @@ from bench.passing import pass_back_and_forth
 TITLE = "a lock passed between two processes"
 FAST = (peers.HOLDFAST, peers.PYTHON_REDIS_LOCK, peers.REDIS_PY_1MS)
 SLOW = (peers.REDIS_PY, peers.POTTERY, peers.SHERLOCK)
-"""They look a few times a second, so the lock is passed fewer times."""
+"""They look a few times a second, so the lock is passed fewer times, and in rounds of their own."""
 SLOW_NAP = 0.1
 MILLI = 1e3
 
@@ -25,9 +25,9 @@ _fresh = count()
 def measure(bench: Bench) -> Report:
     report = Report("handover", TITLE)
     url = bench.server.url
-    cases = {peer.name: _case(report, peer, url, bench.pick(120, 60)) for peer in present(report, FAST)}
-    cases |= {peer.name: _case(report, peer, url, bench.pick(16, 8), SLOW_NAP) for peer in present(report, SLOW)}
-    rounds = in_turns(cases, *bench.pick((7, 30.0), (2, 5.0)))
+    fast = {peer.name: _case(report, peer, url, 60) for peer in present(report, FAST)}
+    slow = {peer.name: _case(report, peer, url, bench.pick(16, 8), SLOW_NAP) for peer in present(report, SLOW)}
+    rounds = in_turns(fast, bench.pick(25, 3), 40.0) | in_turns(slow, bench.pick(4, 2))
     found = {name: batches for name, batches in rounds.items() if all(batches)}
     ours, theirs = peers.HOLDFAST.name, peers.PYTHON_REDIS_LOCK.name
     tell(report, "from release to held", found)
