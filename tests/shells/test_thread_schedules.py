@@ -211,7 +211,7 @@ def two_mailboxes(place: Place) -> None:
     place.thread("bob", lambda: wait("bob", 10))
 
     def server() -> None:
-        place.turns.wait(lambda: {"ann", "bob"} <= inbox._boxes.keys())
+        place.turns.wait(lambda: {"ann", "bob"} <= inbox.boxes.keys())
         for payload in (b"bob 1 7", b"ann 1 8"):
             place.socket.arrived += b"*3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$%d\r\n%s\r\n" % (len(payload), payload)
             place.turns.point()

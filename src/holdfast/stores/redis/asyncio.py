@@ -112,7 +112,7 @@ class TaskInbox:
         self.sharded = sharded
         self._shards = Shards("")
         self.address = ""
-        self._boxes: dict[str, TaskMailbox] = {}
+        self.boxes: dict[str, TaskMailbox] = {}
         self._dialler = Dialler(self._connect, runtime)
         self._pinged_at = 0.0
 
@@ -122,12 +122,6 @@ class TaskInbox:
 
     def mailbox(self, holder: str, slot: int | None = None) -> TaskMailbox:
         return TaskMailbox(self, holder, slot)
-
-    def add(self, box: TaskMailbox) -> None:
-        self._boxes[box.holder] = box
-
-    def remove(self, box: TaskMailbox) -> None:
-        self._boxes.pop(box.holder, None)
 
     async def sound_link(self, until: float) -> TaskLink:
         return await self._dialler.get(until)
@@ -158,7 +152,7 @@ class TaskInbox:
             return link, channel
         answer = _Answer(self.runtime.waker())
         shards.asked.append(answer)
-        link.send(shards.request(channel, {box.channel for box in self._boxes.values()}))
+        link.send(shards.request(channel, {box.channel for box in self.boxes.values()}))
         await answer.waker.wait(until)
         error = link.error or subscribe_error(answer.value, answer.ready)
         if error is not None:
@@ -169,18 +163,18 @@ class TaskInbox:
     def _deliver(self, reply: Any, shards: Shards) -> None:
         if self.sharded and shards.takes(reply):
             if left := left_in(reply):
-                for one in self._boxes.values():
+                for one in self.boxes.values():
                     if one.channel == left:
                         one.moved()
             return
         found = push_in(reply)
         if found is not None:
-            box = self._boxes.get(found[0])
+            box = self.boxes.get(found[0])
             if box is not None:
                 box.push(found[1])
 
     def _failed(self) -> None:
-        for box in self._boxes.values():
+        for box in self.boxes.values():
             box.wake()
         for answer in self._shards.asked:
             answer.settle(None)
@@ -204,11 +198,11 @@ class TaskInbox:
     async def close(self) -> None:
         await self._dialler.close()
         give_up_at = self.runtime.now() + LEAVE_WITHIN
-        while self._boxes and self.runtime.now() < give_up_at:
+        while self.boxes and self.runtime.now() < give_up_at:
             await self.runtime.sleep(0.002)  # who waited is giving back its place
 
     def forget(self, *, forked: bool) -> None:
-        self._boxes.clear()
+        self.boxes.clear()
         self._dialler.forget(forked=forked)
 
 
@@ -237,7 +231,7 @@ class TaskMailbox(BaseMailbox[TaskLink]):
         self._waker: Waker | None = None
 
     async def open(self, until: float) -> None:
-        self._inbox.add(self)
+        self._inbox.boxes[self.holder] = self
         if self.slot is None or not self._inbox.sharded:
             self._link = await self._inbox.sound_link(until)
         else:

@@ -51,4 +51,4 @@ class BaseMailbox(ABC, Generic[LinkT]):
         self.wake()
 
     def close(self) -> None:
-        self._inbox.remove(self)
+        self._inbox.boxes.pop(self.holder, None)

@@ -64,27 +64,20 @@ TRACK = (pack(b"CLIENT", b"TRACKING", b"ON", b"OPTIN", b"NOLOOP"), pack(b"CLIENT
 allow it answers with an error, and a theft is noticed at the next renewal instead."""
 
 
-_SIZES = [b"$%d\r\n" % size for size in range(64)]
-"""How an argument of that size begins: joining is several times as quick as formatting."""
 _NO_PLACE = bulks(b"", b"0", b"")
 
 
 @lru_cache(maxsize=8192)
-def _release_head(name: str) -> bytes:
-    return RELEASE.head(4, keys_of(name).packed, 1)
+def _plain_release(name: str, id_size: int) -> bytes:
+    """What stands before the holder id: joining is several times as quick as formatting."""
+    return RELEASE.head(4, keys_of(name).packed, 1) + b"$%d\r\n" % id_size
 
 
 @lru_cache(maxsize=8192)
-def _plain_acquire(name: str, ttl: float, owner: str) -> tuple[bytes, bytes]:
+def _plain_acquire(name: str, ttl: float, owner: str, id_size: int) -> tuple[bytes, bytes]:
     """What stands before and after the holder id when nothing else is asked for: the same for each use of a lock."""
-    head = ACQUIRE.head(4, keys_of(name).packed, 7)
-    return head, bulks(b"%d" % ceil(ttl * 1000), owner.encode()) + _NO_PLACE + bulks(b"1")
-
-
-def _bulk(holder: str) -> bytes:
-    packed = holder.encode()
-    size = len(packed)
-    return (_SIZES[size] if size < len(_SIZES) else b"$%d\r\n" % size) + packed + b"\r\n"
+    head = ACQUIRE.head(4, keys_of(name).packed, 7) + b"$%d\r\n" % id_size
+    return head, b"\r\n" + bulks(b"%d" % ceil(ttl * 1000), owner.encode()) + _NO_PLACE + bulks(b"1")
 
 
 _latest: tuple[Ask | None, Place | None, bytes] = (None, None, b"")
@@ -98,8 +91,8 @@ def acquire_request(ask: Ask, place: Place | None) -> bytes:
         return request
     name, holder, ttl, owner, fences, floor = ask
     if place is None and fences == 1 and not floor:
-        before, after = _plain_acquire(name, ttl, owner)
-        request = before + _bulk(holder) + after
+        before, after = _plain_acquire(name, ttl, owner, len(holder))
+        request = before + holder.encode("ascii") + after
     else:
         request = _full_acquire(ask, place)
     _latest = (ask, place, request)
@@ -121,7 +114,7 @@ def _packed(place: Place) -> bytes:
 
 
 def release_request(name: str, holder: str) -> bytes:
-    return _release_head(name) + _bulk(holder)
+    return _plain_release(name, len(holder)) + holder.encode("ascii") + b"\r\n"
 
 
 def renew_request(renewals: Sequence[Renewal]) -> bytes:

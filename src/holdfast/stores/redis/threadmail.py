@@ -24,14 +24,17 @@ class ThreadMailbox(BaseMailbox[Link]):
         self._slot = Slot()
 
     async def open(self, until: float) -> None:
-        self._inbox.add(self)
+        self._inbox.boxes[self.holder] = self
         if self.slot is None or not self._inbox.sharded:
             self._link = self._inbox.sound_link(until)
         else:
             self._link, self.channel = await self._inbox.join(self.slot, until)
 
     def wake(self) -> None:
-        self._slot.settle(None)
+        slot = self._slot
+        slot.ready = True
+        if slot.waker is not None:
+            slot.wake()
 
     async def hear(self, until: float) -> Push | Next | None:
         """The next push; None when `until` passed, or when this mailbox is not `sound`."""

@@ -187,7 +187,7 @@ class ThreadWire:
 
 
 class ThreadInbox:
-    """`store.Inbox`. Invariant: whoever is in `_boxes` gets its pushes as long as `_link` is sound."""
+    """`store.Inbox`. Invariant: whoever is in `boxes` gets its pushes as long as `_link` is sound."""
 
     link_class = Link
 
@@ -203,7 +203,7 @@ class ThreadInbox:
     def forget(self, *, forked: bool) -> None:
         link, self._link = self._link, None
         self._mutex = threading.Lock()
-        self._boxes: dict[str, ThreadMailbox] = {}
+        self.boxes: dict[str, ThreadMailbox] = {}
         self._shards = Shards("")
         self._heard_at = self._pinged_at = 0.0
         self._closed = False
@@ -216,12 +216,6 @@ class ThreadInbox:
 
     def mailbox(self, holder: str, slot: int | None = None) -> ThreadMailbox:
         return ThreadMailbox(self, holder, slot)
-
-    def add(self, box: ThreadMailbox) -> None:
-        self._boxes[box.holder] = box
-
-    def remove(self, box: ThreadMailbox) -> None:
-        self._boxes.pop(box.holder, None)
 
     def sound_link(self, until: float) -> Link:
         """A subscribed connection, dialled if need be."""
@@ -285,7 +279,7 @@ class ThreadInbox:
         answer = Slot()
         with self._mutex:
             shards.asked.append(answer)
-            link.send(shards.request(channel, {box.channel for box in tuple(self._boxes.values())}), until)
+            link.send(shards.request(channel, {box.channel for box in tuple(self.boxes.values())}), until)
         await link.await_slot(answer, until)
         error = link.error or subscribe_error(answer.value, answer.ready)
         if error is not None:
@@ -300,7 +294,7 @@ class ThreadInbox:
             return
         self._heard_at = self.runtime.now()
         if left := left_in(reply):
-            for one in tuple(self._boxes.values()):
+            for one in tuple(self.boxes.values()):
                 if one.channel == left:
                     one.moved()
 
@@ -309,7 +303,7 @@ class ThreadInbox:
         self._heard_at = self.runtime.now()
         found = push_in(reply)
         if found is not None:
-            box = self._boxes.get(found[0])
+            box = self.boxes.get(found[0])
             if box is not None:
                 box.push(found[1])
 
@@ -341,5 +335,5 @@ class ThreadInbox:
         if link is not None:
             link.close()
         give_up_at = self.runtime.now() + LEAVE_WITHIN
-        while self._boxes and self.runtime.now() < give_up_at:
+        while self.boxes and self.runtime.now() < give_up_at:
             await self.runtime.sleep(0.002)  # who waited is giving back its place
