@@ -13,8 +13,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-import redis
-
 import holdfast
 from bench.children import FORK, Child, ChildFailed, closing
 from bench.harness import Bench, Report, Spread, in_turns, jain, multiple, ratio
@@ -40,6 +38,8 @@ class Result(NamedTuple):
 
 
 def _redis_py(url: str) -> Update:
+    import redis
+
     client = redis.Redis.from_url(url)
 
     def update(change: Change) -> Any:

@@ -60,6 +60,8 @@ def leave_out_hiredis() -> None:
 
 def with_hiredis() -> None:
     """In a forked process, before anything has loaded redis."""
+    if "redis" in sys.modules:
+        raise RuntimeError("redis was loaded already, without hiredis")
     sys.modules.pop("hiredis", None)
 
 

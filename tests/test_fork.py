@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from tests.support.servers import Server
 from tests.traps.watching import traces
 
@@ -306,3 +307,41 @@ print(new_holder())
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert len(set(told.stdout.split())) == 3
+
+
+WAITS_AND_FORKS = """
+    import os, signal, sys, threading, time
+    import holdfast
+
+    locks = holdfast.connect(sys.argv[1])
+    lock = locks.lock("door", ttl=3)
+
+    def go_to_the_background(*_):
+        if os.fork():
+            os._exit(0)
+
+    def once_it_waits():
+        other = holdfast.connect(sys.argv[1]).lock("door")
+        while not other.inspect().waiting:
+            pass
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    signal.signal(signal.SIGUSR1, go_to_the_background)
+    threading.Thread(target=once_it_waits).start()
+    lease = lock.acquire(timeout=10)
+    print(lease.state.value, lease.inherited, lease.release(), lock.locked())
+"""
+
+
+def test_a_fork_while_it_waits_is_no_matter_to_the_process_that_goes_on(valkey: Server) -> None:
+    """What is granted afterwards was asked for by the child: it is its own, and it can give it back."""
+    with holdfast.connect(valkey.url) as locks:
+        taken = locks.lock("door").acquire()
+        assert taken is not None
+        program = [sys.executable, "-u", "-c", textwrap.dedent(WAITS_AND_FORKS), valkey.url]
+        with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True) as waits:
+            assert waits.wait(20) == 0  # the parent has left
+            taken.release()
+            assert waits.stdout is not None
+            assert waits.stdout.read() == "held False True False\n"
+    assert traces(valkey, "door") == []

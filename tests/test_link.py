@@ -27,9 +27,9 @@ def interrupted() -> Iterator[Slot]:
 
 def test_an_interrupt_between_slot_and_request_ends_the_connection(link: Link) -> None:
     """A slot without a request would take the reply of the next one."""
-    early: Any = interrupted()
+    slots: Any = interrupted()
     with pytest.raises(KeyboardInterrupt):
-        link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, early)
+        link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, slots)
     assert link.error is not None
 
 

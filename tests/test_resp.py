@@ -37,6 +37,7 @@ REPLIES: list[tuple[bytes, Any]] = [
     (b"*3\r\n$7\r\nmessage\r\n$4\r\na\r\nb\r\n$3\r\nm\r\n\r\n", [b"message", b"a\r\nb", b"m\r\n"]),
     (b"*3\r\n$7\r\nmessage\r\n$0\r\n\r\n$0\r\n\r\n", [b"message", b"", b""]),
     (b"*3\r\n$7\r\nmessage\r\n:1\r\n$1\r\nx\r\n", [b"message", 1, b"x"]),
+    (b"*3\r\n$7\r\nmessage\r\n:2\r\n$5\r\nx1\r\na\r\n", [b"message", 2, b"x1\r\na"]),
     (b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n", [b"invalidate", [b"k"]]),
 ]
 

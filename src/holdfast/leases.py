@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.core import release as core
+from holdfast.core.acquire import Grant
 from holdfast.core.holding import ALIVE, AT_RISK, LOST, RELEASED, Holding, State
 from holdfast.core.insist import insist
 from holdfast.core.renew import renew
@@ -20,7 +21,7 @@ from holdfast.exports import Exported
 from holdfast.losses import AsyncLost, Lost
 from holdfast.ports import Waker
 from holdfast.runtime.runner import run
-from holdfast.values import LEAST_TTL, Seconds, clean, seconds, shown
+from holdfast.values import LEAST_TTL, Ask, Seconds, clean, seconds, shown
 
 if TYPE_CHECKING:
     from holdfast.basis import BaseLocks
@@ -53,7 +54,7 @@ class BaseLease:
     )
 
     def __init__(self, lock: BaseLock[Any]) -> None:
-        """Nothing is granted yet: until `_holding.begin`, this is a lease that was given back."""
+        """Of nothing yet, until `_begin`: it is as one that was given back."""
         client, chosen = lock._client, lock._options
         self._client: BaseLocks[Any] = client
         self._generation = client.generation
@@ -68,6 +69,16 @@ class BaseLease:
         self._keep_until = 0.0  # when given back sooner, the name stays taken until then
         self._room = lock._room  # a room lives as long as its leases do
         self._tenancy: Tenancy | None = None
+
+    def _begin(self, ask: Ask, grant: Grant, tenancy: Tenancy | None = None) -> None:
+        """The store granted it."""
+        client, holding, room = self._client, self._holding, self._room
+        self._generation = client.generation  # anew: this process may have been forked while it waited
+        self._tenancy = tenancy
+        holding.begin(ask, grant, self._changed)
+        if room is not None:
+            room.latest = holding
+        client.keeper.watch(holding)
 
     @property
     def name(self) -> str:

@@ -89,15 +89,15 @@ class BaseLock(Generic[LeaseT]):
         if room is None or room.home is not client.passing:  # the first time, or the first in a forked process
             room = self._find_room()
         lease = self._lease_class(self)  # before the answer, since every step after it is waited for
-        turn = await passing.acquire(room, client.store, runtime, self._wish, deadline, blocking)
+        try:
+            turn = await passing.acquire(room, client.store, runtime, self._wish, deadline, blocking)
+        except BaseException:
+            lease._holding.caller = None  # a task keeps its error, and that this lease: it must not keep the task
+            raise
         if turn is None:
             return None
-        ask, grant, lease._tenancy = turn
-        holding = lease._holding
-        holding.begin(ask, grant, lease._changed)
-        if room is not None:
-            room.latest = holding
-        client.keeper.watch(holding)
+        ask, grant, tenancy = turn
+        lease._begin(ask, grant, tenancy)
         if client._closed:  # while we waited: whoever closed it may not have seen this lease
             await lease._release()
             raise closed_error()
@@ -124,11 +124,7 @@ class BaseLock(Generic[LeaseT]):
     def _lease(self, ask: Ask, grant: Grant) -> LeaseT:
         """A lease on what was granted otherwise than by `_acquire`."""
         lease = self._lease_class(self)
-        holding = lease._holding
-        holding.begin(ask, grant, lease._changed)
-        if self._room is not None:
-            self._room.latest = holding
-        self._client.keeper.watch(holding)
+        lease._begin(ask, grant)
         return lease
 
     def _stayed_taken(self) -> AcquireTimeout:

@@ -29,7 +29,7 @@ class Deadline(NamedTuple):
 
     def attempt(self, now: float, store: Store) -> float:
         """Until when one request, sent now, may go unanswered."""
-        # Every request comes by here, and min() takes longer than all else in it.
+        # Without min(), which takes longer than all else here: every request without a deadline comes by.
         attempt = now + (self.bears if self.bears < ATTEMPT else ATTEMPT)  # noqa: FURB136
         return attempt if self.at is None else min(attempt, max(self.at, now) + store.grace)
 

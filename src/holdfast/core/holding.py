@@ -7,7 +7,8 @@
     AT_RISK    LOST, RELEASED
     LOST       —
     RELEASED   —
-    (none yet) HELD                     granted
+
+One begins as released, since nothing is held; what is granted to it, once, makes it held.
 
 Rules kept here: a move that the table does not have is not made; the clock alone suffices to lose a lease, so
 `check` is right in the very instant a stopped process runs again; each change that is not the holder's own doing is
@@ -17,7 +18,7 @@ told once.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from holdfast.core.acquire import Grant
 from holdfast.core.validity import valid_until
@@ -81,15 +82,18 @@ class Holding:
     )
 
     def __init__(self, runtime: Runtime, renewing: bool, max_hold: float | None) -> None:
-        """Of nothing yet: what needs no grant is made before one is asked for, and then `begin` is soon done."""
+        """Of nothing yet: it is made before a grant is asked for, so that `begin` is soon done."""
         self._mutex = runtime.mutex()
-        self.caller = runtime.caller()
-        self.renewing = renewing
         self._max_hold = max_hold
-        self.reasserted = 0
+        self.renewing = renewing
+        self.name = self.holder = self.owner = self.reason = ""
+        self.fence = self.last_fence = self.reasserted = 0
+        self.ttl = self.valid_until = self.next_renewal = 0.0
+        self.ends_at: float | None = None
+        self.acknowledged: int | None = None
         self.state = RELEASED
-        self.reason = ""
         self.settled = True
+        self.caller: Hashable = runtime.caller()
         self.on_change: Callable[[State], None] | None = None
 
     def begin(self, ask: Ask, grant: Grant, on_change: Callable[[State], None] | None = None) -> None:
@@ -97,12 +101,9 @@ class Holding:
         self.fence, asked_at, until, self.acknowledged, _, last = grant
         self.name, self.holder, self.ttl, self.owner, _, _ = ask
         self.last_fence = last or self.fence
-        max_hold = self._max_hold
-        if max_hold is None:
-            self.ends_at: float | None = None
-            self.valid_until = until
-        else:
-            self.ends_at = asked_at + max_hold
+        self.valid_until = until
+        if self._max_hold is not None:
+            self.ends_at = asked_at + self._max_hold
             self.valid_until = min(until, self.ends_at)
         self.next_renewal = asked_at + self.ttl / 3
         self.on_change = on_change

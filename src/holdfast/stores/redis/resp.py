@@ -124,6 +124,8 @@ def _message(data: bytes) -> list[Any] | None:
             return None
     except ValueError:
         return None
+    if channel_size[0] != 36 or text_size[0] != 36:  # "$": else it is something shorter that stands there
+        return None
     if begin == b"*3":
         return [kind, channel, text]
     return Pushed((kind, channel, text)) if begin == b">3" else None

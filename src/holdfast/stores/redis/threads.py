@@ -63,18 +63,14 @@ class ThreadWire:
             link.forget()
 
     async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
-        mutex = self._mutex
-        if before or not mutex.acquire(False):
+        current = self._link
+        if before or current is None or current.error is not None or self._mutex.locked():
             link, slot = self._send(request, until, before)
         else:
-            try:
-                current = self._link
-                link = self._connect(until) if current is None or current.error is not None else current
-                slot = Slot()
+            link, slot = current, Slot()
+            with self._mutex:  # not by acquire(): an interrupt right after that would leave it taken for ever
                 slot.sent_at = self._runtime.now()
                 link.send(request, until, (slot,))
-            finally:
-                mutex.release()
         if until - slot.sent_at > self._longest:
             until = slot.sent_at + self._longest
         if link.leads_alone and link.leading.acquire(False):
