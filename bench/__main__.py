@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from bench.children import leave_out_hiredis
 from bench.harness import Bench, Report, laid_out
-from bench.peers import leave_out_hiredis
 from tests.support.servers import KINDS, NEEDS, available
 
 CLAIMS = (

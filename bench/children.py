@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -15,6 +16,8 @@ from tests.support import guardian
 FORK = multiprocessing.get_context("fork")
 """Forked children start in milliseconds, and nothing that is measured has been touched by then in the parent."""
 ANSWER_SECONDS = 60.0
+WITHOUT_HIREDIS = "import sys; sys.modules['hiredis'] = None; "
+"""What a program of one line begins with, for which hiredis is to be as if it were not installed."""
 
 
 class ChildFailed(Exception):
@@ -128,3 +131,15 @@ def pinned(pid: int, cpus: set[int] | None) -> Iterator[None]:
 def _pin(pid: int, cpus: set[int]) -> None:
     for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names only
         os.sched_setaffinity(int(thread), cpus)
+
+
+def leave_out_hiredis() -> None:
+    """For this process, and those that it forks, as if it were not installed."""
+    sys.modules["hiredis"] = None  # type: ignore[assignment] # what the import system takes for "there is none"
+
+
+def with_hiredis() -> None:
+    """In a forked process, before anything has loaded redis."""
+    if "redis" in sys.modules:
+        raise RuntimeError("redis was loaded already, without hiredis")
+    sys.modules.pop("hiredis", None)

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from bench import peers
-from bench.children import pinned, placements
+from bench.children import pinned, placements, with_hiredis
 from bench.cycles import MICRO, Body, Sample, medians, rows, time_cycles, times
 from bench.harness import Bench, Report
 
@@ -33,7 +33,7 @@ def _redis(url: str) -> Any:
 
 
 def _redis_hiredis(url: str) -> Any:
-    peers.with_hiredis()
+    with_hiredis()
     return _redis(url)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from bench.children import WITHOUT_HIREDIS
 from bench.harness import Bench, Report, Spread, in_turns, ratio
-from bench.peers import WITHOUT_HIREDIS
 
 TITLE = "cold start"
 NOTHING = "python -c pass"

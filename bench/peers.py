@@ -7,17 +7,15 @@ compiled reader hiredis, which is an extra of redis-py's and of ours; where it c
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
+from bench.children import with_hiredis
+
 TTL = 10
 """Seconds; whole, because python-redis-lock cuts fractions off."""
-
-WITHOUT_HIREDIS = "import sys; sys.modules['hiredis'] = None; "
-"""What a program of one line begins with, for which hiredis is to be as if it were not installed."""
 
 Lock = AbstractContextManager[Any]
 Make = Callable[[str, str], Lock]
@@ -51,18 +49,6 @@ def _client(url: str) -> Any:
     import redis
 
     return redis.Redis.from_url(url)
-
-
-def leave_out_hiredis() -> None:
-    """For this process, and those that it forks, as if it were not installed."""
-    sys.modules["hiredis"] = None  # type: ignore[assignment] # what the import system takes for "there is none"
-
-
-def with_hiredis() -> None:
-    """In a forked process, before anything has loaded redis."""
-    if "redis" in sys.modules:
-        raise RuntimeError("redis was loaded already, without hiredis")
-    sys.modules.pop("hiredis", None)
 
 
 def redis_py_lock(url: str, name: str) -> Lock:
