@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -88,16 +88,36 @@ def test_a_script_is_sent_in_full_only_once(proxy: FaultProxy) -> None:
         assert commands(proxy.requests)["EVAL"] == 2  # one to acquire, one to release
 
 
-def test_a_hand_over_costs_no_request_of_its_own(valkey: Server, proxy: FaultProxy) -> None:
-    """Each acquisition is two requests though each of them had to wait for its turn."""
+def test_a_hand_over_costs_a_ping_at_most(valkey: Server, proxy: FaultProxy) -> None:
+    """Each acquisition is two requests though each of them had to wait for its turn, and who was the first to wait puts
+    a PING in front of its release."""
     with holdfast.connect(proxy.url) as one, holdfast.connect(proxy.url) as other:
         locks = [one.lock("thing"), other.lock("thing")]
         pass_on(valkey, locks, 3)  # both dial, subscribe and load the scripts
         before = len(proxy.requests)
         pass_on(valkey, locks, PASSINGS)
         counted = commands(proxy.requests[before:])
-        assert counted == {"EVALSHA": 2 * (PASSINGS + 1)}
+        assert counted == {"EVALSHA": 2 * (PASSINGS + 1), "PING": PASSINGS}
         assert proxy.connections == 4  # of each client one for requests and one for grants
+
+
+def test_in_a_longer_queue_a_hand_over_costs_nothing(valkey: Server, proxy: FaultProxy) -> None:
+    with ExitStack() as stack:
+        taken = stack.enter_context(holdfast.connect(proxy.url)).lock("thing").acquire()
+        threads = []
+        for place in range(4):
+            lock = stack.enter_context(holdfast.connect(proxy.url)).lock("thing")
+            threads.append(threading.Thread(target=cycle, args=(lock, 1)))
+            threads[-1].start()
+            await_waiters(valkey, "thing", place + 1)
+        before = len(proxy.requests)
+        assert taken is not None
+        taken.release()
+        for thread in threads:
+            thread.join()
+        counted = commands(proxy.requests[before:])
+        assert counted["PING"] == 1  # of the one that was first when it came
+        assert counted["EVALSHA"] + counted["EVAL"] <= 5 + 2  # releases, and what a server is told anew
 
 
 def pass_on(server: Server, locks: list[holdfast.Lock], passings: int) -> None:

@@ -57,9 +57,9 @@ class TaskLink(asyncio.Protocol):
     def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> asyncio.Future[Any]:
         """The reply to be; `StoreUnavailable` when there is none by then."""
         now = self._runtime.now()
-        for early in before:
-            self._pending.append((None, now, math.inf))  # nobody waits for its reply
-            self._transport.write(early)
+        if before:
+            self._pending.extend([(None, now, math.inf)] * len(before))  # nobody waits for their replies
+            request = b"".join([*before, request])  # at once, so that the server takes them in at once
         future: asyncio.Future[Any] = self._loop.create_future()
         self._pending.append((future, now, until))
         self._transport.write(request)
