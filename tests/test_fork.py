@@ -310,7 +310,7 @@ print(new_holder())
 
 
 WAITS_AND_FORKS = """
-    import os, signal, sys, threading, time
+    import os, signal, sys, threading
     import holdfast
 
     locks = holdfast.connect(sys.argv[1])

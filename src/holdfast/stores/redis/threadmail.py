@@ -31,10 +31,7 @@ class ThreadMailbox(BaseMailbox[Link]):
             self._link, self.channel = await self._inbox.join(self.slot, until)
 
     def wake(self) -> None:
-        slot = self._slot
-        slot.ready = True
-        if slot.waker is not None:
-            slot.wake()
+        self._slot.settle(None)
 
     async def hear(self, until: float) -> Push | Next | None:
         """The next push; None when `until` passed, or when this mailbox is not `sound`."""

@@ -127,9 +127,9 @@ class ThreadWire:
             link = self._link
             if link is None or link.error is not None or on is not None:
                 link = self._connect(until) if on is None else sound(on, link)
-            slots = [Slot() for _ in (*before, request)]
+            slots, now = [Slot() for _ in (*before, request)], self._runtime.now()
             for slot in slots:
-                slot.sent_at = self._runtime.now()
+                slot.sent_at = now
             if early is not None:
                 early += slots[:-1]
             link.send(b"".join([*before, request]), until, slots)
