@@ -7,9 +7,11 @@ in the queue.
 
 Rules kept here:
 
-- A vote counts only if it answers the last turn, as every push; so a majority is never made of old and new votes. - A
-  split vote is never waited out: after a moment, chosen at random, those who are behind give way; and so does one
+- A vote counts only if it answers the last turn, as every push; so a majority is never made of old and new votes.
+- A split vote is never waited out: after a moment, chosen at random, those who are behind give way; and so does one
   that is ahead and gets nowhere, for it may lack nodes that others can reach.
+- First in the queue is who is first on as many nodes as it lacks: told by fewer, it would count on a holder that most
+  nodes no longer have.
 - A node that cannot be heard any more is left out and dialled in the background; the wait goes on with the others.
 """
 
@@ -144,9 +146,10 @@ class QuorumMailbox:
                 if not round_.granted:
                     self._schedule()
                 round_.note(node, Granted(news.fence))
-            elif news.turn == round_.turn and number in round_.lefts:
-                round_.lefts[number] = news.ttl_left
-                told = Next(round_.turn, round_.time_left(self._store.nodes))
+            elif news.turn == round_.turn and number in round_.queued:
+                round_.note(node, Queued(round_.queued[number].ticket, 0, news.ttl_left))
+                if round_.position(self._store.nodes) == 0:
+                    told = Next(round_.turn, round_.time_left(self._store.nodes))
         return told
 
     async def _give_way(self, ask: Ask, round_: Round, until: float) -> None:
