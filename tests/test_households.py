@@ -28,7 +28,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     shipped = rooms.Tenancy.next
 
-    def noted(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> rooms.Turn:
+    def noted(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> Grant:
         seen.append(seat)
         return shipped(self, seat, now)
 
@@ -44,17 +44,16 @@ def test_passing_on_keeps_the_rules_in_every_interleaving(name: str, passes: lis
     assert passes
 
 
-def _same_fence(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> rooms.Turn:
-    grant = Grant(self._used, now, now + self.ask.ttl)
-    return rooms.Turn(self.ask._replace(owner=seat.wish.owner), grant, self)
+def _same_fence(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> Grant:
+    return Grant(self.ask._replace(owner=seat.wish.owner), self._used, now, now + self.ask.ttl, tenancy=self)
 
 
-def _too_long(shipped: Callable[..., rooms.Turn]) -> Callable[..., rooms.Turn]:
-    def next_turn(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> rooms.Turn:
-        turn = shipped(self, seat, now)
-        return turn._replace(grant=turn.grant._replace(valid_until=turn.grant.valid_until + 0.06))
+def _too_long(shipped: Callable[..., Grant]) -> Callable[..., Grant]:
+    def next_grant(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> Grant:
+        grant = shipped(self, seat, now)
+        return grant._replace(valid_until=grant.valid_until + 0.06)
 
-    return next_turn
+    return next_grant
 
 
 def test_a_fence_that_is_given_out_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +96,7 @@ class Grants:
         lead = self.room._lead(ThreadRuntime(), now)
         self.asked.append(lead.fences)
         ask = Ask("door", lead.holder, TTL, "")
-        tenancy = rooms.Tenancy(self.room, ask, Grant(1_000_000, now, now + TTL), lead.fences, now)
+        tenancy = rooms.Tenancy(self.room, ask, Grant(ask, 1_000_000, now, now + TTL), lead.fences, now)
         self.room.granted(tenancy, queued, now)
         if tenancy.spanned:
             tenancy.passes = passes

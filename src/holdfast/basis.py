@@ -120,14 +120,14 @@ class BaseLocks(Generic[LeaseT]):
                 "someone adopted it before. Acquire the lock anew.",
                 name=exported.name,
             )
-        return lock._lease(ask, grant)
+        return lock._lease(grant)
 
     def _resume(self, name: str, holder: str, fence: int, asked_at: float, chosen: dict[str, Any]) -> LeaseT:
         """A lease on what was granted to `holder` by a request sent at `asked_at`, before this connection was."""
         self.ensure_open()
         lock = self._lock_class(self, name, **chosen)
         ask = Ask(lock.name, holder, lock._options.ttl, lock._options.owner)
-        return lock._lease(ask, Grant(fence, asked_at, valid_until(asked_at, ask.ttl)))
+        return lock._lease(Grant(ask, fence, asked_at, valid_until(asked_at, ask.ttl)))
 
     async def _guarantees(self) -> Guarantees:
         self.ensure_open()

@@ -21,12 +21,11 @@ from holdfast.exports import Exported
 from holdfast.losses import AsyncLost, Lost
 from holdfast.ports import Waker
 from holdfast.runtime.runner import run
-from holdfast.values import LEAST_TTL, Ask, Seconds, clean, seconds, shown
+from holdfast.values import LEAST_TTL, Seconds, clean, seconds, shown
 
 if TYPE_CHECKING:
     from holdfast.basis import BaseLocks
     from holdfast.locks import BaseLock
-    from holdfast.scopes import Scope
 
 log = logging.getLogger("holdfast")
 
@@ -38,6 +37,8 @@ class BaseLease:
 
     __slots__ = (
         "__weakref__",
+        "_cancelled",
+        "_cancelling",
         "_client",
         "_generation",
         "_holding",
@@ -48,7 +49,6 @@ class BaseLease:
         "_on_risk",
         "_origin",
         "_room",
-        "_scope",
         "_tenancy",
         "_wakers",
     )
@@ -64,18 +64,19 @@ class BaseLease:
         self._origin = lock._origin  # the user's client, if the lock was made on one: it must outlive the lease
         self._wakers: list[Waker] = []
         self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
-        self._scope: Scope | None = None
+        self._cancelling = -1  # see `scopes.py`, as for the next
+        self._cancelled = False
         self._left = False  # whether `lock.release()` is to find it no more
         self._keep_until = 0.0  # when given back sooner, the name stays taken until then
         self._room = lock._room  # a room lives as long as its leases do
         self._tenancy: Tenancy | None = None
 
-    def _begin(self, ask: Ask, grant: Grant, tenancy: Tenancy | None = None) -> None:
+    def _begin(self, grant: Grant) -> None:
         """The store granted it."""
         client, holding, room = self._client, self._holding, self._room
         self._generation = client.generation  # anew: this process may have been forked while it waited
-        self._tenancy = tenancy
-        holding.begin(ask, grant, self._changed)
+        self._tenancy = grant.tenancy
+        holding.begin(grant, self._changed)
         if room is not None:
             room.latest = holding
         client.keeper.watch(holding)
@@ -163,9 +164,10 @@ class BaseLease:
             log.warning("The lease on %s (fence %d) was lost: %s", shown(self.name), self.fence, self._holding.reason)
             for waker in tuple(self._wakers):
                 waker.wake()
-            scope = self._scope  # read once: the end of its block takes it away, perhaps in another thread
-            if scope is not None:
-                scope.end_soon()
+            if self._cancelling >= 0:
+                from holdfast.scopes import end_soon  # loaded by whoever has set that
+
+                end_soon(self)
             self._end_tenancy()
         callback = {AT_RISK: self._on_risk, LOST: self._on_lost}.get(state)
         if callback is not None:
@@ -253,7 +255,9 @@ class BaseLease:
         if not tenancy.room.pass_on(tenancy, self._holding, now):
             return False
         client.keeper.unwatch(self._holding)
-        self._leave_home()
+        self._left = True
+        if self._home is not None:
+            self._leave_home()
         return True
 
     def _end_tenancy(self) -> None:

@@ -26,7 +26,7 @@ from holdfast.guards import check_function
 from holdfast.leases import AsyncLease, BaseLease, Lease
 from holdfast.options import limit, options
 from holdfast.runtime.runner import run
-from holdfast.values import Ask, LockInfo, Seconds, clean, lock_name, shown
+from holdfast.values import LockInfo, Seconds, clean, lock_name, shown
 
 if TYPE_CHECKING:
     from holdfast.basis import BaseLocks
@@ -49,6 +49,8 @@ class BaseLock(Generic[LeaseT]):
     _awaited: bool
     _reenters = False
     """Whether the end of a block need not be the end of its lease."""
+    _open_scope: Callable[[BaseLease], None] | None = None
+    """What is to be done when the body of a block begins, if anything."""
 
     def __init__(self, client: Any, name: str, **chosen: Any) -> None:
         """On `client`, a client of redis-py or valkey-py, or a connection; options as for `locks.lock()`."""
@@ -76,7 +78,8 @@ class BaseLock(Generic[LeaseT]):
             raise ConfigurationError("A timeout makes no sense with blocking=False: give one or the other.")
         return self._options.timeout if timeout is None else limit(timeout)
 
-    async def _acquire(self, blocking: bool, timeout: Seconds | None) -> LeaseT | None:
+    async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: int = 0) -> LeaseT | None:
+        """With `frame`, a `with` block of that frame begins, and then there is a lease or an error."""
         client, chosen = self._client, self._options
         wait = chosen.timeout if blocking is True and timeout is None else self._wait_of(blocking, timeout)
         client.ensure_open()
@@ -88,19 +91,26 @@ class BaseLock(Generic[LeaseT]):
         room = self._room
         if room is None or room.home is not client.passing:  # the first time, or the first in a forked process
             room = self._find_room()
-        lease = self._lease_class(self)  # before the answer, since every step after it is waited for
+        # Before the answer, since every step after it is waited for.
+        lease = self._lease_class(self)
+        block = tuple.__new__(Block, (lease._holding.caller, frame, lease)) if frame else None
         try:
-            turn = await passing.acquire(room, client.store, runtime, self._wish, deadline, blocking)
+            grant = await passing.acquire(room, client.store, runtime, self._wish, deadline, blocking)
         except BaseException:
             lease._holding.caller = None  # a task keeps its error, and that this lease: it must not keep the task
             raise
-        if turn is None:
+        if grant is None:
+            if block is not None:
+                raise self._stayed_taken()
             return None
-        ask, grant, tenancy = turn
-        lease._begin(ask, grant, tenancy)
+        lease._begin(grant)
         if client._closed:  # while we waited: whoever closed it may not have seen this lease
             await lease._release()
             raise closed_error()
+        if block is not None:
+            self._blocks.append(block)
+            if self._open_scope is not None:
+                self._open_scope(lease)
         return lease
 
     def _find_room(self) -> Room | None:
@@ -121,10 +131,10 @@ class BaseLock(Generic[LeaseT]):
         table.setdefault(caller, []).append(lease)
         return lease
 
-    def _lease(self, ask: Ask, grant: Grant) -> LeaseT:
+    def _lease(self, grant: Grant) -> LeaseT:
         """A lease on what was granted otherwise than by `_acquire`."""
         lease = self._lease_class(self)
-        lease._begin(ask, grant)
+        lease._begin(grant)
         return lease
 
     def _stayed_taken(self) -> AcquireTimeout:
@@ -251,14 +261,10 @@ class Lock(BaseLock[Lease]):
 
     def __enter__(self) -> Lease:
         try:
-            lease = run(self._acquire(True, None))
+            return run(self._acquire(True, None, id(sys._getframe(1))))  # type: ignore[return-value]
         except LockError:
             self._client._closed_under_us()
             raise
-        if lease is None:
-            raise self._stayed_taken()
-        self._blocks.append(tuple.__new__(Block, (lease._holding.caller, id(sys._getframe(1)), lease)))
-        return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -303,10 +309,11 @@ class AsyncLock(BaseLock[AsyncLease]):
     _awaited = True
 
     def __init__(self, client: Any, name: str, **chosen: Any) -> None:
-        from holdfast.scopes import Scope  # here, so that threads need not load asyncio
-
         super().__init__(client, name, **chosen)
-        self._scope_class = Scope
+        if self._options.cancel_on_loss:
+            from holdfast.scopes import open_scope  # here, so that threads need not load asyncio
+
+            self._open_scope = open_scope
 
     async def acquire(
         self,
@@ -332,14 +339,8 @@ class AsyncLock(BaseLock[AsyncLease]):
         """Take the lock away from whoever holds it, or only from `holder`, and hand it on; as for `Lock.break_`."""
         return await self._break(holder)
 
-    async def __aenter__(self) -> AsyncLease:
-        lease = await self._acquire(True, None)
-        if lease is None:
-            raise self._stayed_taken()
-        self._blocks.append(tuple.__new__(Block, (lease._holding.caller, id(sys._getframe(1)), lease)))
-        if self._options.cancel_on_loss and lease._scope is None:
-            self._scope_class(lease)
-        return lease
+    def __aenter__(self) -> Coroutine[Any, Any, AsyncLease]:
+        return self._acquire(True, None, id(sys._getframe(1)))  # type: ignore[return-value]
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -350,9 +351,14 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
         # A re-entrant lock's blocks share a lease; the outermost ends the scope.
-        our_cancel, scope = False, lease._scope
-        if scope is not None and not (self._blocks and any(block.lease is lease for block in self._blocks)):
-            lease._scope, our_cancel = None, scope.close(error)
+        our_cancel = False
+        if lease._cancelling >= 0 and not (self._blocks and any(block.lease is lease for block in self._blocks)):
+            if lease._cancelled:
+                from holdfast.scopes import close_scope  # loaded by whoever has set that
+
+                our_cancel = close_scope(lease, error)
+            else:
+                lease._cancelling = -1
         if lease._tenancy is not None and not self._reenters and lease._pass_on(lease._tenancy):
             return
         lost = await self._exit(lease, error)

@@ -204,8 +204,8 @@ class AsyncOnce(BaseOnce[AsyncLease], Generic[S]):
     async def __aenter__(self) -> AsyncLease | S:
         """The lease of the run, or what tells who runs it, which is false."""
         outcome = await self._begin(id(sys._getframe(1)))
-        if isinstance(outcome, AsyncLease) and self._lock._options.cancel_on_loss:
-            self._lock._scope_class(outcome)
+        if isinstance(outcome, AsyncLease) and self._lock._open_scope is not None:
+            self._lock._open_scope(outcome)
         return outcome  # type: ignore[return-value]
 
     async def __aexit__(

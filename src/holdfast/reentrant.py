@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from holdfast.blocks import Block
 from holdfast.core.holding import State
 from holdfast.core.reentry import Levels, Step
 from holdfast.errors import LeaseLost
@@ -36,7 +37,7 @@ class Reentrant(BaseLock[LeaseT]):
         """How many times the running thread or task has taken the lock and not given it back; asks nobody."""
         return self._levels.depth_of(self._client.runtime.caller())
 
-    async def _acquire(self, blocking: bool, timeout: Seconds | None) -> LeaseT | None:
+    async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: int = 0) -> LeaseT | None:
         self._wait_of(blocking, timeout)
         caller = self._client.runtime.caller()
         lease = self._levels.lease_of(caller)
@@ -44,10 +45,14 @@ class Reentrant(BaseLock[LeaseT]):
         state = None if lease is None or lease.inherited else lease.state
         step = self._levels.take(caller, state)
         if lease is not None and step is Step.DEEPER:
+            if frame:
+                self._blocks.append(Block(caller, frame, lease))
+                if self._open_scope is not None:
+                    self._open_scope(lease)
             return lease
         if lease is not None and step is Step.REFUSE:
             raise lease._lost_error()
-        lease = await super()._acquire(blocking, timeout)
+        lease = await super()._acquire(blocking, timeout, frame)
         if lease is not None:
             self._begin(caller, lease)
         return lease

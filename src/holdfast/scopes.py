@@ -1,46 +1,52 @@
-"""The body of an `async with` ends when its lease is lost. Loaded only where asyncio is used."""
+"""The body of an `async with` ends when its lease is lost, as `asyncio.timeout` ends one on time. Loaded only where
+asyncio is used.
+
+While a body runs, its lease has in `_cancelling` how often its task had been told to end before that, and it is -1
+otherwise; `_cancelled` says that we told the task to end. Rules kept here:
+
+- A body is never told from inside itself: a task that cancels itself would meet that in its clean-up.
+- A loss may be found in another thread, which looked at the lease for the body, and just as the body ends: so what is
+  done about it is decided in the event loop, where bodies end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 from holdfast.core.holding import ALIVE
-from holdfast.leases import AsyncLease
+from holdfast.leases import BaseLease
 
 
-class Scope:
-    """Cancels the body of an `async with` when its lease is lost, as `asyncio.timeout` does on time."""
+def open_scope(lease: BaseLease) -> None:
+    """The body of a block begins; of blocks that share a lease, the first does it for all."""
+    if lease._cancelling < 0:
+        task = lease._holding.caller
+        lease._cancelled = False
+        lease._cancelling = task.cancelling() if isinstance(task, asyncio.Task) else 0
+        if lease._holding.state not in ALIVE:  # lost before it had a scope
+            end_soon(lease)
 
-    __slots__ = ("_cancelling", "_fired", "_open", "_task")
 
-    def __init__(self, lease: AsyncLease) -> None:
-        caller = lease._holding.caller
-        self._task = caller if isinstance(caller, asyncio.Task) else asyncio.current_task()
-        self._cancelling = self._task.cancelling() if self._task is not None else 0
-        self._open = True
-        self._fired = False
-        lease._scope = self
-        if lease._holding.state not in ALIVE:  # before it had a scope
-            self.end_soon()
+def end_soon(lease: BaseLease) -> None:
+    """The lease is lost."""
+    task = lease._holding.caller
+    try:
+        if isinstance(task, asyncio.Task):
+            task.get_loop().call_soon_threadsafe(_cancel, lease, task)
+    except RuntimeError:
+        pass  # the loop is closed, and with it the body
 
-    def end_soon(self) -> None:
-        """The lease is lost."""
-        # Never from inside the body itself: a task that cancels itself would meet it in its clean-up. And perhaps from
-        # another thread, which looked at the lease for the body.
-        try:
-            if self._task is not None:
-                self._task.get_loop().call_soon_threadsafe(self._fire)
-        except RuntimeError:
-            pass  # the loop is closed, and with it the body
 
-    def _fire(self) -> None:
-        if self._open and not self._fired and self._task is not None:
-            self._fired = True
-            self._task.cancel("the lease was lost")
+def _cancel(lease: BaseLease, task: asyncio.Task[object]) -> None:
+    if lease._cancelling >= 0 and not lease._cancelled:
+        lease._cancelled = True
+        task.cancel("the lease was lost")
 
-    def close(self, error: BaseException | None) -> bool:
-        """True when `error` is the cancellation that we asked for, and nobody else did."""
-        self._open = False
-        if not self._fired or self._task is None:
-            return False
-        return self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
+
+def close_scope(lease: BaseLease, error: BaseException | None) -> bool:
+    """The body has ended; True when `error` is the cancellation that we asked for, and nobody else did."""
+    before, lease._cancelling = lease._cancelling, -1
+    task = lease._holding.caller
+    if not lease._cancelled or not isinstance(task, asyncio.Task):
+        return False
+    return task.uncancel() <= before and isinstance(error, asyncio.CancelledError)

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast import ConfigurationError, LeaseLost
 from holdfast.core import passing, rooms
+from holdfast.core.acquire import Grant
 from holdfast.runtime.runner import run
 from tests.contract.driver import BOUND, Contender, Driver, Gate, TaskContender, done, held, scenario
 from tests.contract.stores import only
@@ -219,7 +220,7 @@ async def test_a_turn_that_was_slept_through_is_not_used(d: Driver, monkeypatch:
     first, second = await household(d, {}, {})
     shipped = rooms.Tenancy.next
 
-    def long_ago(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> rooms.Turn:
+    def long_ago(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> Grant:
         return shipped(self, seat, now - 9)
 
     monkeypatch.setattr(rooms.Tenancy, "next", long_ago)

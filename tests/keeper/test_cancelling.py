@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 import holdfast.aio
-from holdfast import LeaseLost, LockError, State
+from holdfast import LeaseLost, LockError, State, scopes
 from holdfast.aio import Locks as AsyncLocks
-from holdfast.leases import BaseLease
 from tests.keeper.listening import BOUND
 from tests.keeper.losing import lose
 
@@ -61,25 +60,25 @@ class TestTheBody:
     async def test_may_end_while_another_thread_finds_the_loss(
         self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        slot, told = BaseLease.__dict__["_scope"], asyncio.Event()
+        """And then it is not cancelled for it after its end."""
+        lock, looked = locks.lock("report"), threading.Event()
 
-        class TakenAway:
-            """The end of the block, as it is seen from between two reads."""
+        def end_soon(lease: Any) -> None:
+            looked.set()  # it has seen that the body runs
+            ended.wait(BOUND)
+            shipped(lease)
 
-            def __get__(self, lease: Any, owner: Any = None) -> Any:
-                scope = slot.__get__(lease, owner)
-                slot.__set__(lease, None)
-                return scope
-
-            def __set__(self, lease: Any, scope: Any) -> None:
-                slot.__set__(lease, scope)
-
+        shipped, ended = scopes.end_soon, threading.Event()
+        monkeypatch.setattr(scopes, "end_soon", end_soon)
         with pytest.raises(LeaseLost):  # noqa: PT012
-            async with locks.lock("report", on_lost=lambda _: told.set()) as lease:
-                with monkeypatch.context() as patch:
-                    patch.setattr(BaseLease, "_scope", TakenAway())
-                    lose(lease)
-                await asyncio.wait_for(told.wait(), BOUND)
+            async with lock as lease:
+                finder = asyncio.create_task(asyncio.to_thread(lose, lease))
+                await asyncio.to_thread(looked.wait, BOUND)
+        ended.set()
+        await finder
+        for _ in range(5):
+            await asyncio.sleep(0)  # no cancellation comes late
+        assert cancelling() == 0
 
     async def test_that_does_not_await_hears_at_its_end(self, locks: AsyncLocks) -> None:
         with pytest.raises(LeaseLost):
@@ -525,14 +524,12 @@ class TestCancellationFromOutside:
 class TestAtTheEdges:
     async def test_lost_before_the_body_begins(self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch) -> None:
         lock = locks.lock("report")
-        acquire = lock._acquire
 
-        async def acquire_and_lose(blocking: bool, timeout: None) -> Any:
-            lease = await acquire(blocking, timeout)
+        def lose_before(lease: Any) -> None:
             lose(lease)
-            return lease
+            scopes.open_scope(lease)
 
-        monkeypatch.setattr(lock, "_acquire", acquire_and_lose)
+        monkeypatch.setattr(lock, "_open_scope", lose_before)
         steps: list[str] = []
         with pytest.raises(LeaseLost):  # noqa: PT012
             async with lock as lease:

@@ -35,9 +35,9 @@ class TestTheTable:
     @pytest.fixture
     def holding(self) -> Holding:
         runtime = VirtualRuntime()
-        grant = Grant(fence=1, asked_at=START, valid_until=START + DEADLINE)
+        grant = Grant(Ask("thing", "me", TTL, ""), fence=1, asked_at=START, valid_until=START + DEADLINE)
         holding = Holding(runtime, renewing=True, max_hold=None)
-        holding.begin(Ask("thing", "me", TTL, ""), grant)
+        holding.begin(grant)
         return holding
 
     CAUSES: dict[State, Any] = {  # noqa: RUF012

@@ -307,9 +307,9 @@ def hold(place: Place, keeper: Counted, store: MemoryStore, name: str, begins: f
     ask = Ask(name, name, TTL, "")
     granted = run(store.acquire(ask, None, 0.0))
     assert isinstance(granted, Granted)
-    grant = Grant(granted.fence, asked_at, valid_until(asked_at, TTL))
+    grant = Grant(ask, granted.fence, asked_at, valid_until(asked_at, TTL))
     held = Holding(place.runtime, renewing=True, max_hold=None)
-    held.begin(ask, grant)
+    held.begin(grant)
     keeper.watch(held)
     place.turns.wait(lambda: False, asked_at + lasts)
     kept = held.check(place.turns.now) in ALIVE

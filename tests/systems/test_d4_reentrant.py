@@ -253,7 +253,7 @@ async def test_d4_loss_after_an_inner_block_still_cancels_the_outer(d: Driver) -
                 pass
             lose(lease)
             await asyncio.sleep(10)
-    assert lease._scope is None
+    assert lease._cancelling == -1
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0

@@ -23,7 +23,7 @@ Rules kept here:
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core import backoff
 from holdfast.core.deadline import Deadline
@@ -32,6 +32,9 @@ from holdfast.core.validity import valid_until, worth
 from holdfast.errors import Outcome, StoreUnavailable
 from holdfast.ports import Mailbox, Runtime, Store
 from holdfast.values import Ask, Granted, Next, Place, Queued, Taken, shown
+
+if TYPE_CHECKING:
+    from holdfast.core.rooms import Tenancy
 
 log = logging.getLogger("holdfast")
 
@@ -45,23 +48,28 @@ EXPIRY_STAGGER = 0.004
 
 
 class Grant(NamedTuple):
-    """The lock is ours up to `valid_until`; `asked_at` is the earliest moment it may have become so. `last` is the last
-    fence that the store reserved for it, if that is not `fence` itself."""
+    """The lock is ours, as `ask` has it, up to `valid_until`; `asked_at` is the earliest moment it may have become so.
+    `last` is the last fence that the store reserved for it, if that is not `fence` itself; `tenancy` is what it is a
+    part of, if anything."""
 
+    ask: Ask
     fence: int
     asked_at: float
     valid_until: float
     acknowledged: int | None = None
     queued: bool = False
     last: int = 0
+    tenancy: Tenancy | None = None
 
 
 class Attempt:
-    """One acquisition. `_traces` is true while the store may hold a grant or a place of ours."""
+    """One acquisition. `_traces` is true while the store may hold a grant or a place of ours; `_askers` is where it is
+    noted that we ask, for as long as we do."""
 
     __slots__ = (
         "_ask",
         "_asked_at",
+        "_askers",
         "_blocking",
         "_box",
         "_deadline",
@@ -75,12 +83,21 @@ class Attempt:
         "_turn",
     )
 
-    def __init__(self, store: Store, runtime: Runtime, ask: Ask, deadline: Deadline, blocking: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        runtime: Runtime,
+        ask: Ask,
+        deadline: Deadline,
+        blocking: bool,
+        askers: dict[str, None] | None = None,
+    ) -> None:
         self._store = store
         self._runtime = runtime
         self._ask = ask
         self._deadline = deadline
         self._blocking = blocking
+        self._askers = askers
         self._box: Mailbox | None = None
         self._ticket: int | None = None
         self._turn = 0
@@ -93,6 +110,8 @@ class Attempt:
     async def run(self) -> Grant | None:
         """The grant; None when the lock stayed taken until the deadline (or at all, when not blocking)."""
         store, runtime, ask = self._store, self._runtime, self._ask
+        if self._askers is not None:
+            self._askers[ask.holder] = None
         try:
             if self._blocking and store.listening:
                 await self._open_mailbox()
@@ -133,14 +152,16 @@ class Attempt:
         finally:
             if self._box is not None:
                 self._box.close()
+            if self._askers is not None:
+                del self._askers[ask.holder]
 
     def _is_over(self) -> bool:
         return not self._blocking or self._deadline.passed(self._runtime.now())
 
     def _grant(self, fence: int, acknowledged: int | None = None) -> Grant:
-        asked_at = self._asked_at
-        until = valid_until(asked_at, self._ask.ttl)
-        return tuple.__new__(Grant, (fence, asked_at, until, acknowledged, self._ticket is not None, 0))
+        ask, asked_at = self._ask, self._asked_at
+        until = valid_until(asked_at, ask.ttl)
+        return tuple.__new__(Grant, (ask, fence, asked_at, until, acknowledged, self._ticket is not None, 0, None))
 
     def _ask_once_more(self) -> bool:
         """Whether to ask at once, time or no time, since a grant ran out on its way; or report it when all do."""

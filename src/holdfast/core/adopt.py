@@ -32,7 +32,7 @@ async def _adopt_once(store: Store, runtime: Runtime, ask: Ask, old_holder: str,
     granted = await store.adopt(ask, old_holder, until)
     if granted is None:
         return None
-    grant = Grant(granted.fence, asked_at, valid_until(asked_at, ask.ttl), granted.acknowledged)
+    grant = Grant(ask, granted.fence, asked_at, valid_until(asked_at, ask.ttl), granted.acknowledged)
     if runtime.now() >= grant.valid_until:
         raise StoreUnavailable(
             f"The store's answer took longer than the ttl of {ask.ttl:g} s, so the adopted lease had run out when it "

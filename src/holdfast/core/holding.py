@@ -23,7 +23,6 @@ from collections.abc import Callable, Hashable
 from holdfast.core.acquire import Grant
 from holdfast.core.validity import valid_until
 from holdfast.ports import Runtime
-from holdfast.values import Ask
 
 
 class State(enum.Enum):
@@ -96,9 +95,9 @@ class Holding:
         self.caller: Hashable = runtime.caller()
         self.on_change: Callable[[State], None] | None = None
 
-    def begin(self, ask: Ask, grant: Grant, on_change: Callable[[State], None] | None = None) -> None:
+    def begin(self, grant: Grant, on_change: Callable[[State], None] | None = None) -> None:
         """The store granted it. Called once, before anybody else knows of this holding."""
-        self.fence, asked_at, until, self.acknowledged, _, last = grant
+        ask, self.fence, asked_at, until, self.acknowledged, _, last, _ = grant
         self.name, self.holder, self.ttl, self.owner, _, _ = ask
         self.last_fence = last or self.fence
         self.valid_until = until

@@ -31,7 +31,7 @@ from typing import Any
 from holdfast.core.acquire import Attempt, Grant
 from holdfast.core.deadline import Deadline
 from holdfast.core.release import give_back
-from holdfast.core.rooms import SPAN, Lead, Room, Seat, Tenancy, Turn, Wish
+from holdfast.core.rooms import SPAN, Lead, Room, Seat, Tenancy, Wish
 from holdfast.core.validity import DRIFT, worth
 from holdfast.ports import Runtime, Store
 from holdfast.values import Ask
@@ -42,9 +42,9 @@ EXTRA = SPAN / (1 - DRIFT) + 0.0005
 
 def acquire(
     room: Room | None, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, blocking: bool
-) -> Coroutine[Any, Any, Turn | None]:
-    """A turn, passed on or granted by the store; None when there was none until the deadline. Without a room, nothing
-    is passed on. To be awaited at once: it may have a seat already."""
+) -> Coroutine[Any, Any, Grant | None]:
+    """A grant, passed on or of the store; None when there was none until the deadline. Without a room, nothing is
+    passed on. To be awaited at once: it may have a seat already."""
     place = room.enter(runtime, wish) if blocking and room is not None else None
     if room is None or place is None:
         return _ask_alone(room, store, runtime, wish, deadline, blocking)
@@ -53,25 +53,17 @@ def acquire(
     return _ask_for_tenancy(room, store, runtime, wish, deadline, place)
 
 
-async def _ask_alone(
+def _ask_alone(
     room: Room | None, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, blocking: bool
-) -> Turn | None:
-    holder = runtime.new_holder()
+) -> Coroutine[Any, Any, Grant | None]:
     name, ttl, owner = wish
-    ask = tuple.__new__(Ask, (name, holder, ttl, owner, 1, 0))
-    if room is not None:
-        room.askers[holder] = None
-    try:
-        grant = await Attempt(store, runtime, ask, deadline, blocking).run()
-    finally:
-        if room is not None:
-            del room.askers[holder]
-    return None if grant is None else tuple.__new__(Turn, (ask, grant, None))
+    ask = tuple.__new__(Ask, (name, runtime.new_holder(), ttl, owner, 1, 0))
+    return Attempt(store, runtime, ask, deadline, blocking, None if room is None else room.askers).run()
 
 
 async def _ask_for_tenancy(
     room: Room, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, lead: Lead
-) -> Turn | None:
+) -> Grant | None:
     ask = Ask(wish.name, lead.holder, wish.ttl, wish.owner)
     wide = ask._replace(ttl=ask.ttl + EXTRA, fences=lead.fences)
     grant: Grant | None = None
@@ -88,20 +80,21 @@ async def _ask_for_tenancy(
     return tenancy.first(grant)
 
 
-async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline: Deadline) -> Turn | None:
-    """Wait in a seat for a turn, or until it is time to ask the store."""
+async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline: Deadline) -> Grant | None:
+    """Wait in a seat to be passed the lock, or until it is time to ask the store."""
+    ends = deadline.at
     try:
         while True:
-            await seat.waker.wait(deadline.earliest(seat.patient_until))
+            await seat.waker.wait(seat.patient_until if ends is None else deadline.earliest(seat.patient_until))
             now = runtime.now()
-            over = deadline.passed(now)
+            over = ends is not None and now >= ends
             outcome = room.leave(seat) if over else room.look(runtime, seat, now)
             if outcome is None:
                 if over:
                     return None
-            elif type(outcome) is not Turn:
+            elif type(outcome) is Lead:
                 break
-            elif worth(outcome.grant.valid_until - now, outcome.ask.ttl):
+            elif worth(outcome.valid_until - now, outcome.ask.ttl):
                 return outcome
             else:
                 await _send_on(room, store, runtime, outcome)  # we slept too long: let the store decide anew
@@ -110,19 +103,19 @@ async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline:
         room.leave(seat)
         raise  # the coroutine is being destroyed: no await is possible any more
     except BaseException:  # cancelled or interrupted: what was passed to us meanwhile goes on to the next
-        turn = room.leave(seat)
-        if turn is not None:
-            await _send_on(room, store, runtime, turn)
+        grant = room.leave(seat)
+        if grant is not None:
+            await _send_on(room, store, runtime, grant)
         raise
     return await _ask_for_tenancy(room, store, runtime, seat.wish, deadline, outcome)
 
 
-async def _send_on(room: Room, store: Store, runtime: Runtime, turn: Turn) -> None:
-    """Get rid of a turn that its taker can't use."""
-    tenancy, now = turn.tenancy, runtime.now()
-    if tenancy is None or (worth(turn.grant.valid_until - now, turn.ask.ttl) and room.pass_on(tenancy, None, now)):
+async def _send_on(room: Room, store: Store, runtime: Runtime, grant: Grant) -> None:
+    """Get rid of a grant that its taker can't use."""
+    ask, tenancy, now = grant.ask, grant.tenancy, runtime.now()
+    if tenancy is None or (worth(grant.valid_until - now, ask.ttl) and room.pass_on(tenancy, None, now)):
         return
     try:
-        await give_back(store, runtime, turn.ask.name, turn.ask.holder, turn.ask.ttl + EXTRA, inline=True)
+        await give_back(store, runtime, ask.name, ask.holder, ask.ttl + EXTRA, inline=True)
     finally:
         tenancy.end()

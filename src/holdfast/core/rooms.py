@@ -30,15 +30,6 @@ MOST_FENCES = 8_192
 ahead of it by more than a store takes to start anew, since one that has forgotten the last fence goes on from there."""
 
 
-@final
-class Turn(NamedTuple):
-    """A lease to be: the grant, under the holder id that `ask` has, and the tenancy that it is a part of, if any."""
-
-    ask: Ask
-    grant: Grant
-    tenancy: Tenancy | None
-
-
 class Wish(NamedTuple):
     """What is wanted, before anybody asks a store for it: who is passed a lock never does, and needs no holder id."""
 
@@ -57,15 +48,15 @@ class Lead(NamedTuple):
 
 @final
 class Seat:
-    """One who waits in a room; `turn` is set when it is passed the lock, and None again once it has taken that up."""
+    """One who waits in a room; `grant` is set when it is passed the lock, and None again once it has taken that up."""
 
-    __slots__ = ("patient_until", "sat_down_at", "turn", "waker", "wish")
+    __slots__ = ("grant", "patient_until", "sat_down_at", "waker", "wish")
 
     def __init__(self, runtime: Runtime, wish: Wish, now: float, patience: float) -> None:
         self.wish = wish
         self.sat_down_at = now
         self.patient_until = now + patience
-        self.turn: Turn | None = None
+        self.grant: Grant | None = None
         self.waker = runtime.waker()
 
 
@@ -100,10 +91,10 @@ class Tenancy:
         self._last = grant.fence
         self._used = grant.fence - fences + 1
 
-    def first(self, grant: Grant) -> Turn:
+    def first(self, grant: Grant) -> Grant:
         """For the one who asked."""
         until = valid_until(grant.asked_at, self.ask.ttl)
-        return Turn(self.ask, grant._replace(fence=self._used, valid_until=until, last=self._last), self)
+        return grant._replace(ask=self.ask, fence=self._used, valid_until=until, last=self._last, tenancy=self)
 
     @property
     def spanned(self) -> bool:
@@ -118,17 +109,17 @@ class Tenancy:
     def passable(self, now: float) -> bool:
         return now < self.span_ends and self._used < self._last
 
-    def next(self, seat: Seat, now: float) -> Turn:
+    def next(self, seat: Seat, now: float) -> Grant:
         """For the one in `seat`: as young now as the first was when it was granted."""
-        self._used += 1
+        used = self._used = self._used + 1
         self.passes += 1
-        asked_at = now - self._age
-        until = min(self._until, valid_until(asked_at, self.ask.ttl))
-        grant = tuple.__new__(Grant, (self._used, asked_at, until, self._acknowledged, False, self._last))
-        ask, owner = self.ask, seat.wish.owner
+        ask, owner, asked_at = self.ask, seat.wish.owner, now - self._age
+        until = valid_until(asked_at, ask.ttl)
+        if until > self._until:
+            until = self._until
         if owner != ask.owner:
             ask = ask._replace(owner=owner)
-        return tuple.__new__(Turn, (ask, grant, self))
+        return tuple.__new__(Grant, (ask, used, asked_at, until, self._acknowledged, False, self._last, self))
 
     def end(self) -> None:
         """It is given back, lost or exported: nobody can be passed it any more."""
@@ -136,7 +127,7 @@ class Tenancy:
 
 
 class Room:
-    """One name on one connection. Invariants: a seat in `_seats` has no turn; nobody sits in a room that is closed;
+    """One name on one connection. Invariants: a seat in `_seats` has no grant; nobody sits in a room that is closed;
     while somebody sits and nobody leads, the first in the seats has been called, or its patience ends.
 
     `_leaders` are those who ask the store for a tenancy just now, each with whether it asks for few fences because the
@@ -185,7 +176,7 @@ class Room:
                 raise closed_error()
             if not self._seats and not self._leads(now):
                 return self._lead(runtime, now)
-            seat = Seat(runtime, wish, now, LONG_PATIENCE if self._serves else PATIENCE)
+            seat = Seat(runtime, wish, now, LONG_PATIENCE if self._productive or self._serves else PATIENCE)
             self._seats.append(seat)
             return seat
 
@@ -204,13 +195,13 @@ class Room:
         self._leaders[lead.holder] = spares
         return lead
 
-    def look(self, runtime: Runtime, seat: Seat, now: float) -> Turn | Lead | None:
-        """What became of a seat whose waker called or whose time is up: a turn; leave to ask for a tenancy; or None to
+    def look(self, runtime: Runtime, seat: Seat, now: float) -> Grant | Lead | None:
+        """What became of a seat whose waker called or whose time is up: a grant; leave to ask for a tenancy; or None to
         wait on."""
         with self._mutex:
             if self.closed:
                 raise closed_error()
-            if seat.turn is not None:
+            if seat.grant is not None:
                 return self._taken(seat)
             if self._serves:
                 seat.patient_until = seat.sat_down_at + LONG_PATIENCE
@@ -219,22 +210,22 @@ class Room:
             self._seats.remove(seat)
             return self._lead(runtime, now)
 
-    def _taken(self, seat: Seat) -> Turn | None:
-        turn, seat.turn = seat.turn, None
-        if turn is not None and turn.tenancy is not None:
-            turn.tenancy.seat = None
-        return turn
+    def _taken(self, seat: Seat) -> Grant | None:
+        grant, seat.grant = seat.grant, None
+        if grant is not None and grant.tenancy is not None:
+            grant.tenancy.seat = None
+        return grant
 
-    def leave(self, seat: Seat) -> Turn | None:
-        """Get up; the turn that came all the same, if one did."""
+    def leave(self, seat: Seat) -> Grant | None:
+        """Get up; the grant that came all the same, if one did."""
         with self._mutex:
             if seat in self._seats:
                 self._seats.remove(seat)
-            turn = self._taken(seat)
+            grant = self._taken(seat)
             head = self._first_to_ask()  # it may have been us who were called
         if head is not None:
             head.waker.wake()
-        return turn
+        return grant
 
     def _first_to_ask(self) -> Seat | None:
         """Who is to be called when nobody is left who could pass the lock on."""
@@ -281,21 +272,20 @@ class Room:
         seats = self._seats
         if not seats:
             return False
+        ttl = tenancy.ask.ttl
         with self._mutex:
-            if not seats or self.closed or not tenancy.passable(now) or seats[0].wish.ttl != tenancy.ask.ttl:
+            if not seats or self.closed or not tenancy.passable(now) or seats[0].wish.ttl != ttl:
                 return False
-            if holding is not None and not self._well(tenancy, holding, now):
-                return False
+            if holding is not None:
+                if holding.ttl != ttl or holding.state is not HELD or now >= holding.valid_until:
+                    return False
+                if not holding.give_back(to_another=True):
+                    return False
             seat = seats.popleft()
-            seat.turn = tenancy.next(seat, now)
+            seat.grant = tenancy.next(seat, now)
             tenancy.seat = seat
         seat.waker.wake()
         return True
-
-    def _well(self, tenancy: Tenancy, holding: Holding, now: float) -> bool:
-        if holding.ttl != tenancy.ask.ttl or holding.state is not HELD or now >= holding.valid_until:
-            return False
-        return holding.give_back(to_another=True)
 
     def close(self) -> Ask | None:
         """Send away who waits; the tenancy that was on its way to one of them and so is to be given back."""

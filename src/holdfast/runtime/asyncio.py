@@ -50,12 +50,13 @@ class Alarms:
 
     def set(self, future: asyncio.Future[bool], until: float, left: float) -> None:
         """Give `future` the result False at `until`, in `left` seconds, unless it has one by then."""
-        row = self._row
+        row, grows = self._row, True
         if row and until < row[-1][0]:
             heappush(self._heap, (until, next(self._numbers), future))
         else:  # as nearly always, since most wait for as long as those before them
             while row and row[0][1].done():
                 row.popleft()
+                grows = False
             row.append((until, future))
         timer = self._timer
         # In a suspended machine the loop's own clock stands still, so it would ring late. But what the loop itself
@@ -64,7 +65,7 @@ class Alarms:
         if until < self._rings_at or late:
             first = self._first()
             self._ring_at(first, max(0.0, first - until + left))
-        if len(row) + len(self._heap) > self._tidy_at:
+        if grows and len(row) + len(self._heap) > self._tidy_at:
             self._tidy()
 
     def _first(self) -> float:
@@ -112,20 +113,19 @@ class TaskWaker:
         self._called = False
         self._future: asyncio.Future[bool] | None = None
 
-    def wake(self) -> None:
-        if threading.get_ident() == self._thread:
-            self._wake()
+    def wake(self, *, in_loop: bool = False) -> None:
+        if in_loop or threading.get_ident() == self._thread:
+            future = self._future
+            if future is None or future.done():
+                self._called = True
+            else:
+                future.set_result(True)
             return
         try:
-            self._alarms.loop.call_soon_threadsafe(self._wake)  # not `wake`: the loop may run in another thread by now
+            # It is told that it is there: the loop may run in another thread by now.
+            self._alarms.loop.call_soon_threadsafe(partial(self.wake, in_loop=True))
         except RuntimeError:
             pass  # the loop is closed: nobody waits there any more
-
-    def _wake(self) -> None:
-        if self._future is None or self._future.done():
-            self._called = True
-        else:
-            self._future.set_result(True)
 
     def wait(self, until: float | None) -> asyncio.Future[bool]:
         future: asyncio.Future[bool] = asyncio.Future(loop=self._alarms.loop)

@@ -112,7 +112,7 @@ class BaseLock:
         grant = await core.Attempt(locks.store, runtime, ask, deadline, blocking=patience != 0).run()
         if grant is None:
             return False
-        self._keep(locks, ask, grant)
+        self._keep(locks, grant)
         return True
 
     async def _poll(self, token: bytes, patience: float | None, sleep: Number) -> bool:
@@ -135,17 +135,17 @@ class BaseLock:
         taken = await plain.acquire(runtime, self._plain, token, ttl, once=True)
         if taken and locks is not None and holder is not None:
             locks.ensure_open()
-            grant = core.Grant(0, asked_at, valid_until(asked_at, ttl or UNLIMITED))
-            self._keep(locks, Ask(self.name, holder, ttl or UNLIMITED, locks._owner.encode()), grant)
+            ask = Ask(self.name, holder, ttl or UNLIMITED, locks._owner.encode())
+            self._keep(locks, core.Grant(ask, 0, asked_at, valid_until(asked_at, ask.ttl)))
         return taken
 
-    def _keep(self, locks: BaseLocks[Any], ask: Ask, grant: core.Grant) -> None:
+    def _keep(self, locks: BaseLocks[Any], grant: core.Grant) -> None:
         """Renew what has no timeout, until it is given back or lost."""
         if self.timeout:
             return
         holding = Holding(locks.runtime, renewing=True, max_hold=None)
-        holding.begin(ask, grant, lambda state: self._tell(holding, state))
-        self._kept[ask.holder.encode()] = holding
+        holding.begin(grant, lambda state: self._tell(holding, state))
+        self._kept[holding.holder.encode()] = holding
         locks.keeper.watch(holding)
 
     def _tell(self, holding: Holding, state: State) -> None:
