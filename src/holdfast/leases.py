@@ -35,23 +35,13 @@ Callback = Callable[["BaseLease"], Awaitable[Any] | Any]
 class BaseLease:
     """What a lease is in both colours."""
 
-    __slots__ = (
-        "__weakref__",
-        "_cancelled",
-        "_cancelling",
-        "_client",
-        "_generation",
-        "_holding",
-        "_home",
-        "_keep_until",
-        "_left",
-        "_on_lost",
-        "_on_risk",
-        "_origin",
-        "_room",
-        "_tenancy",
-        "_wakers",
-    )
+    # As all have it at first.
+    _home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
+    _left = False  # whether `lock.release()` is to find it no more
+    _keep_until = 0.0  # when given back sooner, the name stays taken until then
+    _tenancy: Tenancy | None = None
+    _cancelling = -1  # see `scopes.py`, as for the next
+    _cancelled = False
 
     def __init__(self, lock: BaseLock[Any]) -> None:
         """Of nothing yet, until `_begin`: it is as one that was given back."""
@@ -59,23 +49,17 @@ class BaseLease:
         self._client: BaseLocks[Any] = client
         self._generation = client.generation
         self._holding = Holding(client.runtime, chosen.renew, chosen.max_hold)
-        self._on_risk: Callback | None = chosen.on_risk
-        self._on_lost: Callback | None = chosen.on_lost
-        self._origin = lock._origin  # the user's client, if the lock was made on one: it must outlive the lease
+        self._options = chosen
         self._wakers: list[Waker] = []
-        self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
-        self._cancelling = -1  # see `scopes.py`, as for the next
-        self._cancelled = False
-        self._left = False  # whether `lock.release()` is to find it no more
-        self._keep_until = 0.0  # when given back sooner, the name stays taken until then
+        self._origin = lock._origin  # the user's client, if the lock was made on one: it must outlive the lease
         self._room = lock._room  # a room lives as long as its leases do
-        self._tenancy: Tenancy | None = None
 
     def _begin(self, grant: Grant) -> None:
         """The store granted it."""
         client, holding, room = self._client, self._holding, self._room
         self._generation = client.generation  # anew: this process may have been forked while it waited
-        self._tenancy = grant.tenancy
+        if grant.tenancy is not None:
+            self._tenancy = grant.tenancy
         holding.begin(grant, self._changed)
         if room is not None:
             room.latest = holding
@@ -169,7 +153,7 @@ class BaseLease:
 
                 end_soon(self)
             self._end_tenancy()
-        callback = {AT_RISK: self._on_risk, LOST: self._on_lost}.get(state)
+        callback = {AT_RISK: self._options.on_risk, LOST: self._options.on_lost}.get(state)
         if callback is not None:
             # In a thread or task of its own: never inside an operation of the caller's, nor the keeper's.
             self._client.callbacks.add(lambda: self._call(callback))
@@ -223,15 +207,9 @@ class BaseLease:
         # ours, it was lost, and its key may still be there.
         if ours or not holding.settled:
             try:
+                keep_until = self._keep_until if ours else 0.0
                 released = await core.release(
-                    client.store,
-                    client.runtime,
-                    holding.name,
-                    holding.holder,
-                    holding.ttl,
-                    ours,
-                    again,
-                    self._keep_until if ours else 0.0,
+                    client.store, client.runtime, holding.name, holding.holder, holding.ttl, ours, again, keep_until
                 )
             finally:
                 if self._tenancy is not None:
@@ -321,8 +299,6 @@ class Lease(BaseLease):
     True
     """
 
-    __slots__ = ()
-
     def _ends_us_too(self, error: BaseException) -> bool:
         return False  # sys.exit() ends a thread, and this one has other callbacks to call
 
@@ -343,8 +319,6 @@ class Lease(BaseLease):
 
 class AsyncLease(BaseLease):
     """One grant, for asyncio: the same names, awaited."""
-
-    __slots__ = ()
 
     def _ends_us_too(self, error: BaseException) -> bool:
         import asyncio  # here, so that threads need not load it

@@ -163,9 +163,9 @@ WRONG = {
     "a tenancy that ends wakes nobody": ("vacate", "if head is not None:", "if False:", "one of three has another ttl"),
     "the lock is passed on without a call": ("pass_on", "seat.waker.wake()", "pass", "two, twice each"),
     "what is passed on stays alive": (
-        "_well",
-        "return holding.give_back(to_another=True)",
-        "return True",
+        "pass_on",
+        "if not holding.give_back(to_another=True):",
+        "if False:",
         "two, twice each",
     ),
     "who is passed it stays in its seat": ("pass_on", "seats.popleft()", "seats[0]", "three"),

@@ -361,15 +361,15 @@ def test_a_keeper_that_retires_forgets_nobody(look: int, patched: Patch) -> None
     assert search(keeping(second), kept(second), patched, KEEPER_FILES, SWITCHES) > 50
 
 
-DUE_EARLY = "elif holding.valid_until < self._wakes_at or (holding.renewing and holding.next_renewal < self._wakes_at):"
+DUE_EARLY = "if holding.valid_until < wakes_at or (holding.renewing and holding.next_renewal < wakes_at):"
 FORGETFUL = {
     "it retires whoever came meanwhile": (
         "_retire",
         "if self._held or idle_for < LINGER or self._in_use:",
         "if idle_for < LINGER:",
     ),
-    "it is not woken for a lease that is due early": ("watch", DUE_EARLY, "elif False:"),
-    "a second one is started": ("watch", "start, self._active = not self._active, True", "start = True"),
+    "it is not woken for a lease that is due early": ("watch", DUE_EARLY, "if False:"),
+    "a second one is started": ("watch", "starts = not self._active", "starts = True"),
     "none is started again": ("_retire", "self._active = False", "pass"),
 }
 

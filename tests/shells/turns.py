@@ -7,6 +7,7 @@ depth first. (Most errors of concurrent code show with two switches or fewer, if
 threads are greenlets: a switch costs a microsecond, and the code that they run cannot tell.
 """
 
+import gc
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -67,12 +68,16 @@ class Turns:
 
     def play(self) -> list[BaseException]:
         """Run all to their end; the errors they ended with."""
+        # What an earlier play left must not be collected in the midst of this one: its end would be played along, and
+        # perhaps where a mutex is held that is none of ours.
+        gc.disable()
         sys.settrace(self._trace)
         try:
             while able := self._able():
                 self._run(self._choose(able, is_switch=False))
         finally:
             sys.settrace(None)
+            gc.enable()
         return [player.error for player in self._players if player.error is not None]
 
     def _body(self, player: Player, work: Callable[[], object]) -> None:

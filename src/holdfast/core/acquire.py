@@ -66,22 +66,15 @@ class Attempt:
     """One acquisition. `_traces` is true while the store may hold a grant or a place of ours; `_askers` is where it is
     noted that we ask, for as long as we do."""
 
-    __slots__ = (
-        "_ask",
-        "_asked_at",
-        "_askers",
-        "_blocking",
-        "_box",
-        "_deadline",
-        "_failures",
-        "_late_since",
-        "_runtime",
-        "_silent_since",
-        "_store",
-        "_ticket",
-        "_traces",
-        "_turn",
-    )
+    # What all have at first stands in the class: every acquisition makes one.
+    _box: Mailbox | None = None
+    _ticket: int | None = None
+    _turn = 0
+    _asked_at = 0.0
+    _traces = False
+    _late_since: float | None = None
+    _failures = 0
+    _silent_since = 0.0
 
     def __init__(
         self,
@@ -98,18 +91,10 @@ class Attempt:
         self._deadline = deadline
         self._blocking = blocking
         self._askers = askers
-        self._box: Mailbox | None = None
-        self._ticket: int | None = None
-        self._turn = 0
-        self._asked_at = 0.0
-        self._traces = False
-        self._late_since: float | None = None
-        self._failures = 0
-        self._silent_since = 0.0
 
     async def run(self) -> Grant | None:
         """The grant; None when the lock stayed taken until the deadline (or at all, when not blocking)."""
-        store, runtime, ask = self._store, self._runtime, self._ask
+        store, runtime, ask, deadline = self._store, self._runtime, self._ask, self._deadline
         if self._askers is not None:
             self._askers[ask.holder] = None
         try:
@@ -121,14 +106,13 @@ class Attempt:
                 place = None if self._box is None else Place(self._box.address, self._turn, self._ticket)
                 traces, self._traces = self._traces, True
                 try:
-                    answer = await store.acquire(ask, place, self._deadline.attempt(asked_at, store))
+                    answer = await store.acquire(ask, place, deadline.attempt(asked_at, store))
                 except StoreUnavailable as error:
                     self._traces = traces or error.outcome is not Outcome.NOT_DONE
                     await self._ask_again_after(error, asked_at)
                     continue
                 self._asked_at = asked_at
                 self._failures = 0
-                self._traces = traces or type(answer) is Queued
                 if type(answer) is Granted:
                     grant = self._grant(answer.fence, answer.acknowledged)
                     if runtime.now() < grant.valid_until:
@@ -140,6 +124,8 @@ class Attempt:
                     pushed = await self._wait_turn(answer)
                     if pushed is not None:
                         return pushed
+                else:
+                    self._traces = traces
                 listening = self._is_over() or type(answer) is not Taken or await self._open_mailbox()
                 if not listening or self._is_over():
                     await self._abandon(inline=True)
@@ -165,7 +151,6 @@ class Attempt:
 
     def _ask_once_more(self) -> bool:
         """Whether to ask at once, time or no time, since a grant ran out on its way; or report it when all do."""
-        self._traces = True
         now = self._runtime.now()
         if self._late_since is None:
             self._late_since = now

@@ -66,13 +66,16 @@ class Keeper:
         with self._mutex:
             self._held[holding] = None
             self._in_use = True
-            if self._waker is None:
-                self._waker = self._runtime.waker()
-            start, self._active = not self._active, True
-        if start:
+            starts = not self._active
+            if starts:
+                self._active = True
+                self._waker = self._waker or self._runtime.waker()
+        if starts:
             self._start()
-        elif holding.valid_until < self._wakes_at or (holding.renewing and holding.next_renewal < self._wakes_at):
-            self._waker.wake()
+            return
+        wakes_at = self._wakes_at
+        if holding.valid_until < wakes_at or (holding.renewing and holding.next_renewal < wakes_at):
+            self._wake()
 
     def _start(self) -> None:
         started = False

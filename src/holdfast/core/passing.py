@@ -45,20 +45,17 @@ def acquire(
 ) -> Coroutine[Any, Any, Grant | None]:
     """A grant, passed on or of the store; None when there was none until the deadline. Without a room, nothing is
     passed on. To be awaited at once: it may have a seat already."""
-    place = room.enter(runtime, wish) if blocking and room is not None else None
-    if room is None or place is None:
-        return _ask_alone(room, store, runtime, wish, deadline, blocking)
-    if type(place) is Seat:
-        return _sit(room, store, runtime, place, deadline)
-    return _ask_for_tenancy(room, store, runtime, wish, deadline, place)
-
-
-def _ask_alone(
-    room: Room | None, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, blocking: bool
-) -> Coroutine[Any, Any, Grant | None]:
+    askers = None
+    if room is not None:
+        askers = room.askers
+        place = room.enter(runtime, wish) if blocking else None
+        if place is not None:
+            if type(place) is Seat:
+                return _sit(room, store, runtime, place, deadline)
+            return _ask_for_tenancy(room, store, runtime, wish, deadline, place)
     name, ttl, owner = wish
     ask = tuple.__new__(Ask, (name, runtime.new_holder(), ttl, owner, 1, 0))
-    return Attempt(store, runtime, ask, deadline, blocking, None if room is None else room.askers).run()
+    return Attempt(store, runtime, ask, deadline, blocking, askers).run()
 
 
 async def _ask_for_tenancy(
@@ -98,7 +95,7 @@ async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline:
                 return outcome
             else:
                 await _send_on(room, store, runtime, outcome)  # we slept too long: let the store decide anew
-                return await _ask_alone(room, store, runtime, seat.wish, deadline, True)
+                return await acquire(None, store, runtime, seat.wish, deadline, True)
     except GeneratorExit:
         room.leave(seat)
         raise  # the coroutine is being destroyed: no await is possible any more

@@ -96,16 +96,16 @@ class Link:
 
     def send(self, requests: bytes, until: float, slots: Iterable[Slot] = ()) -> None:
         """Send all of it; the replies come into the slots. The caller sees to it that one thread sends at a time."""
-        sent = 0
         try:
             self.pending.extend(slots)
             while True:
                 try:
-                    sent += self._write(requests[sent:] if sent else requests)
+                    sent = self._write(requests)
+                    if sent == len(requests):
+                        return
+                    requests = requests[sent:]
                 except _AGAIN:
                     pass
-                if sent == len(requests):
-                    return
                 self._await_room(until)
         except OSError as error:
             self.fail(f"the connection broke while sending ({error})")

@@ -84,28 +84,27 @@ _latest: tuple[Ask | None, Place | None, bytes] = (None, None, b"")
 
 
 def acquire_request(ask: Ask, place: Place | None) -> bytes:
+    name, holder, ttl, owner, fences, floor = ask
+    if place is None and fences == 1 and not floor:
+        before, after = _plain_acquire(name, ttl, owner, len(holder))
+        return before + holder.encode("ascii") + after
+    return _full_acquire(ask, place)
+
+
+def _full_acquire(ask: Ask, place: Place | None) -> bytes:
     """The same bytes again for the same question: a quorum puts it to each of its nodes."""
     global _latest
     latest_ask, latest_place, request = _latest
     if ask is latest_ask and place is latest_place:
         return request
-    name, holder, ttl, owner, fences, floor = ask
-    if place is None and fences == 1 and not floor:
-        before, after = _plain_acquire(name, ttl, owner, len(holder))
-        request = before + holder.encode("ascii") + after
-    else:
-        request = _full_acquire(ask, place)
-    _latest = (ask, place, request)
-    return request
-
-
-def _full_acquire(ask: Ask, place: Place | None) -> bytes:
     packed = bulks(ask.holder.encode("ascii"), b"%d" % ceil(ask.ttl * 1000), ask.owner.encode())
     packed += _NO_PLACE if place is None else _packed(place)
     packed += bulks(b"%d" % ask.fences)
     if ask.floor:
         packed += bulks(b"%d" % ask.floor)
-    return ACQUIRE.head(4, keys_of(ask.name).packed, 8 if ask.floor else 7) + packed
+    request = ACQUIRE.head(4, keys_of(ask.name).packed, 8 if ask.floor else 7) + packed
+    _latest = (ask, place, request)
+    return request
 
 
 def _packed(place: Place) -> bytes:

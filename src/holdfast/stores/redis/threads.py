@@ -49,6 +49,7 @@ class ThreadWire:
         self._dial = dial
         self._runtime = runtime
         self._longest = longest
+        self._bounded = longest < math.inf
         self.grace = FIRST_GRACE
         self.pushes = False
         self.on_push: Callable[[Any], None] | None = None
@@ -63,16 +64,16 @@ class ThreadWire:
             link.forget()
 
     async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
-        current = self._link
-        if before or current is None or current.error is not None or self._mutex.locked():
+        link = self._link
+        if before or link is None or link.error is not None or self._mutex.locked():
             link, slot = self._send(request, until, before)
         else:
-            link, slot = current, Slot()
+            slot = Slot()
             with self._mutex:  # not by acquire(): an interrupt right after that would leave it taken for ever
                 slot.sent_at = self._runtime.now()
                 link.send(request, until, (slot,))
-        if until - slot.sent_at > self._longest:
-            until = slot.sent_at + self._longest
+        if self._bounded:
+            until = min(until, slot.sent_at + self._longest)
         if link.leads_alone and link.leading.acquire(False):
             link.lead(slot, until)
         else:
