@@ -82,12 +82,14 @@ class BaseLock(Generic[LeaseT]):
         """With `frame`, a `with` block of that frame begins, and then there is a lease or an error."""
         client, chosen = self._client, self._options
         wait = chosen.timeout if blocking is True and timeout is None else self._wait_of(blocking, timeout)
-        client.ensure_open()
+        if client._closed or self._awaited:
+            client.ensure_open()
         runtime = client.runtime
-        if not blocking or wait == 0:
-            deadline, blocking = Deadline(runtime.now(), client.store_timeout), False
+        if wait is None and blocking:
+            deadline = client.no_deadline
         else:
-            deadline = client.no_deadline if wait is None else Deadline(runtime.now() + wait, client.store_timeout)
+            blocking = blocking and wait != 0
+            deadline = Deadline(runtime.now() + (wait if wait and blocking else 0.0), client.store_timeout)
         room = self._room
         if room is None or room.home is not client.passing:  # the first time, or the first in a forked process
             room = self._find_room()

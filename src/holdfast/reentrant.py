@@ -47,7 +47,7 @@ class Reentrant(BaseLock[LeaseT]):
         if lease is not None and step is Step.DEEPER:
             if frame:
                 self._blocks.append(Block(caller, frame, lease))
-                if self._open_scope is not None:
+                if self._open_scope is not None and lease._cancelling < 0:
                     self._open_scope(lease)
             return lease
         if lease is not None and step is Step.REFUSE:

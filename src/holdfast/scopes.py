@@ -19,12 +19,11 @@ from holdfast.leases import BaseLease
 
 def open_scope(lease: BaseLease) -> None:
     """The body of a block begins; of blocks that share a lease, the first does it for all."""
-    if lease._cancelling < 0:
-        task = lease._holding.caller
-        lease._cancelled = False
-        lease._cancelling = task.cancelling() if isinstance(task, asyncio.Task) else 0
-        if lease._holding.state not in ALIVE:  # lost before it had a scope
-            end_soon(lease)
+    holding = lease._holding
+    task = holding.caller
+    lease._cancelling = task.cancelling() if isinstance(task, asyncio.Task) else 0
+    if holding.state not in ALIVE:  # lost before it had a scope
+        end_soon(lease)
 
 
 def end_soon(lease: BaseLease) -> None:
@@ -46,7 +45,8 @@ def _cancel(lease: BaseLease, task: asyncio.Task[object]) -> None:
 def close_scope(lease: BaseLease, error: BaseException | None) -> bool:
     """The body has ended; True when `error` is the cancellation that we asked for, and nobody else did."""
     before, lease._cancelling = lease._cancelling, -1
+    ours, lease._cancelled = lease._cancelled, False
     task = lease._holding.caller
-    if not lease._cancelled or not isinstance(task, asyncio.Task):
+    if not ours or not isinstance(task, asyncio.Task):
         return False
     return task.uncancel() <= before and isinstance(error, asyncio.CancelledError)

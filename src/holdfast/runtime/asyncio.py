@@ -58,15 +58,17 @@ class Alarms:
                 row.popleft()
                 grows = False
             row.append((until, future))
-        timer = self._timer
-        # In a suspended machine the loop's own clock stands still, so it would ring late. But what the loop itself
-        # knows to be due rings in this round: put off in each round, it would never ring.
-        late = self._rings_at + left < until and timer is not None and timer.when() > self.loop.time()
-        if until < self._rings_at or late:
+        rings_at = self._rings_at
+        if until < rings_at or (rings_at + left < until and self._is_late()):
             first = self._first()
             self._ring_at(first, max(0.0, first - until + left))
         if grows and len(row) + len(self._heap) > self._tidy_at:
             self._tidy()
+
+    def _is_late(self) -> bool:
+        """Whether the timer that should have rung is not even due: in a suspended machine the loop's own clock stands
+        still. What the loop itself knows to be due rings in this round: put off in each round, it would never ring."""
+        return self._timer is not None and self._timer.when() > self.loop.time()
 
     def _first(self) -> float:
         """When the first of them ends."""
@@ -105,13 +107,12 @@ def _end(future: asyncio.Future[bool]) -> None:
 class TaskWaker:
     """A flag, and the future that was last waited for. Other threads wake it through the loop."""
 
-    __slots__ = ("_alarms", "_called", "_future", "_thread")
+    _called = False
+    _future: asyncio.Future[bool] | None = None
 
     def __init__(self, alarms: Alarms) -> None:
         self._alarms = alarms
         self._thread = threading.get_ident()
-        self._called = False
-        self._future: asyncio.Future[bool] | None = None
 
     def wake(self, *, in_loop: bool = False) -> None:
         if in_loop or threading.get_ident() == self._thread:
