@@ -65,13 +65,16 @@ class ThreadWire:
 
     async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         link = self._link
-        if before or link is None or link.error is not None or self._mutex.locked():
+        if link is None or link.error is not None or self._mutex.locked():
             link, slot = self._send(request, until, before)
         else:
             slot = Slot()
             with self._mutex:  # not by acquire(): an interrupt right after that would leave it taken for ever
                 slot.sent_at = self._runtime.now()
-                link.send(request, until, (slot,))
+                if before:
+                    link.send(b"".join((*before, request)), until, _in_order(before, slot))
+                else:
+                    link.send(request, until, (slot,))
         if self._bounded:
             until = min(until, slot.sent_at + self._longest)
         if link.leads_alone and link.leading.acquire(False):
@@ -128,13 +131,13 @@ class ThreadWire:
             link = self._link
             if link is None or link.error is not None or on is not None:
                 link = self._connect(until) if on is None else sound(on, link)
-            slots, now = [Slot() for _ in (*before, request)], self._runtime.now()
-            for slot in slots:
-                slot.sent_at = now
+            slot = Slot()
+            slot.sent_at = self._runtime.now()
+            slots = _in_order(before, slot)
             if early is not None:
                 early += slots[:-1]
-            link.send(b"".join([*before, request]), until, slots)
-            return link, slots[-1]
+            link.send(b"".join((*before, request)), until, slots)
+            return link, slot
         finally:
             mutex.release()
 
@@ -181,6 +184,17 @@ class ThreadWire:
             self._mutex.release()
         if link is not None:
             link.close()
+
+
+def _in_order(before: Sequence[bytes], last: Slot) -> list[Slot]:
+    """A slot for each request that goes out `before` that of `last`, and that one."""
+    slots = []
+    for _ in before:
+        slot = Slot()
+        slot.sent_at = last.sent_at
+        slots.append(slot)
+    slots.append(last)
+    return slots
 
 
 class ThreadInbox:
