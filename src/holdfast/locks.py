@@ -99,7 +99,8 @@ class BaseLock(Generic[LeaseT]):
         try:
             grant = await passing.acquire(room, client.store, runtime, self._wish, deadline, blocking)
         except BaseException:
-            lease._holding.caller = None  # a task keeps its error, and that this lease: it must not keep the task
+            # A task keeps its error, and that the names of this frame: they must not keep the task.
+            lease._holding.caller = block = None
             raise
         if grant is None:
             if block is not None:

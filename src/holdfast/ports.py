@@ -194,7 +194,7 @@ class Together(Protocol):
     async def __call__(self, works: Sequence[Coroutine[Any, Any, Any]], tell: Callable[[int, Any], bool]) -> None:
         """Start all; then call `tell(number, outcome)` as each one ends, with what it returned or the `StoreError` that
         it raised. Return when all have ended, or `tell` says that it is enough: the others are left alone then, and
-        what they have sent stays sent."""
+        what they have sent stays sent. Nobody is told after the return."""
 
 
 class Draft(Protocol):

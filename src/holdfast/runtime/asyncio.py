@@ -261,11 +261,12 @@ class AsyncioRuntime:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         tasks: list[asyncio.Task[Any]] = []
-        left = len(works)
+        left = set(range(len(works)))
 
         def ended(number: int, task: asyncio.Task[Any]) -> None:
-            nonlocal left
-            left -= 1
+            if number not in left:
+                return
+            left.remove(number)
             if task.cancelled():
                 return
             error = task.exception()
@@ -284,8 +285,13 @@ class AsyncioRuntime:
             if works:
                 await over
         finally:
-            for task in tasks:
-                task.cancel()
+            for number, task in enumerate(tasks):
+                if task.done():
+                    ended(
+                        number, task
+                    )  # in time too, so it is told now: its own call would come when nobody expects it
+                else:
+                    task.cancel()
 
     async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
         # asyncio.wait neither cancels the task nor passes its error on. If we are cancelled once more
