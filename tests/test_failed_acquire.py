@@ -5,12 +5,16 @@ import gc
 import traceback
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import holdfast
 import holdfast.aio
-from holdfast import StoreUnavailable
+from holdfast import LockError, StoreUnavailable
+from holdfast.stores.memory import MemoryMailbox
+
+HUB = "memory://failed-acquire"
 
 
 class Session:
@@ -25,8 +29,23 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+async def cancelled(locks: holdfast.aio.Locks, task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+async def timed_out(locks: holdfast.aio.Locks, task: asyncio.Task[None]) -> None:
+    """By its own limit."""
+
+
+async def closed(locks: holdfast.aio.Locks, task: asyncio.Task[None]) -> None:
+    await locks.close()
+
+
+@pytest.mark.parametrize("ends", [cancelled, timed_out, closed])
+@pytest.mark.parametrize("passing", [True, False])
+@pytest.mark.parametrize("kind", ["lock", "rlock"])
 @pytest.mark.usefixtures("no_collector")
-async def test_a_task_that_is_cancelled_while_it_waits_leaves_nothing_to_the_collector() -> None:
+async def test_a_task_that_waits_in_vain_leaves_nothing_to_the_collector(ends: Any, passing: bool, kind: str) -> None:
     """Its error refers to its frames, and those to a lease that was never granted: that must not refer to the task."""
     seen: list[weakref.ref[Session]] = []
 
@@ -36,18 +55,51 @@ async def test_a_task_that_is_cancelled_while_it_waits_leaves_nothing_to_the_col
         async with lock:
             pass
 
-    async with holdfast.aio.connect("memory://") as locks, locks.lock("door"):
-        for _ in range(10):
-            task = asyncio.create_task(worker(locks.lock("door", passing=False)))
-            while not (await locks.lock("door").inspect()).waiting:  # noqa: ASYNC110 - nobody announces it
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
-            assert task.cancelled()
-            del task
+    async with holdfast.aio.connect(HUB) as others, others.lock("door"):
+        for _ in range(5):
+            async with holdfast.aio.connect(HUB) as locks:
+                limit = 0.01 if ends is timed_out else None
+                task = asyncio.create_task(worker(getattr(locks, kind)("door", passing=passing, timeout=limit)))
+                while ends is not timed_out and not (await others.lock("door").inspect()).waiting:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                await ends(locks, task)
+                await asyncio.wait([task])
+                assert task.cancelled() or isinstance(task.exception(), LockError)
+                del task
         await asyncio.sleep(0)
-        assert len(seen) == 10
-        assert [one() for one in seen] == [None] * 10
+        assert [one() for one in seen] == [None] * 5
+
+
+@pytest.mark.parametrize("kind", ["lock", "rlock"])
+@pytest.mark.usefixtures("no_collector")
+async def test_a_task_whose_store_does_not_answer_leaves_nothing_to_the_collector(kind: str) -> None:
+    async def worker(lock: holdfast.aio.Lock) -> None:
+        async with lock:
+            pass
+
+    async with holdfast.aio.connect("redis://127.0.0.1:1", store_timeout=0.05) as locks:
+        task = asyncio.create_task(worker(getattr(locks, kind)("door")))
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), StoreUnavailable)
+        seen = weakref.ref(task)
+        del task
+        await asyncio.sleep(0)
+        assert seen() is None
+
+
+def test_an_interrupt_while_a_mailbox_is_closed_leaves_no_asker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes next would have company for ever."""
+
+    def interrupted(_: MemoryMailbox) -> None:
+        raise KeyboardInterrupt
+
+    with holdfast.connect(HUB) as others, holdfast.connect(HUB) as locks, others.lock("door"):
+        lock = locks.lock("door")
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryMailbox, "close", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                lock.acquire(timeout=0.01)
+        assert not locks.passing.room("door").askers
 
 
 @pytest.mark.usefixtures("no_collector")

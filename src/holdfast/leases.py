@@ -40,7 +40,7 @@ class BaseLease:
     _left = False  # whether `lock.release()` is to find it no more
     _keep_until = 0.0  # when given back sooner, the name stays taken until then
     _tenancy: Tenancy | None = None
-    _cancelling = -1  # see `scopes.py`, as for the next
+    _cancelling = -1  # of these two, see `scopes.py`
     _cancelled = False
 
     def __init__(self, lock: BaseLock[Any]) -> None:
@@ -149,7 +149,7 @@ class BaseLease:
             for waker in tuple(self._wakers):
                 waker.wake()
             if self._cancelling >= 0:
-                from holdfast.scopes import end_soon  # loaded by whoever has set that
+                from holdfast.scopes import end_soon  # loaded by whoever has set `_cancelling`
 
                 end_soon(self)
             self._end_tenancy()

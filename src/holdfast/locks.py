@@ -79,7 +79,7 @@ class BaseLock(Generic[LeaseT]):
         return self._options.timeout if timeout is None else limit(timeout)
 
     async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: int = 0) -> LeaseT | None:
-        """With `frame`, a `with` block of that frame begins, and then there is a lease or an error."""
+        """With the id of a `frame`, a `with` block begins there, and then there is a lease or an error."""
         client, chosen = self._client, self._options
         wait = chosen.timeout if blocking is True and timeout is None else self._wait_of(blocking, timeout)
         if client._closed or self._awaited:
@@ -93,25 +93,23 @@ class BaseLock(Generic[LeaseT]):
         room = self._room
         if room is None or room.home is not client.passing:  # the first time, or the first in a forked process
             room = self._find_room()
-        # Before the answer, since every step after it is waited for.
-        lease = self._lease_class(self)
-        block = tuple.__new__(Block, (lease._holding.caller, frame, lease)) if frame else None
+        lease = self._lease_class(self)  # before the answer, since every step after it is waited for
         try:
             grant = await passing.acquire(room, client.store, runtime, self._wish, deadline, blocking)
         except BaseException:
-            # A task keeps its error, and that the names of this frame: they must not keep the task.
-            lease._holding.caller = block = None
+            lease._holding.caller = None  # a task keeps its error, and that this lease: it must not keep the task
             raise
         if grant is None:
-            if block is not None:
-                raise self._stayed_taken()
-            return None
+            if not frame:
+                return None
+            lease._holding.caller = None  # as above
+            raise self._stayed_taken()
         lease._begin(grant)
         if client._closed:  # while we waited: whoever closed it may not have seen this lease
             await lease._release()
             raise closed_error()
-        if block is not None:
-            self._blocks.append(block)
+        if frame:
+            self._blocks.append(tuple.__new__(Block, (lease._holding.caller, frame, lease)))
             if self._open_scope is not None:
                 self._open_scope(lease)
         return lease
@@ -357,7 +355,7 @@ class AsyncLock(BaseLock[AsyncLease]):
         our_cancel = False
         if lease._cancelling >= 0 and not (self._blocks and any(block.lease is lease for block in self._blocks)):
             if lease._cancelled:
-                from holdfast.scopes import close_scope  # loaded by whoever has set that
+                from holdfast.scopes import close_scope  # loaded by whoever has set `_cancelled`
 
                 our_cancel = close_scope(lease, error)
             else:

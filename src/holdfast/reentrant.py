@@ -52,7 +52,11 @@ class Reentrant(BaseLock[LeaseT]):
             return lease
         if lease is not None and step is Step.REFUSE:
             raise lease._lost_error()
-        lease = await super()._acquire(blocking, timeout, frame)
+        try:
+            lease = await super()._acquire(blocking, timeout, frame)
+        except BaseException:
+            caller = None  # a task keeps its error, and that this frame: it must not keep the task
+            raise
         if lease is not None:
             self._begin(caller, lease)
         return lease

@@ -12,6 +12,7 @@ otherwise; `_cancelled` says that we told the task to end. Rules kept here:
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from holdfast.core.holding import ALIVE
 from holdfast.leases import BaseLease
@@ -20,23 +21,28 @@ from holdfast.leases import BaseLease
 def open_scope(lease: BaseLease) -> None:
     """The body of a block begins; of blocks that share a lease, the first does it for all."""
     holding = lease._holding
-    task = holding.caller
-    lease._cancelling = task.cancelling() if isinstance(task, asyncio.Task) else 0
+    task = _task(lease)
+    lease._cancelling = 0 if task is None else task.cancelling()
     if holding.state not in ALIVE:  # lost before it had a scope
         end_soon(lease)
 
 
 def end_soon(lease: BaseLease) -> None:
     """The lease is lost."""
-    task = lease._holding.caller
+    task = _task(lease)
     try:
-        if isinstance(task, asyncio.Task):
+        if task is not None:
             task.get_loop().call_soon_threadsafe(_cancel, lease, task)
     except RuntimeError:
         pass  # the loop is closed, and with it the body
 
 
-def _cancel(lease: BaseLease, task: asyncio.Task[object]) -> None:
+def _task(lease: BaseLease) -> asyncio.Task[Any] | None:
+    """Who got the lease. Perhaps not an instance of that class: a loop may make tasks of another."""
+    return lease._holding.caller  # type: ignore[return-value]
+
+
+def _cancel(lease: BaseLease, task: asyncio.Task[Any]) -> None:
     if lease._cancelling >= 0 and not lease._cancelled:
         lease._cancelled = True
         task.cancel("the lease was lost")
@@ -46,7 +52,7 @@ def close_scope(lease: BaseLease, error: BaseException | None) -> bool:
     """The body has ended; True when `error` is the cancellation that we asked for, and nobody else did."""
     before, lease._cancelling = lease._cancelling, -1
     ours, lease._cancelled = lease._cancelled, False
-    task = lease._holding.caller
-    if not ours or not isinstance(task, asyncio.Task):
+    task = _task(lease)
+    if not ours or task is None:
         return False
     return task.uncancel() <= before and isinstance(error, asyncio.CancelledError)

@@ -80,6 +80,22 @@ class TestTheBody:
             await asyncio.sleep(0)  # no cancellation comes late
         assert cancelling() == 0
 
+    async def test_of_a_task_of_another_class_is_cancelled_too(self, locks: AsyncLocks) -> None:
+        """As a loop with a task factory may make them."""
+        steps: list[str] = []
+
+        async def body() -> None:
+            async with locks.lock("report") as lease:
+                lose_soon(lease)
+                await asyncio.sleep(LONG)
+                steps.append("went on")
+
+        made = asyncio.tasks._PyTask(body(), loop=asyncio.get_running_loop())  # type: ignore[attr-defined]
+        assert not isinstance(made, asyncio.Task)
+        with pytest.raises(LeaseLost):
+            await asyncio.wait_for(made, BOUND)
+        assert steps == []
+
     async def test_that_does_not_await_hears_at_its_end(self, locks: AsyncLocks) -> None:
         with pytest.raises(LeaseLost):
             async with locks.lock("report") as lease:

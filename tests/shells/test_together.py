@@ -25,8 +25,8 @@ class Told(list[Any]):
 
 
 async def test_nobody_is_told_after_it_is_over() -> None:
-    """One that ends while the first is being told has ended in time: a push that it took out of a mailbox would be lost,
-    and a vote that is counted later would be one too many."""
+    """One that ends while the first is being told has ended in time: a push that it took out of a mailbox would be
+    lost, and a vote that is counted later would be one too many."""
     told = Told(enough=True)
     await AsyncioRuntime().together([after(rounds, f"after {rounds}") for rounds in range(4)], told)
     in_time = list(told)

@@ -70,6 +70,7 @@ class Turns:
         """Run all to their end; the errors they ended with."""
         # What an earlier play left must not be collected in the midst of this one: its end would be played along, and
         # perhaps where a mutex is held that is none of ours.
+        collects = gc.isenabled()
         gc.disable()
         sys.settrace(self._trace)
         try:
@@ -77,7 +78,8 @@ class Turns:
                 self._run(self._choose(able, is_switch=False))
         finally:
             sys.settrace(None)
-            gc.enable()
+            if collects:
+                gc.enable()
         return [player.error for player in self._players if player.error is not None]
 
     def _body(self, player: Player, work: Callable[[], object]) -> None:

@@ -136,10 +136,10 @@ class Attempt:
             await self._abandon(inline=not isinstance(error, StoreUnavailable))
             raise
         finally:
-            if self._box is not None:
-                self._box.close()
             if self._askers is not None:
                 del self._askers[ask.holder]
+            if self._box is not None:
+                self._box.close()
 
     def _is_over(self) -> bool:
         return not self._blocking or self._deadline.passed(self._runtime.now())

@@ -58,7 +58,7 @@ class Holding:
     `caller` is the thread or task that got it.
     """
 
-    # Of nothing yet, as all are at first: one is made before a grant is asked for, so that `begin` is soon done.
+    # What all have at first, when they are of nothing yet, stands in the class.
     name = holder = owner = reason = ""
     fence = last_fence = reasserted = 0
     ttl = valid_until = next_renewal = 0.0
@@ -69,6 +69,7 @@ class Holding:
     on_change: Callable[[State], None] | None = None
 
     def __init__(self, runtime: Runtime, renewing: bool, max_hold: float | None) -> None:
+        """Of nothing yet: it is made before a grant is asked for, so that `begin` is soon done."""
         self._mutex = runtime.mutex()
         self._max_hold = max_hold
         self.renewing = renewing

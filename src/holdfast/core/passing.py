@@ -16,9 +16,10 @@ Rules kept here:
 - A passed lease is worth what a fresh one is: `EXTRA` is asked for on top of the ttl. Only leases of equal ttl follow
   one another, so that a crash never blocks the others for longer than the crashed one's own ttl and that.
 - Each lease has a fence of its own, greater than the one before and less than that of any later grant.
-- Seats are served first come, first served. Who waits in one for its patience without a turn goes to the store for a
-  place of its own. Of those that waited in the store, one within two spans is passed on: however many places a room has
-  there, who waits behind them waits for no more than twice as long as for their holds alone, and one span.
+- Seats are served first come, first served. Who waits in one for its patience and is not passed the lock goes to the
+  store for a place of its own. Of those that waited in the store, one within two spans is passed on: however many
+  places a room has there, who waits behind them waits for no more than twice as long as for their holds alone, and one
+  span.
 - What is lost is not passed on, and neither is what is at risk: who waits then asks the store.
 - Without others of its own room, an acquisition asks the store just as it would without passing.
 """
@@ -95,7 +96,8 @@ async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline:
                 return outcome
             else:
                 await _send_on(room, store, runtime, outcome)  # we slept too long: let the store decide anew
-                return await acquire(None, store, runtime, seat.wish, deadline, True)
+                ask = Ask(seat.wish.name, runtime.new_holder(), seat.wish.ttl, seat.wish.owner)
+                return await Attempt(store, runtime, ask, deadline, True, room.askers).run()
     except GeneratorExit:
         room.leave(seat)
         raise  # the coroutine is being destroyed: no await is possible any more

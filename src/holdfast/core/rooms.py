@@ -176,7 +176,7 @@ class Room:
                 raise closed_error()
             if not self._seats and not self._leads(now):
                 return self._lead(runtime, now)
-            seat = Seat(runtime, wish, now, LONG_PATIENCE if self._productive or self._serves else PATIENCE)
+            seat = Seat(runtime, wish, now, LONG_PATIENCE if self._serves else PATIENCE)
             self._seats.append(seat)
             return seat
 

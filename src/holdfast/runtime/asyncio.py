@@ -194,9 +194,10 @@ class AsyncioRuntime:
             return None  # no loop runs here
 
     def stage(self, caller: Hashable) -> Stage:
-        if not isinstance(caller, asyncio.Task) or caller.done():
+        task: Any = caller  # whatever the loop takes for a task
+        if task is None or task.done():
             return Stage.ENDED
-        return Stage.ENDS if caller.cancelling() else Stage.RUNS
+        return Stage.ENDS if task.cancelling() else Stage.RUNS
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))

@@ -100,6 +100,7 @@ class _Writer:
             self._begin("partial")
             self.write(value.func)
             self.write(value.args)
+            self.write(value.keywords)
         else:
             self._attributes(value, kind)
 
