@@ -46,12 +46,13 @@ def main() -> int:
     circumstances = _circumstances(chosen)
     print("# holdfast, measured\n")
     print("\n".join(f"- {what}: {value}" for what, value in circumstances.items()) + "\n", flush=True)
-    bench = Bench(chosen.server, quick=chosen.quick)
+    bench, before = Bench(chosen.server, quick=chosen.quick), _processor_time()
     try:
         reports = [_run(name, bench) for name in chosen.only or CLAIMS]
     finally:
         bench.close()
-    print(_summary(reports))
+    circumstances["host"] = stolen(before, _processor_time())
+    print(_summary(reports) + f"\n\nhost: {circumstances['host']}")
     if chosen.json:
         claims = {report.name: report.as_json() for report in reports}
         if chosen.only and Path(chosen.json).exists():  # one claim anew, the others as they were
@@ -101,6 +102,28 @@ def _load(before: float) -> str:
     return f"load average {before:.1f} before the run" + (
         ": busy with other work, so take it with care" if busy else ""
     )
+
+
+def _processor_time() -> list[int]:
+    """What the kernel counted so far for user, nice, system, idle, iowait, irq, softirq and steal, if it tells."""
+    try:
+        return [int(word) for word in Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return []
+
+
+def stolen(before: list[int], after: list[int]) -> str:
+    """How much of the time in which a virtual machine wanted to run its host did not let it: then all is slower, and
+    more so what sleeps and wakes up often.
+
+    >>> stolen([50, 0, 0, 1000, 0, 0, 0, 10], [130, 0, 10, 5000, 0, 0, 0, 20])
+    'took away 10 % of the time in which this machine had something to do'
+    """
+    if not before:
+        return "does not say how much of the time it gave to others"
+    user, nice, system, _, _, irq, softirq, steal = (now - then for then, now in zip(before, after, strict=True))
+    busy = user + nice + system + irq + softirq + steal
+    return f"took away {100 * steal / max(1, busy):.0f} % of the time in which this machine had something to do"
 
 
 def _version(package: str) -> str:

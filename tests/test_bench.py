@@ -22,7 +22,7 @@ import pytest
 import holdfast
 import holdfast.aio
 from bench import pages, plots
-from bench.__main__ import CLAIMS
+from bench.__main__ import CLAIMS, stolen
 from bench.harness import Report, Spread, Verdict, in_turns, jain, laid_out, percentile, ratio
 from holdfast.core import passing, rooms
 from tests.support.proxy import FaultProxy
@@ -340,6 +340,12 @@ def test_peers_take_turns() -> None:
     assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
     assert len({one[0] for one in rounds}) == 3, "the same comes first, and always after the same"
     assert found["a"] == [at + 1 for at, name in enumerate(order) if name == "a"]
+
+
+def test_a_run_says_how_much_of_the_time_its_host_gave_to_others() -> None:
+    before, after = [50, 0, 0, 1000, 0, 0, 0, 10], [130, 0, 10, 5000, 0, 0, 0, 20]
+    assert stolen(before, after) == "took away 10 % of the time in which this machine had something to do"
+    assert "does not say" in stolen([], [])
 
 
 def test_a_ratio_compares_only_what_was_measured_together() -> None:
