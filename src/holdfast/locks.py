@@ -169,7 +169,8 @@ class BaseLock(Generic[LeaseT]):
 
     async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
         """End a `with` block; the loss to raise, if there was one. Never masks the body's own error."""
-        holding, state = lease._holding, lease.state
+        holding, client = lease._holding, lease._client
+        state = LOST if lease._generation != client.generation else holding.check(client.runtime.now())  # lease.state
         if state is RELEASED and holding.settled:
             return None  # released or exported within the block
         try:

@@ -47,19 +47,20 @@ class Reader:
 
     def feed(self, data: bytes) -> list[Any]:
         """The replies that `data` completes."""
+        if data == _ONE and not self._rest:
+            return [1]
+        begin = data[0]
         if self._rest:
             data = self._rest + data
-        elif data == _ONE:
-            return [1]
-        elif data[0] == 58 and data[-1] == 10:
+        elif begin == 42 or begin == 62:
+            message = _message(data)
+            if message is not None:
+                return [message]
+        elif begin == 58 and data[-1] == 10:
             try:
                 return [int(data[1:])]  # one whole number and nothing else, as most replies are
             except ValueError:
                 pass
-        elif data[0] == 42 or data[0] == 62:
-            message = _message(data)
-            if message is not None:
-                return [message]
         replies = []
         at, end = 0, len(data)
         while at < end:
@@ -116,15 +117,11 @@ class _HiredisReader(Reader):
 def _message(data: bytes) -> list[Any] | None:
     """A message from a channel and nothing else, as nearly all is that comes unasked; None for anything else."""
     parts = data.split(b"\r\n")
-    if len(parts) != 8 or parts[1] != b"$7" or parts[2] != b"message":
+    if len(parts) != 8:
         return None
-    begin, _, kind, channel_size, channel, text_size, text, end = parts
-    try:
-        if end or int(channel_size[1:]) != len(channel) or int(text_size[1:]) != len(text):
-            return None
-    except ValueError:
-        return None
-    if channel_size[0] != 36 or text_size[0] != 36:  # "$": else it is something shorter that stands there
+    begin, kind_size, kind, channel_size, channel, text_size, text, end = parts
+    sizes = (b"$7", b"$%d" % len(channel), b"$%d" % len(text))
+    if end or kind != b"message" or (kind_size, channel_size, text_size) != sizes:
         return None
     if begin == b"*3":
         return [kind, channel, text]

@@ -314,9 +314,10 @@ class ThreadInbox:
         self._heard_at = self.runtime.now()
         found = push_in(reply)
         if found is not None:
-            box = self.boxes.get(found[0])
+            holder, push = found
+            box = self.boxes.get(holder)
             if box is not None:
-                box.push(found[1])
+                box.push(push)
 
     def check(self, link: Link) -> None:
         """A connection that is silent for long may be dead without knowing: make it speak."""
