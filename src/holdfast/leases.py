@@ -35,13 +35,22 @@ Callback = Callable[["BaseLease"], Awaitable[Any] | Any]
 class BaseLease:
     """What a lease is in both colours."""
 
-    # As all have it at first.
-    _home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
-    _left = False  # whether `lock.release()` is to find it no more
-    _keep_until = 0.0  # when given back sooner, the name stays taken until then
-    _tenancy: Tenancy | None = None
-    _cancelling = -1  # of these two, see `scopes.py`
-    _cancelled = False
+    __slots__ = (
+        "__weakref__",
+        "_cancelled",
+        "_cancelling",
+        "_client",
+        "_generation",
+        "_holding",
+        "_home",
+        "_keep_until",
+        "_left",
+        "_options",
+        "_origin",
+        "_room",
+        "_tenancy",
+        "_wakers",
+    )
 
     def __init__(self, lock: BaseLock[Any]) -> None:
         """Of nothing yet, until `_begin`: it is as one that was given back."""
@@ -50,16 +59,21 @@ class BaseLease:
         self._generation = client.generation
         self._holding = Holding(client.runtime, chosen.renew, chosen.max_hold)
         self._options = chosen
-        self._wakers: list[Waker] = []
         self._origin = lock._origin  # the user's client, if the lock was made on one: it must outlive the lease
         self._room = lock._room  # a room lives as long as its leases do
+        self._wakers: list[Waker] = []
+        self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
+        self._left = False  # whether `lock.release()` is to find it no more
+        self._keep_until = 0.0  # when given back sooner, the name stays taken until then
+        self._tenancy: Tenancy | None = None
+        self._cancelling = -1  # of these two, see `scopes.py`
+        self._cancelled = False
 
     def _begin(self, grant: Grant) -> None:
         """The store granted it."""
         client, holding, room = self._client, self._holding, self._room
         self._generation = client.generation  # anew: this process may have been forked while it waited
-        if grant.tenancy is not None:
-            self._tenancy = grant.tenancy
+        self._tenancy = grant.tenancy
         holding.begin(grant, self._changed)
         if room is not None:
             room.latest = holding
@@ -299,6 +313,8 @@ class Lease(BaseLease):
     True
     """
 
+    __slots__ = ()
+
     def _ends_us_too(self, error: BaseException) -> bool:
         return False  # sys.exit() ends a thread, and this one has other callbacks to call
 
@@ -319,6 +335,8 @@ class Lease(BaseLease):
 
 class AsyncLease(BaseLease):
     """One grant, for asyncio: the same names, awaited."""
+
+    __slots__ = ()
 
     def _ends_us_too(self, error: BaseException) -> bool:
         import asyncio  # here, so that threads need not load it

@@ -66,15 +66,22 @@ class Attempt:
     """One acquisition. `_traces` is true while the store may hold a grant or a place of ours; `_askers` is where it is
     noted that we ask, for as long as we do."""
 
-    # What all have at first stands in the class: every acquisition makes one.
-    _box: Mailbox | None = None
-    _ticket: int | None = None
-    _turn = 0
-    _asked_at = 0.0
-    _traces = False
-    _late_since: float | None = None
-    _failures = 0
-    _silent_since = 0.0
+    __slots__ = (
+        "_ask",
+        "_asked_at",
+        "_askers",
+        "_blocking",
+        "_box",
+        "_deadline",
+        "_failures",
+        "_late_since",
+        "_runtime",
+        "_silent_since",
+        "_store",
+        "_ticket",
+        "_traces",
+        "_turn",
+    )
 
     def __init__(
         self,
@@ -91,6 +98,14 @@ class Attempt:
         self._deadline = deadline
         self._blocking = blocking
         self._askers = askers
+        self._box: Mailbox | None = None
+        self._ticket: int | None = None
+        self._turn = 0
+        self._asked_at = 0.0
+        self._traces = False
+        self._late_since: float | None = None
+        self._failures = 0
+        self._silent_since = 0.0
 
     async def run(self) -> Grant | None:
         """The grant; None when the lock stayed taken until the deadline (or at all, when not blocking)."""

@@ -58,22 +58,42 @@ class Holding:
     `caller` is the thread or task that got it.
     """
 
-    # What all have at first, when they are of nothing yet, stands in the class.
-    name = holder = owner = reason = ""
-    fence = last_fence = reasserted = 0
-    ttl = valid_until = next_renewal = 0.0
-    ends_at: float | None = None
-    acknowledged: int | None = None
-    state = RELEASED
-    settled = True
-    on_change: Callable[[State], None] | None = None
+    __slots__ = (
+        "_max_hold",
+        "_mutex",
+        "acknowledged",
+        "caller",
+        "ends_at",
+        "fence",
+        "holder",
+        "last_fence",
+        "name",
+        "next_renewal",
+        "on_change",
+        "owner",
+        "reason",
+        "reasserted",
+        "renewing",
+        "settled",
+        "state",
+        "ttl",
+        "valid_until",
+    )
 
     def __init__(self, runtime: Runtime, renewing: bool, max_hold: float | None) -> None:
         """Of nothing yet: it is made before a grant is asked for, so that `begin` is soon done."""
         self._mutex = runtime.mutex()
         self._max_hold = max_hold
         self.renewing = renewing
+        self.name = self.holder = self.owner = self.reason = ""
+        self.fence = self.last_fence = self.reasserted = 0
+        self.ttl = self.valid_until = self.next_renewal = 0.0
+        self.ends_at: float | None = None
+        self.acknowledged: int | None = None
+        self.state = RELEASED
+        self.settled = True
         self.caller: Hashable = runtime.caller()
+        self.on_change: Callable[[State], None] | None = None
 
     def begin(self, grant: Grant, on_change: Callable[[State], None] | None = None) -> None:
         """The store granted it. Called once, before anybody else knows of this holding."""

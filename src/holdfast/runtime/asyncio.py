@@ -107,12 +107,13 @@ def _end(future: asyncio.Future[bool]) -> None:
 class TaskWaker:
     """A flag, and the future that was last waited for. Other threads wake it through the loop."""
 
-    _called = False
-    _future: asyncio.Future[bool] | None = None
+    __slots__ = ("_alarms", "_called", "_future", "_thread")
 
     def __init__(self, alarms: Alarms) -> None:
         self._alarms = alarms
         self._thread = threading.get_ident()
+        self._called = False
+        self._future: asyncio.Future[bool] | None = None
 
     def wake(self, *, in_loop: bool = False) -> None:
         if in_loop or threading.get_ident() == self._thread:
