@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from holdfast.testing import explore, models
+from holdfast.testing import explore, likeness, models
 from holdfast.testing.explorer import Explorer, Report
 from holdfast.testing.world import Client, Model
 from tests.explore import gallery, good
@@ -108,3 +109,13 @@ def test_the_command_prints_a_table_and_tells_by_its_exit_code(capsys: pytest.Ca
     assert "1 of 1 models complete" in capsys.readouterr().out
     assert explore.main(["--quick", "--most-states", "10", "cut"]) == 1
     assert "limit reached" in capsys.readouterr().out
+
+
+def test_calls_that_differ_in_a_keyword_alone_are_not_alike() -> None:
+    def written(value: object) -> list[object]:
+        writer = likeness._Writer()
+        writer.write(value)
+        return writer.written
+
+    assert written(partial(print, sep="")) != written(partial(print, sep="x"))
+    assert written(partial(print, sep="x")) == written(partial(print, sep="x"))
