@@ -64,6 +64,7 @@ async def test_a_task_that_waits_in_vain_leaves_nothing_to_the_collector(ends: A
                     await asyncio.sleep(0)
                 await ends(locks, task)
                 await asyncio.wait([task])
+                assert task.cancelled() == (ends is cancelled)
                 assert task.cancelled() or isinstance(task.exception(), LockError)
                 del task
         await asyncio.sleep(0)

@@ -109,10 +109,13 @@ class BaseLock(Generic[LeaseT]):
             await lease._release()
             raise closed_error()
         if frame:
-            self._blocks.append(tuple.__new__(Block, (lease._holding.caller, frame, lease)))
-            if self._open_scope is not None:
-                self._open_scope(lease)
+            self._begin_block(lease, frame)
         return lease
+
+    def _begin_block(self, lease: LeaseT, frame: int) -> None:
+        self._blocks.append(tuple.__new__(Block, (lease._holding.caller, frame, lease)))
+        if self._open_scope is not None and lease._cancelling < 0:  # else an outer block of the same lease has done it
+            self._open_scope(lease)
 
     def _find_room(self) -> Room | None:
         client = self._client
@@ -169,8 +172,7 @@ class BaseLock(Generic[LeaseT]):
 
     async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
         """End a `with` block; the loss to raise, if there was one. Never masks the body's own error."""
-        holding, client = lease._holding, lease._client
-        state = LOST if lease._generation != client.generation else holding.check(client.runtime.now())  # lease.state
+        holding, state = lease._holding, lease.state
         if state is RELEASED and holding.settled:
             return None  # released or exported within the block
         try:

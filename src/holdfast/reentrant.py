@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from holdfast.blocks import Block
 from holdfast.core.holding import State
 from holdfast.core.reentry import Levels, Step
 from holdfast.errors import LeaseLost
@@ -46,9 +45,7 @@ class Reentrant(BaseLock[LeaseT]):
         step = self._levels.take(caller, state)
         if lease is not None and step is Step.DEEPER:
             if frame:
-                self._blocks.append(Block(caller, frame, lease))
-                if self._open_scope is not None and lease._cancelling < 0:
-                    self._open_scope(lease)
+                self._begin_block(lease, frame)
             return lease
         if lease is not None and step is Step.REFUSE:
             raise lease._lost_error()

@@ -49,10 +49,7 @@ def _cancel(lease: BaseLease, task: asyncio.Task[Any]) -> None:
 
 
 def close_scope(lease: BaseLease, error: BaseException | None) -> bool:
-    """The body has ended; True when `error` is the cancellation that we asked for, and nobody else did."""
-    before, lease._cancelling = lease._cancelling, -1
-    ours, lease._cancelled = lease._cancelled, False
+    """The body that we told to end has ended; True when `error` is that cancellation, and nobody else asked for one."""
+    before, lease._cancelling, lease._cancelled = lease._cancelling, -1, False
     task = _task(lease)
-    if not ours or task is None:
-        return False
-    return task.uncancel() <= before and isinstance(error, asyncio.CancelledError)
+    return task is not None and task.uncancel() <= before and isinstance(error, asyncio.CancelledError)

@@ -85,7 +85,7 @@ async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline:
         while True:
             await seat.waker.wait(seat.patient_until if ends is None else deadline.earliest(seat.patient_until))
             now = runtime.now()
-            over = ends is not None and now >= ends
+            over = ends is not None and deadline.passed(now)
             outcome = room.leave(seat) if over else room.look(runtime, seat, now)
             if outcome is None:
                 if over:

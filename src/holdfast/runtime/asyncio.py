@@ -288,10 +288,8 @@ class AsyncioRuntime:
                 await over
         finally:
             for number, task in enumerate(tasks):
-                if task.done():
-                    ended(
-                        number, task
-                    )  # in time too, so it is told now: its own call would come when nobody expects it
+                if task.done():  # in time too, so it is told now: its own call would come when nobody expects it
+                    ended(number, task)
                 else:
                     task.cancel()
 

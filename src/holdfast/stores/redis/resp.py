@@ -47,12 +47,11 @@ class Reader:
 
     def feed(self, data: bytes) -> list[Any]:
         """The replies that `data` completes."""
-        if data == _ONE and not self._rest:
-            return [1]
-        begin = data[0]
         if self._rest:
             data = self._rest + data
-        elif begin == 42 or begin == 62:
+        elif data == _ONE:
+            return [1]
+        elif (begin := data[0]) == 42 or begin == 62:
             message = _message(data)
             if message is not None:
                 return [message]

@@ -49,7 +49,6 @@ class ThreadWire:
         self._dial = dial
         self._runtime = runtime
         self._longest = longest
-        self._bounded = longest < math.inf
         self.grace = FIRST_GRACE
         self.pushes = False
         self.on_push: Callable[[Any], None] | None = None
@@ -75,8 +74,8 @@ class ThreadWire:
                     link.send(b"".join((*before, request)), until, _in_order(before, slot))
                 else:
                     link.send(request, until, (slot,))
-        if self._bounded:
-            until = min(until, slot.sent_at + self._longest)
+        if until - slot.sent_at > self._longest:
+            until = slot.sent_at + self._longest
         if link.leads_alone and link.leading.acquire(False):
             link.lead(slot, until)
         else:
