@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from tests.support.conversation import Conversation
 from tests.support.proxy import FaultProxy
 from tests.support.resp import ReplyError, Splitter, encode, parse
 from tests.support.servers import Server, available, find
-from tests.support.waiting import until
+from tests.support.waiting import LONG, until
 from tests.support.wire import WireClient
 
 
@@ -446,3 +446,29 @@ class TestConnections:
             fresh_server.start()
             with WireClient(proxy.port) as third:
                 assert third.call("PING") == "PONG"
+
+    def test_connection_of_the_last_moment_is_closed(self, valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A client dials while the proxy is told to stop: it is accepted, and must not be forgotten."""
+        paused, told = threading.Event(), threading.Event()
+
+        def pause(_: Sequence[bytes]) -> bool:
+            paused.set()
+            assert told.wait(LONG)
+            return False
+
+        proxy = FaultProxy(valkey.port)
+        proxy.start()
+        post = proxy._post
+
+        def post_and_tell(act: Callable[[], None]) -> None:
+            post(act)
+            told.set()
+
+        monkeypatch.setattr(proxy, "_post", post_and_tell)
+        proxy.drop_request(pause)
+        with WireClient(proxy.port) as first:
+            first.send("PING")
+            assert paused.wait(LONG)
+            with WireClient(proxy.port, timeout=1) as last:
+                proxy.close()
+                assert last.rest() == b""

@@ -47,13 +47,6 @@ class End:
         except OSError:
             pass  # the peer has gone; its reader will say so
 
-    def prepare_reset(self) -> None:
-        """Make the coming close a reset: a linger time of 0 s discards the stream instead of ending it."""
-        with contextlib.suppress(OSError):  # the other side may have closed it meanwhile
-            self.writer.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )
-
     async def close(self) -> None:
         self.writer.close()
         try:
@@ -100,10 +93,12 @@ class Parcel:
 
 
 class Link:
-    def __init__(self, ledger: Ledger, flows: dict[Direction, Flow], client: End, upstream: tuple[str, int]) -> None:
+    def __init__(
+        self, ledger: Ledger, flows: dict[Direction, Flow], client: socket.socket, upstream: tuple[str, int]
+    ) -> None:
         self._ledger = ledger
         self._flows = flows
-        self._client = client
+        self._socket = client
         self._upstream = upstream
         self._conversation = Conversation()
         # None marks the end of the stream.
@@ -116,11 +111,12 @@ class Link:
 
     async def run(self) -> None:
         """Pass frames until the server's stream has been passed to its end, or `end` is called."""
+        self._client = End(*await asyncio.open_connection(sock=self._socket))
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 server = End(*await asyncio.open_connection(*self._upstream))
         except OSError:
-            self._client.prepare_reset()
+            self._prepare_reset()
         else:
             await self._pass_frames(server)
         finally:
@@ -145,8 +141,13 @@ class Link:
 
     def end(self, *, reset: bool = False) -> None:
         if reset:
-            self._client.prepare_reset()
+            self._prepare_reset()
         self._ended.set()
+
+    def _prepare_reset(self) -> None:
+        """Make the coming close a reset: a linger time of 0 s discards the stream instead of ending it."""
+        with contextlib.suppress(OSError):  # it may have been closed meanwhile
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def _client_left(self) -> None:
         if self._client_is_open:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.faults import Direction, Ledger, Match, Rule, Then
-from tests.support.link import End, Flow, Link
+from tests.support.link import Flow, Link
 from tests.support.waiting import LONG
 
 HOST = "127.0.0.1"
@@ -38,7 +38,7 @@ class FaultProxy:
         self._flows = {direction: Flow(self._ledger) for direction in DIRECTIONS}
         self._links: dict[asyncio.Task[None], Link] = {}
         self._stop = asyncio.Event()
-        self._listener: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name="fault-proxy", daemon=True)
 
     @property
@@ -102,7 +102,7 @@ class FaultProxy:
 
     def accept(self) -> None:
         """Take new connections again."""
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(LONG)
+        self._call(self._listen)
 
     def reset_connections(self) -> None:
         """Break every open connection with a TCP reset."""
@@ -185,12 +185,16 @@ class FaultProxy:
         self._post(run)
         done.result(LONG)
 
-    async def _listen(self) -> None:
+    def _listen(self) -> None:
         if self._listener is None:
-            self._listener = await asyncio.start_server(self._connected, sock=_bind(self.port))
+            self._listener = _bind(self.port)
+            self._listener.setblocking(False)
+            self._listener.listen(100)
+            self._loop.add_reader(self._listener, self._connected, self._listener)
 
     def _unlisten(self) -> None:
         if self._listener is not None:
+            self._loop.remove_reader(self._listener)
             self._listener.close()
             self._listener = None
 
@@ -198,8 +202,13 @@ class FaultProxy:
         for link in self._links.values():
             link.end(reset=reset)
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = Link(self._ledger, self._flows, End(reader, writer), self._upstream)
+    def _connected(self, listener: socket.socket) -> None:
+        # Not by asyncio.start_server: a connection that it accepts just before it is closed, it forgets.
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return  # it has gone again
+        link = Link(self._ledger, self._flows, client, self._upstream)
         task = self._loop.create_task(self._run(link))
         self._links[task] = link
         task.add_done_callback(self._links.pop)
