@@ -25,17 +25,22 @@ class Sentinel(Server):
     def __init__(self, master: Server, quorum: int = 2, down_after: float = SOON) -> None:
         self._master_port = master.port
         self._quorum = quorum
-        self._down_after_ms = int(down_after * 1000)
+        self._down_after = down_after
         super().__init__()
 
     def _options(self) -> Iterator[str]:
         config = self.directory / "sentinel.conf"
         config.write_text(
             f"sentinel monitor {SERVICE} {HOST} {self._master_port} {self._quorum}\n"
-            f"sentinel down-after-milliseconds {SERVICE} {self._down_after_ms}\n"
+            f"sentinel down-after-milliseconds {SERVICE} {round(self._down_after * 1000)}\n"
             f"sentinel failover-timeout {SERVICE} 2000\n"
         )
         yield from (str(config), "--sentinel", "--port", str(self.port), "--bind", HOST, "--dir", str(self.directory))
+
+    def bear(self, silence: float | None = None) -> None:
+        """Take a server for dead after that many seconds of silence; None is as at the start."""
+        milliseconds = round((self._down_after if silence is None else silence) * 1000)
+        self.raw("SENTINEL", "SET", SERVICE, "down-after-milliseconds", str(milliseconds))
 
     def told(self) -> dict[str, str]:
         """What the sentinel says of the master."""
@@ -195,6 +200,27 @@ class Replicated(Group):
             raise TimeoutError("no other master")
         return new
 
+    def steady(self) -> None:
+        """Let no silence count until `heal`: on a busy machine a new master, too, may be silent for a moment."""
+        for sentinel in self.sentinels:
+            sentinel.bear(LATE)
+
+    def fail_over(self, old: Server) -> None:
+        """Have the sentinels put another in the place of `old`, and wait until all others follow it."""
+        until(self._order_failover, "a replica that can take over", READY)
+        new = self.until_failover(old)
+        others = [server for server in self.data if server not in (old, new)]
+        until(lambda: all(in_step(server, new) for server in others), "the others to follow", READY)
+
+    def _order_failover(self) -> bool:
+        try:
+            self.sentinels[0].raw("SENTINEL", "FAILOVER", SERVICE)
+        except ReplyError as error:
+            if not str(error).startswith("NOGOODSLAVE"):
+                raise
+            return False
+        return True
+
     def heal(self, *, clear: bool = True) -> None:
         """Start what was killed, resume what was stopped, and wait until all follow the master."""
         if not self.sentinels:
@@ -204,6 +230,8 @@ class Replicated(Group):
                     server.raw("REPLICAOF", HOST, str(self.data[0].port))
             self._until_in_step(self.data[0])
         else:
+            for sentinel in self.sentinels:
+                sentinel.bear()
             until(self._one_master, "the sentinels to agree on a master", READY)
             for server in self.data:
                 revive(server, role=self.master())

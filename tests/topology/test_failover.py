@@ -76,8 +76,9 @@ def test_a_waiter_waits_through_a_failover(sentinel: Replicated, colour: str) ->
         waiter = d.start(_take, d)
         await d.queue_length(d.lock(), 1)
         old = sentinel.master()
+        sentinel.steady()
         old.kill()
-        sentinel.until_failover(old)
+        sentinel.fail_over(old)
         await d.queue_length(d.lock(), 1)
         assert not waiter.ended
         assert await done(lease.release())

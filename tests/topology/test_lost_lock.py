@@ -13,20 +13,21 @@ from tests.topology.conftest import driver
 
 
 def cut_off(group: Replicated) -> None:
-    """From now on no replica hears of anything."""
+    """From now on no replica hears of anything, and nobody minds."""
+    group.steady()
     for replica in group.replicas():
         replica.pause()
     group.master().raw("CLIENT", "KILL", "TYPE", "replica")
 
 
 def fail_over(group: Replicated) -> None:
-    """The master dies with what it alone knew, and a replica takes over."""
+    """The master dies with what it alone knew, and a replica takes over: one, and once."""
     old = group.master()
     old.kill()
     for server in group.data:
         if server is not old:
             server.resume()
-    group.until_failover(old)
+    group.fail_over(old)
 
 
 def test_without_acknowledgement_both_hold_and_both_are_told(sentinel: Replicated, colour: str) -> None:
