@@ -1,4 +1,5 @@
-"""All keys of a lock hash to the slot of its name, whatever braces the name has; and no two locks share a key."""
+"""All keys of a lock hash to the slot of its name, whatever braces the name has; no two locks share a key; and a fence
+outlives its lock."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
+import holdfast
 from holdfast.stores.redis.keys import Keys, keys_of, slot
+from tests.support.servers import Server
 
 names = st.text(alphabet="ab{}:é", min_size=1, max_size=12)
 
@@ -39,3 +42,12 @@ def test_no_two_locks_share_a_key(one: str, other: str) -> None:
 @pytest.mark.parametrize("name", ["file:9527", "a b", "é"])
 def test_the_lock_key_is_the_name_itself(name: str) -> None:
     assert keys_of(name).lock == name.encode()
+
+
+@pytest.mark.parametrize("ttl", [1, 9999, 9999.9999, 10000, 80000])
+def test_a_fence_is_remembered_a_day_longer_than_its_grant(any_server: Server, ttl: float) -> None:
+    with holdfast.connect(any_server.url) as locks:
+        locks.lock("thing", ttl=ttl, renew=False).acquire()
+        remembered = any_server.raw("PTTL", keys_of("thing").meta.decode())
+        held = any_server.raw("PTTL", "thing")
+        assert held + 86_400_000 <= remembered < ttl * 1000 + 1.2 * 86_400_000

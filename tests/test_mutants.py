@@ -216,9 +216,7 @@ MUTANTS = {
         "LW",
     ),
     "what PUBLISH says is ignored": mutant(
-        lambda: lua(
-            "release", "format('%s %s %.0f', head, turn, fence)) > 0", "format('%s %s %.0f', head, turn, fence)) >= 0"
-        ),
+        lambda: lua("release", "turn, fence)) > 0", "turn, fence)) >= 0"),
         world(once, once, seconds=0.9, crash=1, mortal="B"),
         "FQ",
     ),
@@ -246,7 +244,7 @@ MUTANTS = {
         lambda: lua("acquire", "if held == holder then", "if false then"), world(once, lose_reply=1), "NL"
     ),
     "the fence is not raised": mutant(
-        lambda: lua("acquire", "if last + fences <= now then return now end", "if last > 0 then return last end"),
+        lambda: lua("release", "if fence <= now then", "if before then fence = fence - fences elseif true then"),
         world(once, once),
         "FT",
     ),

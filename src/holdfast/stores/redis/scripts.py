@@ -22,7 +22,7 @@ from holdfast.values import Ask, Place, Renewal
 def _read(name: str) -> str:
     """A script's text, with what it includes in the place of the line that says so."""
     text = files(__package__).joinpath("scripts", name).read_text("utf-8")
-    return re.sub(r"^-- include (\S+)\n", lambda line: _read(line[1]), text, flags=re.MULTILINE)
+    return re.sub(r"^ *-- include (\S+)\n", lambda line: _read(line[1]), text, flags=re.MULTILINE)
 
 
 class Script:

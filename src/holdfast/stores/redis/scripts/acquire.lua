@@ -12,18 +12,25 @@
 local call, format = redis.call, string.format
 local lock, meta, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local holder, ttl_ms, owner, inbox, fences = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[7]
--- include _grant.lua
+-- include _clock.lua
 
 -- A floor that is far ahead of our own clock came from a wrong one: heeding it would spoil the fences to come.
-local now, digits = clock()
 local stamp, stamp_digits, floor = now, digits, ARGV[8] and tonumber(ARGV[8])
 if floor and floor > now and floor < now + 1000000 then stamp, stamp_digits = floor, ARGV[8] end
 
 if call('EXISTS', lock, queue) == 0 then
-  return grant(lock, meta, holder, ttl_ms, owner, stamp, stamp_digits, fences)
+  local now, digits = stamp, stamp_digits
+  -- include _granting.lua
+  return fence
 end
 
+-- include _grant.lua
 -- include _queue.lua
+
+local function grant(now, digits)
+  -- include _granting.lua
+  return fence
+end
 
 -- A ticket from before keeps its place: whoever was passed over while its connection was down is not sent to
 -- the end, though an old request without a ticket, executed late, has joined there meanwhile.
@@ -33,7 +40,7 @@ local function join()
     ticket = ARGV[6]
     if ticket == '' then
       local last = call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
-      ticket = format('%.0f', math.max(now, (tonumber(last) or 0) + 1))
+      ticket = format('%d', math.max(now, (tonumber(last) or 0) + 1))
     end
     call('ZADD', queue, ticket, holder)
   end
@@ -51,7 +58,7 @@ if not held then
   hand_over(lock, meta, queue, waiters, holder, call('ZPOPMIN', queue)[1], now, digits)
   held = call('GET', lock)
   if not held then
-    return grant(lock, meta, holder, ttl_ms, owner, stamp, stamp_digits, fences)
+    return grant(stamp, stamp_digits)
   end
 end
 if held == holder then
@@ -63,7 +70,7 @@ if held == holder then
     call('SET', meta, ARGV[8] .. about:match('^%d+(.*)$'), 'KEEPTTL')
     return floor
   end
-  return fence > 0 and fence or grant(lock, meta, holder, ttl_ms, owner, stamp, stamp_digits, fences)
+  return fence > 0 and fence or grant(stamp, stamp_digits)
 end
 if inbox == '' then
   return {call('PTTL', lock)}

@@ -14,5 +14,7 @@ end
 if held ~= ARGV[4] then
   return 0
 end
-local now, digits = clock()
-return grant(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], now, digits, 1)
+local lock, meta, holder, ttl_ms, owner, fences = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], 1
+-- include _clock.lua
+-- include _granting.lua
+return fence

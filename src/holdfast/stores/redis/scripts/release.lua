@@ -17,7 +17,6 @@ if ours then
   if not head then return 1 end
 end
 
--- include _grant.lua
 -- include _queue.lua
 
 if not ours then
@@ -30,5 +29,6 @@ if not ours then
   if held then return 0 end
   head = call('ZPOPMIN', queue)[1]
 end
-hand_over(lock, meta, queue, waiters, '', head, clock())
+-- include _clock.lua
+hand_over(lock, meta, queue, waiters, '', head, now, digits)
 return ours and 1 or 0
