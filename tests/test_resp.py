@@ -13,8 +13,12 @@ import holdfast
 from holdfast import aio
 from holdfast.stores.redis import link as thread_side
 from holdfast.stores.redis import tasklink as task_side
-from holdfast.stores.redis.resp import Pushed, Reader, ReplyError, new_reader, pack
+from holdfast.stores.redis.messages import at_a_glance, push_in
+from holdfast.stores.redis.resp import Pushed, Reader, ReplyError, bulks, new_reader, pack
+from holdfast.values import Push
 from tests.support.servers import Server
+
+INBOX = "holdfast:inbox:abcdefghijklmnopqrst"
 
 REPLIES: list[tuple[bytes, Any]] = [
     (b":0\r\n", 0),
@@ -60,6 +64,38 @@ def test_replies_come_out_whole_however_they_are_cut(make: Any, data: st.DataObj
     for reply, (sent, wanted) in zip(got, chosen, strict=True):
         assert _same(reply, wanted)
         assert (type(reply) is Pushed) == sent.startswith(b">")
+
+
+def _told(text: bytes, mark: bytes) -> bytes:
+    return mark + b"3\r\n" + bulks(b"message", INBOX.encode(), text)
+
+
+@pytest.mark.parametrize("make", [Reader, new_reader], ids=["ours", "hiredis"])
+@pytest.mark.parametrize("protocol", [2, 3])
+@given(data=st.data())
+def test_an_inbox_hears_the_same_at_a_glance(make: Any, protocol: int, data: st.DataObject) -> None:
+    """However the stream is cut, and whatever else comes between."""
+    mark = b">" if protocol == 3 else b"*"
+    grants = [_told(text, mark) for text in (b"moto 3 17", b"ana 1 1794771109402614", b"bob 12 9")]
+    others = [
+        _told(text, mark) for text in (b"moto 3 next 1500", b"moto 3 x", b"", b"a\r\nb c d", b"a b 3\r\n", b"\xff 1 2")
+    ]
+    pong = b"+PONG\r\n" if protocol == 3 else b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
+    wire = b"".join(data.draw(st.lists(st.sampled_from([*grants, *others, pong]), min_size=1, max_size=6)))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(wire)), max_size=8)) | {len(wire)})
+    at_once = [push for reply in make().feed(wire) if (push := push_in(reply)) is not None]
+    heard: list[Any] = []
+    feed = at_a_glance(make().feed, INBOX, protocol, lambda holder, push: heard.append((holder, push)))
+    for start, cut in zip([0, *cuts], cuts, strict=False):
+        heard += [push for reply in feed(wire[start:cut]) if (push := push_in(reply)) is not None]
+    assert heard == at_once
+
+
+def test_a_grant_alone_is_no_reply() -> None:
+    heard: list[Any] = []
+    feed = at_a_glance(Reader().feed, INBOX, 3, lambda holder, push: heard.append((holder, push)))
+    assert feed(_told(b"moto 3 17", b">")) == ()
+    assert heard == [("moto", Push(3, 17))]
 
 
 @pytest.mark.parametrize("make", [Reader, new_reader], ids=["ours", "hiredis"])

@@ -122,7 +122,8 @@ class BaseLease:
         client = self._client
         if self._generation != client.generation:  # inherited
             return LOST
-        return self._holding.check(client.runtime.now())
+        holding, now = self._holding, client.runtime.now()
+        return holding.state if now < holding.valid_until else holding.check(now)
 
     @property
     def remaining(self) -> float:

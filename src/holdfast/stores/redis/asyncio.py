@@ -19,6 +19,7 @@ from holdfast.stores.redis.messages import (
     LEAVE_WITHIN,
     PING,
     STALE,
+    at_a_glance,
     grace_after,
     new_address,
     push_in,
@@ -138,6 +139,7 @@ class TaskInbox:
             if error is not None:
                 link.fail("the subscription was refused")
                 raise error
+            link.feed = at_a_glance(link.feed, address, link.protocol, self._give)
         link.on_push = lambda reply: self._deliver(reply, shards)
         link.on_failure = self._failed
         self.address, self._shards = address, shards
@@ -169,9 +171,12 @@ class TaskInbox:
             return
         found = push_in(reply)
         if found is not None:
-            box = self.boxes.get(found[0])
-            if box is not None:
-                box.push(found[1])
+            self._give(*found)
+
+    def _give(self, holder: str, push: Push | Next) -> None:
+        box = self.boxes.get(holder)
+        if box is not None:
+            box.push(push)
 
     def _failed(self) -> None:
         for box in self.boxes.values():

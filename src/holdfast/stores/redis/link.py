@@ -29,7 +29,7 @@ from typing import Any
 from holdfast.errors import Outcome, StoreError, StoreUnavailable
 from holdfast.ports import Runtime, Waker
 from holdfast.stores.redis.dialling import LEAST_DIAL, Dial, dialling_error, protocol_of
-from holdfast.stores.redis.resp import Pushed, new_reader
+from holdfast.stores.redis.resp import Feed, Pushed, new_reader
 
 SLICE = 0.25
 """Seconds that one system call may last; a plain read that waits is one call, a poll() and then a read are two."""
@@ -86,7 +86,7 @@ class Link:
         self._at_once = AT_ONCE if self._tls_mutex is None else A_RECORD
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        self._feed = new_reader().feed
+        self.feed: Feed = new_reader().feed
         self._runtime = runtime
         self.dispatch = dispatch
         self.pending: deque[Slot] = deque()
@@ -199,7 +199,7 @@ class Link:
             self.fail("the server closed the connection")
             return
         pending = self.pending
-        for reply in self._feed(data):
+        for reply in self.feed(data):
             if type(reply) is Pushed or not pending:
                 self.dispatch(reply)
                 continue

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
+
+Feed = Callable[[bytes], Sequence[Any]]
+"""Bytes in, the replies that they complete out."""
 
 _ONE = b":1\r\n"
 """The answer to nearly every release."""
@@ -51,11 +55,7 @@ class Reader:
             data = self._rest + data
         elif data == _ONE:
             return [1]
-        elif (begin := data[0]) == 42 or begin == 62:
-            message = _message(data)
-            if message is not None:
-                return [message]
-        elif begin == 58 and data[-1] == 10:
+        elif data[0] == 58 and data[-1] == 10:
             try:
                 return [int(data[1:])]  # one whole number and nothing else, as most replies are
             except ValueError:
@@ -111,20 +111,6 @@ class _HiredisReader(Reader):
             replies.append(Pushed(reply) if type(reply) is self._push else reply)
         self._clean = number is not None and replies == [number]
         return replies
-
-
-def _message(data: bytes) -> list[Any] | None:
-    """A message from a channel and nothing else, as nearly all is that comes unasked; None for anything else."""
-    parts = data.split(b"\r\n")
-    if len(parts) != 8:
-        return None
-    begin, kind_size, kind, channel_size, channel, text_size, text, end = parts
-    sizes = (b"$7", b"$%d" % len(channel), b"$%d" % len(text))
-    if end or kind != b"message" or (kind_size, channel_size, text_size) != sizes:
-        return None
-    if begin == b"*3":
-        return [kind, channel, text]
-    return Pushed((kind, channel, text)) if begin == b">3" else None
 
 
 class _Incomplete(Exception):

@@ -20,7 +20,7 @@ from holdfast.errors import Outcome, StoreError, StoreUnavailable, closed_error
 from holdfast.ports import Runtime
 from holdfast.stores.redis.dialling import LEAST_DIAL, Dial, dialling_error, protocol_of
 from holdfast.stores.redis.messages import STALE
-from holdfast.stores.redis.resp import Pushed, new_reader
+from holdfast.stores.redis.resp import Feed, Pushed, new_reader
 
 _inherited: list[TaskLink] = []
 
@@ -39,7 +39,7 @@ class TaskLink(asyncio.Protocol):
         self._transport = self._writer.transport
         self._loop = asyncio.get_running_loop()
         self._runtime = runtime
-        self._reader = new_reader()
+        self.feed: Feed = new_reader().feed
         self._pending: deque[tuple[asyncio.Future[Any] | None, float, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -143,7 +143,7 @@ class TaskLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._runtime.now()
-        for reply in self._reader.feed(data):
+        for reply in self.feed(data):
             if self.subscribed or type(reply) is Pushed:
                 if self.on_push is not None:
                     self.on_push(reply)

@@ -25,6 +25,7 @@ from holdfast.stores.redis.messages import (
     LEAVE_WITHIN,
     PING,
     STALE,
+    at_a_glance,
     grace_after,
     new_address,
     push_in,
@@ -35,6 +36,7 @@ from holdfast.stores.redis.messages import (
 from holdfast.stores.redis.resp import Pushed
 from holdfast.stores.redis.shards import Shards, left_in
 from holdfast.stores.redis.threadmail import ThreadMailbox
+from holdfast.values import Next, Push
 
 if TYPE_CHECKING:
     from holdfast.stores.redis.editing import ThreadSession
@@ -71,7 +73,9 @@ class ThreadWire:
             with self._mutex:  # not by acquire(): an interrupt right after that would leave it taken for ever
                 slot.sent_at = self._runtime.now()
                 if before:
-                    link.send(b"".join((*before, request)), until, _in_order(before, slot))
+                    early = Slot()  # for all of them: nobody asks what their replies were
+                    early.sent_at = slot.sent_at
+                    link.send(b"".join((*before, request)), until, (*(early,) * len(before), slot))
                 else:
                     link.send(request, until, (slot,))
         if until - slot.sent_at > self._longest:
@@ -275,6 +279,7 @@ class ThreadInbox:
             raise error
         if not self.sharded:
             link.dispatch = self._take
+            link.feed = at_a_glance(link.feed, self.address, link.protocol, self._give)
         self._heard_at = self.runtime.now()
         self._shards = shards
         self._link = link
@@ -309,14 +314,17 @@ class ThreadInbox:
                     one.moved()
 
     def _take(self, reply: Any) -> None:
-        """Give a push to whom it is for."""
         self._heard_at = self.runtime.now()
         found = push_in(reply)
         if found is not None:
-            holder, push = found
-            box = self.boxes.get(holder)
-            if box is not None:
-                box.push(push)
+            self._give(*found)
+
+    def _give(self, holder: str, push: Push | Next) -> None:
+        """Give a push to whom it is for."""
+        self._heard_at = self.runtime.now()
+        box = self.boxes.get(holder)
+        if box is not None:
+            box.push(push)
 
     def check(self, link: Link) -> None:
         """A connection that is silent for long may be dead without knowing: make it speak."""
