@@ -1,7 +1,10 @@
 """Run a coroutine of the core to its end without an event loop.
 
-On threads every port blocks instead of suspending, so the first `send(None)` already runs to the end. A
-coroutine that suspends all the same awaited something that is no port; that is a bug, and it raises.
+On threads every port blocks instead of suspending, so a coroutine runs to its end as soon as it runs at all. One that
+suspends all the same awaited something that is no port; that is a bug, and it raises.
+
+The result is kept on the way, and the end is that of a loop: `send` would tell both by an exception, which has to be
+made, raised and caught.
 """
 
 from __future__ import annotations
@@ -19,11 +22,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     ...     return 42
     >>> run(answer())
     42
+    >>> import asyncio
+    >>> run(asyncio.sleep(0))
+    Traceback (most recent call last):
+    RuntimeError: A coroutine of the core suspended on threads: it awaited something that is no port.
     """
-    try:
-        work.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    work.close()
-    raise RuntimeError("A coroutine of the core suspended on threads: it awaited something that is no port.")
+    kept: list[T] = []
+    keeping = _keep(work, kept)
+    for _ in keeping.__await__():
+        keeping.close()
+        raise RuntimeError("A coroutine of the core suspended on threads: it awaited something that is no port.")
+    return kept[0]
+
+
+async def _keep(work: Coroutine[Any, Any, T], kept: list[T]) -> None:
+    kept.append(await work)
