@@ -5,10 +5,12 @@ every timer is late. So whoever checks such a bound adds what a bare thread, wit
 bear at the same time.
 """
 
+import contextlib
 import itertools
 import threading
 import time
 from array import array
+from pathlib import Path
 
 PERIOD = 0.01
 REMEMBERED = 30.0
@@ -66,6 +68,16 @@ def usual(since: float) -> float:
     """What nine of ten had to bear at most, since a moment of `time.monotonic()`: for a bound on a median."""
     watch()
     return 0.0 if _meter is None else _meter.usual(since)
+
+
+def kept_waiting() -> float:
+    """Seconds that the threads of this process were ready to run and did not, since they began; 0 where the system does
+    not tell. What has much to compute on busy cores meets nearly all of it, and no sleeper does."""
+    seconds = 0.0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            seconds += int(path.read_text("ascii").split()[1]) / 1e9
+    return seconds
 
 
 def stolen(since: float) -> float:
