@@ -99,12 +99,14 @@ def at_a_glance(feed: Feed, address: str, protocol: int, give: Callable[[str, Pu
     def glance(data: bytes) -> Sequence[Any]:
         if data.startswith(begin):
             try:
-                size, holder, turn, fence = data[begins:].split()
-                if len(data) == begins + len(size) + int(size) + 4:  # two ends of lines
-                    give(holder.decode("ascii"), tuple.__new__(Push, (int(turn), int(fence))))
-                    return ()
+                size, name, turn, fence = data[begins:].split()
+                alone = len(data) == begins + len(size) + int(size) + 4  # two ends of lines
+                holder, push = name.decode("ascii"), tuple.__new__(Push, (int(turn), int(fence)))
             except ValueError:
-                pass  # none of ours: the general way tells
+                alone = False  # none of ours: the general way tells
+            if alone:
+                give(holder, push)
+                return ()
         return feed(data)
 
     return glance
