@@ -216,7 +216,7 @@ MUTANTS = {
         "LW",
     ),
     "what PUBLISH says is ignored": mutant(
-        lambda: lua("release", "turn, fence)) > 0", "turn, fence)) >= 0"),
+        lambda: lua("release", "turn, fence_digits)) > 0", "turn, fence_digits)) >= 0"),
         world(once, once, seconds=0.9, crash=1, mortal="B"),
         "FQ",
     ),
@@ -244,7 +244,9 @@ MUTANTS = {
         lambda: lua("acquire", "if held == holder then", "if false then"), world(once, lose_reply=1), "NL"
     ),
     "the fence is not raised": mutant(
-        lambda: lua("release", "if fence <= now then", "if before then fence = fence - fences elseif true then"),
+        lambda: lua(
+            "release", "if fence <= now then", "if before then fence_digits = before:match('^%d+') elseif true then"
+        ),
         world(once, once),
         "FT",
     ),

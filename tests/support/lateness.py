@@ -70,14 +70,19 @@ def usual(since: float) -> float:
     return 0.0 if _meter is None else _meter.usual(since)
 
 
-def kept_waiting() -> float:
-    """Seconds that the threads of this process were ready to run and did not, since they began; 0 where the system does
-    not tell. What has much to compute on busy cores meets nearly all of it, and no sleeper does."""
-    seconds = 0.0
+def kept_waiting() -> dict[str, float]:
+    """Seconds for which each thread of this process has been ready to run and did not; empty where the system does not
+    tell. What has much to compute on busy cores meets that, though it is woken in time."""
+    seconds = {}
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            seconds += int(path.read_text("ascii").split()[1]) / 1e9
+            seconds[path.parent.name] = int(path.read_text("ascii").split()[1]) / 1e9
     return seconds
+
+
+def kept_waiting_since(before: dict[str, float]) -> float:
+    """How much longer by now, of the thread that it hit most."""
+    return max((seconds - before.get(thread, 0.0) for thread, seconds in kept_waiting().items()), default=0.0)
 
 
 def stolen(since: float) -> float:

@@ -111,7 +111,12 @@ class Link:
 
     async def run(self) -> None:
         """Pass frames until the server's stream has been passed to its end, or `end` is called."""
-        self._client = End(*await asyncio.open_connection(sock=self._socket))
+        try:
+            self._client = End(*await asyncio.open_connection(sock=self._socket))
+        except BaseException:
+            self._client_left()
+            self._socket.close()
+            raise
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 server = End(*await asyncio.open_connection(*self._upstream))

@@ -206,7 +206,7 @@ class FaultProxy:
         # Not by asyncio.start_server: a connection that it accepts just before it is closed, it forgets.
         try:
             client, _ = listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionAbortedError):
             return  # it has gone again
         link = Link(self._ledger, self._flows, client, self._upstream)
         task = self._loop.create_task(self._run(link))

@@ -15,6 +15,8 @@ from tests.support.waiting import until
 SERVICE = "main"
 SLOTS = 16384
 READY = 20.0
+GIVES_UP_AFTER = 2.0
+"""Seconds after which a sentinel takes a failover for failed."""
 SOON, LATE = 0.8, 15.0
 """Seconds of silence after which a master is taken for dead."""
 
@@ -33,14 +35,15 @@ class Sentinel(Server):
         config.write_text(
             f"sentinel monitor {SERVICE} {HOST} {self._master_port} {self._quorum}\n"
             f"sentinel down-after-milliseconds {SERVICE} {round(self._down_after * 1000)}\n"
-            f"sentinel failover-timeout {SERVICE} 2000\n"
+            f"sentinel failover-timeout {SERVICE} {round(GIVES_UP_AFTER * 1000)}\n"
         )
         yield from (str(config), "--sentinel", "--port", str(self.port), "--bind", HOST, "--dir", str(self.directory))
 
     def bear(self, silence: float | None = None) -> None:
-        """Take a server for dead after that many seconds of silence; None is as at the start."""
-        milliseconds = round((self._down_after if silence is None else silence) * 1000)
-        self.raw("SENTINEL", "SET", SERVICE, "down-after-milliseconds", str(milliseconds))
+        """Take a server for dead, and a failover for failed, after that many seconds; None is as at the start."""
+        down_after, gives_up_after = (self._down_after, GIVES_UP_AFTER) if silence is None else (silence, silence)
+        self.raw("SENTINEL", "SET", SERVICE, "down-after-milliseconds", str(round(down_after * 1000)))
+        self.raw("SENTINEL", "SET", SERVICE, "failover-timeout", str(round(gives_up_after * 1000)))
 
     def told(self) -> dict[str, str]:
         """What the sentinel says of the master."""
@@ -201,7 +204,7 @@ class Replicated(Group):
         return new
 
     def steady(self) -> None:
-        """Let no silence count until `heal`: on a busy machine a new master, too, may be silent for a moment."""
+        """Let no short silence count until `heal`: on a busy machine a new master, too, may be silent for a moment."""
         for sentinel in self.sentinels:
             sentinel.bear(LATE)
 
@@ -216,9 +219,9 @@ class Replicated(Group):
         try:
             self.sentinels[0].raw("SENTINEL", "FAILOVER", SERVICE)
         except ReplyError as error:
-            if not str(error).startswith("NOGOODSLAVE"):
+            if not str(error).startswith(("NOGOODSLAVE", "INPROG")):
                 raise
-            return False
+            return str(error).startswith("INPROG")
         return True
 
     def heal(self, *, clear: bool = True) -> None:

@@ -3,8 +3,8 @@
 On threads every port blocks instead of suspending, so a coroutine runs to its end as soon as it runs at all. One that
 suspends all the same awaited something that is no port; that is a bug, and it raises.
 
-The result is kept on the way, and the end is that of a loop: `send` would tell both by an exception, which has to be
-made, raised and caught.
+A loop sees that a coroutine has ended without an exception being made, raised and caught, as `send` would have it; so
+the result is put in a list.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def subscribe_error(reply: Any, came: bool) -> StoreError | None:
 
 def at_a_glance(feed: Feed, address: str, protocol: int, give: Callable[[str, Push | Next], None]) -> Feed:
     """A `feed` for the inbox at `address`: a grant that comes alone, as nearly every one does, is given away without
-    being taken for a reply first. Nothing else begins as it does, since nobody can guess the address.
+    being taken for a reply first. Only what is told to this inbox begins so, since nobody can guess the address.
 
     >>> feed = at_a_glance(lambda data: [data], "holdfast:inbox:x", 2, lambda holder, push: print(holder, push))
     >>> begin = b"*3\\r\\n$7\\r\\nmessage\\r\\n$16\\r\\nholdfast:inbox:x\\r\\n"

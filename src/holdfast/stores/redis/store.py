@@ -123,7 +123,7 @@ class RedisStore:
         self._tell: Callable[[str | None], None] | None = None
         self._editor: Editor | None = None
         self.otherwise: Otherwise | None = None
-        self._first: dict[str, bytes] = {}
+        self._first: dict[tuple[str, str], bytes] = {}
         wire.on_push = self._told
 
     @property
@@ -233,7 +233,7 @@ class RedisStore:
             self._tell(None if key is None else key.decode("utf-8", "replace"))
 
     async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
-        ready = self._first.pop(holder, None) if self._first else None
+        ready = self._first.pop((name, holder), None) if self._first else None
         if ready is None:
             request = scripts.release_request(name, holder)
         else:
@@ -247,13 +247,14 @@ class RedisStore:
         return type(reply) is int and reply == 1
 
     def _note_first(self, ask: Ask) -> None:
-        """This holder waits, and nobody before it. Its release is made ready while there is time, after a PING:
-        a server writes what it has for its clients in the reverse of the order in which that came up, so the push of
-        the release, to whoever waits then, would go out after the reply to it, and a core be woken up in between.
-        That takes a fifth off the way from release to held; in a longer queue it would be a request too many."""
+        """This holder waits, and nobody before it. Its release is made ready while there is time, and goes out behind a
+        PING. A server writes what it has for its clients in the reverse of the order in which that came up, so the
+        push of the release, to whoever waits then, would go out after the reply to it, and a core be woken up in
+        between. The PING takes a fifth off the way from release to held; in a longer queue it would be a request too
+        many."""
         if len(self._first) >= MOST_FIRST:  # of those that were lost, and never given back
             self._first.clear()
-        self._first[ask.holder] = scripts.release_request(ask.name, ask.holder)
+        self._first[ask.name, ask.holder] = scripts.release_request(ask.name, ask.holder)
 
     # Apart from what is on the way of every cycle: there, what a lambda refers to would cost a cell each.
     async def _acquire_otherwise(self, refusal: StoreError, ask: Ask, place: Place | None, until: float) -> Answer:

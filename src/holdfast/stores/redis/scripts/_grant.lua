@@ -1,9 +1,9 @@
--- Shared by the scripts that grant, which include it (see `scripts.py`): what is written where, and what else they do with
--- it. The grant itself is in `_granting.lua`.
+-- What is written where; and, for the scripts that include it (see `scripts.py`), how a fence is read and a ttl prolonged.
+-- How a grant is written is in `_granting.lua`.
 --
 -- The keys of one lock, all in its cluster slot:
 --   lock     string  the holder id, with PX: nothing but this decides who holds
---   meta     string  "fence start-of-holder-id owner" of the last grant; lives at least a day longer than that grant
+--   meta     string  "fence start-of-holder-id owner" of the last grant; lives at least a day longer than was granted
 --   queue    zset    holder ids of those who wait, by ticket
 --   waiters  hash    holder id -> "turn ttl_ms dead_at_ms inbox fences owner"
 --

@@ -30,7 +30,7 @@ local function hand_over(lock, meta, queue, waiters, asker, holder, now, digits)
       local turn, ttl_ms, dead_at, inbox, fences, owner = entry:match('^(%d+) (%d+) (%d+) (%S+) (%d+) (.*)$')
       if holder == asker or tonumber(dead_at) * 1000 > now then
         -- include _granting.lua
-        if holder == asker or tell(inbox, format('%s %s %d', holder, turn, fence)) > 0 then
+        if holder == asker or tell(inbox, format('%s %s %s', holder, turn, fence_digits)) > 0 then
           return tell_next(queue, waiters, ttl_ms)
         end
         call('DEL', lock)

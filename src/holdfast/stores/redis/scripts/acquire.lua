@@ -40,7 +40,7 @@ local function join()
     ticket = ARGV[6]
     if ticket == '' then
       local last = call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
-      ticket = format('%d', math.max(now, (tonumber(last) or 0) + 1))
+      ticket = format('%.0f', math.max(now, (tonumber(last) or 0) + 1))
     end
     call('ZADD', queue, ticket, holder)
   end

@@ -19,6 +19,6 @@ end
 call('DEL', lock)
 -- include _clock.lua
 local fence = math.max(now, fence_in(call('GET', meta)) + 1)
-call('SET', meta, format('%d - ', fence), 'PX', DAY_MS)
+call('SET', meta, format('%.0f - ', fence), 'PX', DAY_MS)
 hand_over(lock, meta, queue, waiters, '', call('ZPOPMIN', queue)[1], now, digits)
 return 1
