@@ -75,6 +75,7 @@ def client_pause(bench: Bench) -> Iterator[None]:
 @contextmanager
 def debug_sleep(bench: Bench) -> Iterator[None]:
     with WireClient(bench.server.port) as sleeper:
+        assert sleeper.call("PING") == "PONG"  # known to the server, so that it hears of this before what comes later
         sleeper.send("DEBUG", "SLEEP", LASTS)
         sleeper.send("PING")
         yield
