@@ -30,13 +30,6 @@ class ThreadMailbox(BaseMailbox[Link]):
         else:
             self._link, self.channel = await self._inbox.join(self.slot, until)
 
-    def push(self, push: Push | Next) -> None:
-        self._pushes.append(push)
-        slot = self._slot
-        slot.ready = True
-        if slot.waker is not None:
-            slot.wake()
-
     def wake(self) -> None:
         self._slot.settle(None)
 

@@ -73,9 +73,7 @@ class ThreadWire:
             with self._mutex:  # not by acquire(): an interrupt right after that would leave it taken for ever
                 slot.sent_at = self._runtime.now()
                 if before:
-                    early = Slot()  # for all of them: nobody asks what their replies were
-                    early.sent_at = slot.sent_at
-                    link.send(b"".join((*before, request)), until, (*(early,) * len(before), slot))
+                    link.send(b"".join((*before, request)), until, _in_order(before, slot))
                 else:
                     link.send(request, until, (slot,))
         if until - slot.sent_at > self._longest:
@@ -314,9 +312,10 @@ class ThreadInbox:
                     one.moved()
 
     def _take(self, reply: Any) -> None:
-        self._heard_at = self.runtime.now()
         found = push_in(reply)
-        if found is not None:
+        if found is None:
+            self._heard_at = self.runtime.now()
+        else:
             self._give(*found)
 
     def _give(self, holder: str, push: Push | Next) -> None:
