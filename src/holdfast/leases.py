@@ -52,11 +52,14 @@ class BaseLease:
         "_wakers",
     )
 
+    # Set by `_begin`, and not before: a lease is nobody's until then.
+    _generation: int
+    _tenancy: Tenancy | None
+
     def __init__(self, lock: BaseLock[Any]) -> None:
-        """Of nothing yet, until `_begin`: it is as one that was given back."""
+        """Of nothing yet, until `_begin`."""
         client, chosen = lock._client, lock._options
         self._client: BaseLocks[Any] = client
-        self._generation = client.generation
         self._holding = Holding(client.runtime, chosen.renew, chosen.max_hold)
         self._options = chosen
         self._origin = lock._origin  # the user's client, if the lock was made on one: it must outlive the lease
@@ -65,14 +68,13 @@ class BaseLease:
         self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
         self._left = False  # whether `lock.release()` is to find it no more
         self._keep_until = 0.0  # when given back sooner, the name stays taken until then
-        self._tenancy: Tenancy | None = None
         self._cancelling = -1  # of these two, see `scopes.py`
         self._cancelled = False
 
     def _begin(self, grant: Grant) -> None:
         """The store granted it."""
         client, holding, room = self._client, self._holding, self._room
-        self._generation = client.generation  # anew: this process may have been forked while it waited
+        self._generation = client.generation  # now: this process may have been forked while it waited
         self._tenancy = grant.tenancy
         holding.begin(grant, self._changed)
         if room is not None:
@@ -221,14 +223,11 @@ class BaseLease:
         # If settled, another gave it back meanwhile, perhaps to one who holds it now under the same id. If not, and not
         # ours, it was lost, and its key may still be there.
         if ours or not holding.settled:
-            try:
-                keep_until = self._keep_until if ours else 0.0
-                released = await core.release(
-                    client.store, client.runtime, holding.name, holding.holder, holding.ttl, ours, again, keep_until
-                )
-            finally:
-                if self._tenancy is not None:
-                    self._tenancy.end()
+            self._end_tenancy()  # first, so that who asks the store next does so right behind the release
+            keep_until = self._keep_until if ours else 0.0
+            released = await core.release(
+                client.store, client.runtime, holding.name, holding.holder, holding.ttl, ours, again, keep_until
+            )
             holding.settled = True
             client.keeper.unwatch(holding)
             released = released and ours  # a lease that was lost before stays lost, though its key was still there

@@ -363,14 +363,24 @@ def test_a_keeper_that_retires_forgets_nobody(look: int, patched: Patch) -> None
 
 DUE_EARLY = "if holding.valid_until < wakes_at or (holding.renewing and holding.next_renewal < wakes_at):"
 FORGETFUL = {
-    "it retires whoever came meanwhile": (
-        "_retire",
-        "if self._held or idle_for < LINGER or self._in_use:",
-        "if idle_for < LINGER:",
-    ),
+    "it retires whoever came meanwhile": ("_ends", "if self._held and not self._closed:", "if False:"),
     "it is not woken for a lease that is due early": ("watch", DUE_EARLY, "if False:"),
-    "a second one is started": ("watch", "starts = not self._active", "starts = True"),
-    "none is started again": ("_retire", "self._active = False", "pass"),
+    "a second one is started": ("_start", "if self._active:", "if False:"),
+    "none is started again": (
+        "_ends",
+        "return not self._active",
+        "self._active, ends = True, not self._active; return ends",
+    ),
+    "it looks before it says that it ends": (
+        "_ends",
+        "self._active = False\n    if self._held and not self._closed:\n        self._active = True",
+        "held = bool(self._held)\n    self._active = held and not self._closed",
+    ),
+    "who comes looks for an actor first": (
+        "watch",
+        "self._held[holding] = None",
+        "if not self._active: self._start()\n    self._held[holding] = None; self._in_use = True; return",
+    ),
 }
 
 

@@ -80,16 +80,25 @@ class Holding:
         "valid_until",
     )
 
+    # Set by `begin`, and not before: nobody else knows of a holding until then.
+    name: str
+    holder: str
+    owner: str
+    fence: int
+    last_fence: int
+    ttl: float
+    valid_until: float
+    next_renewal: float
+    acknowledged: int | None
+
     def __init__(self, runtime: Runtime, renewing: bool, max_hold: float | None) -> None:
         """Of nothing yet: it is made before a grant is asked for, so that `begin` is soon done."""
         self._mutex = runtime.mutex()
         self._max_hold = max_hold
         self.renewing = renewing
-        self.name = self.holder = self.owner = self.reason = ""
-        self.fence = self.last_fence = self.reasserted = 0
-        self.ttl = self.valid_until = self.next_renewal = 0.0
+        self.reason = ""
+        self.reasserted = 0
         self.ends_at: float | None = None
-        self.acknowledged: int | None = None
         self.state = RELEASED
         self.settled = True
         self.caller: Hashable = runtime.caller()

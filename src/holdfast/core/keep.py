@@ -63,21 +63,25 @@ class Keeper:
         """Look after `holding` until it is lost or given back."""
         if self._store.notices and holding.next_renewal > (soon := self._runtime.now() + ARM_AFTER):
             holding.next_renewal = soon
-        with self._mutex:
-            self._held[holding] = None
-            self._in_use = True
-            starts = not self._active
-            if starts:
-                self._active = True
-                self._waker = self._waker or self._runtime.waker()
-        if starts:
-            self._start()
+        self._held[holding] = None  # before the look at `_active`: see `_ends`
+        self._in_use = True
+        if not self._active and self._start():
             return
         wakes_at = self._wakes_at
         if holding.valid_until < wakes_at or (holding.renewing and holding.next_renewal < wakes_at):
             self._wake()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Start an actor; False when another has done so meanwhile."""
+        with self._mutex:
+            if self._active:
+                return False
+            self._active = True
+            self._waker = self._waker or self._runtime.waker()
+        self._set_going()
+        return True
+
+    def _set_going(self) -> None:
         started = False
         try:
             started = self._runtime.spawn(self._run, "keeper")
@@ -108,8 +112,7 @@ class Keeper:
             self._waker.wake()
 
     def held(self) -> list[Holding]:
-        with self._mutex:
-            return list(self._held)
+        return list(self._held)  # in one step: others come and go without the mutex
 
     def close(self) -> None:
         self._closed = True
@@ -157,9 +160,9 @@ class Keeper:
             )
         finally:
             with self._mutex:
-                self._active = bool(self._held) and not self._closed
-            if self._active:
-                self._start()
+                ends = self._ends()
+            if not ends:
+                self._set_going()
 
     async def _keep(self) -> None:
         idle_since: float | None = None
@@ -195,11 +198,18 @@ class Keeper:
 
     def _retire(self, idle_for: float) -> bool:
         with self._mutex:
-            if self._held or idle_for < LINGER or self._in_use:
+            if idle_for < LINGER or self._in_use:
                 self._in_use = False
                 return False
-            self._active = False
-            return True
+            return self._ends()
+
+    def _ends(self) -> bool:
+        """Under the mutex: whether the actor is the last for now. Who comes adds a lease and then looks for an actor,
+        here it is the other way round: so either it finds none and starts one, or its lease is found here."""
+        self._active = False
+        if self._held and not self._closed:
+            self._active = True
+        return not self._active
 
     async def _round(self) -> float:
         """Tell of what is lost, renew what is due; when to look next."""

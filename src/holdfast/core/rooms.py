@@ -69,6 +69,7 @@ class Tenancy:
         "_age",
         "_granted_at",
         "_last",
+        "_lasts",
         "_until",
         "_used",
         "ask",
@@ -87,6 +88,7 @@ class Tenancy:
         self.passes = 0
         self._acknowledged = grant.acknowledged
         self._age = now - grant.asked_at
+        self._lasts = valid_until(0.0, ask.ttl)
         self._until = grant.valid_until
         self._last = grant.fence
         self._used = grant.fence - fences + 1
@@ -114,7 +116,7 @@ class Tenancy:
         used = self._used = self._used + 1
         self.passes += 1
         ask, owner, asked_at = self.ask, seat.wish.owner, now - self._age
-        until = valid_until(asked_at, ask.ttl)
+        until = asked_at + self._lasts
         if until > self._until:
             until = self._until
         if owner != ask.owner:
