@@ -90,7 +90,7 @@ def test_a_script_is_sent_in_full_only_once(proxy: FaultProxy) -> None:
         assert commands(proxy.requests)["EVAL"] == 2  # one to acquire, one to release
 
 
-def test_a_hand_over_costs_a_ping_at_most(valkey: Server, proxy: FaultProxy) -> None:
+def test_a_hand_over_between_two_costs_a_ping(valkey: Server, proxy: FaultProxy) -> None:
     """Each acquisition is two requests though each of them had to wait for its turn, and who was the first to wait puts
     a PING in front of its release."""
     with holdfast.connect(proxy.url) as one, holdfast.connect(proxy.url) as other:
@@ -103,23 +103,30 @@ def test_a_hand_over_costs_a_ping_at_most(valkey: Server, proxy: FaultProxy) -> 
         assert proxy.connections == 4  # of each client one for requests and one for grants
 
 
-def test_in_a_longer_queue_a_hand_over_costs_nothing(valkey: Server, proxy: FaultProxy) -> None:
+def test_in_a_longer_queue_every_other_hand_over_costs_a_ping(valkey: Server, proxy: FaultProxy) -> None:
+    """Three in turns: each comes again while another waits before it."""
     with ExitStack() as stack:
-        taken = stack.enter_context(holdfast.connect(proxy.url)).lock("thing").acquire()
-        threads = []
-        for place in range(4):
-            lock = stack.enter_context(holdfast.connect(proxy.url)).lock("thing")
-            threads.append(threading.Thread(target=cycle, args=(lock, 1)))
-            threads[-1].start()
-            await_waiters(valkey, "thing", place + 1)
-        before = len(proxy.requests)
-        assert taken is not None
-        taken.release()
-        for thread in threads:
+        locks = [stack.enter_context(holdfast.connect(proxy.url)).lock("thing") for _ in range(3)]
+        lease = locks[0].acquire()
+        lines = [stand_in_line(valkey, locks[1], 1), stand_in_line(valkey, locks[2], 2)]
+        for number in range(3 * PASSINGS):
+            if number == 3:  # each has dialled, subscribed and loaded the scripts
+                before = len(proxy.requests)
+            assert lease is not None
+            lease.release()
+            thread, got = lines.pop(0)
             thread.join()
+            lease = got[0]
+            lines.append(stand_in_line(valkey, locks[number % 3], 2))
         counted = commands(proxy.requests[before:])
-        assert counted["PING"] == 1  # of the one that was first when it came
-        assert counted["EVALSHA"] + counted["EVAL"] <= 5 + 2  # releases, and what a server is told anew
+        for thread, got in lines:
+            assert lease is not None
+            lease.release()
+            thread.join()
+            lease = got[0]
+    handed_over = 3 * PASSINGS - 3
+    assert counted["EVALSHA"] == 2 * handed_over
+    assert abs(counted["PING"] - handed_over / 2) <= 1.5, counted  # each of the three counts by itself
 
 
 def pass_on(server: Server, locks: list[holdfast.Lock], passings: int) -> None:
@@ -137,12 +144,20 @@ def pass_on(server: Server, locks: list[holdfast.Lock], passings: int) -> None:
 @contextmanager
 def waiting(server: Server, lock: holdfast.Lock) -> Iterator[list[holdfast.Lease | None]]:
     """A thread that stands in line for `lock`; it has its lease when the block has ended."""
+    thread, got = stand_in_line(server, lock, 1)
+    yield got
+    thread.join()
+
+
+def stand_in_line(
+    server: Server, lock: holdfast.Lock, place: int
+) -> tuple[threading.Thread, list[holdfast.Lease | None]]:
+    """A thread that waits for `lock` in that place, and what it will have got when it ends."""
     got: list[holdfast.Lease | None] = []
     thread = threading.Thread(target=lambda: got.append(lock.acquire(timeout=10)))
     thread.start()
-    await_waiters(server, lock.name, 1)
-    yield got
-    thread.join()
+    await_waiters(server, lock.name, place)
+    return thread, got
 
 
 def await_waiters(server: Server, name: str, count: int) -> None:

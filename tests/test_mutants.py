@@ -206,7 +206,7 @@ MUTANTS = {
         "LW",
     ),
     "hand-off without a ttl": mutant(
-        lambda: lua("release", "return tell_next(queue, waiters, ttl_ms)", "call('PERSIST', lock) return"),
+        lambda: lua("release", "tell_next(queue, waiters, ttl_ms) -- first", "call('PERSIST', lock) -- first"),
         world(once, once, crash=1, mortal="B"),
         "ST",
     ),

@@ -44,8 +44,9 @@ T = TypeVar("T")
 MOST_SHOWN = 1000
 SCAN_COUNT = 500
 """Keys that the server looks at for one part of a survey: well under a millisecond of its time."""
-MOST_FIRST = 1000
-"""Holders that the store remembers to have been the first to wait."""
+MOST_READY = 1000
+"""Holders that waited, for whom the store keeps a release ready."""
+LEAD = (PING,)
 KNOWN = 6
 """Values that `survey.lua` gives for each lock."""
 
@@ -123,7 +124,8 @@ class RedisStore:
         self._tell: Callable[[str | None], None] | None = None
         self._editor: Editor | None = None
         self.otherwise: Otherwise | None = None
-        self._first: dict[tuple[str, str], bytes] = {}
+        self._ready: dict[tuple[str, str], tuple[bytes, Sequence[bytes]]] = {}
+        self._leads = True
         wire.on_push = self._told
 
     @property
@@ -190,9 +192,10 @@ class RedisStore:
             return tuple.__new__(Granted, (reply, None))
         try:
             left = None if reply[0] < 0 else reply[0] / 1000
-            if place is not None and reply[2] == 0:
-                self._note_first(ask)
-            return Taken(left) if place is None else Queued(reply[1], reply[2], left)
+            if place is None:
+                return Taken(left)
+            self._make_ready(ask, reply[2])
+            return Queued(reply[1], reply[2], left)
         except (TypeError, IndexError):
             raise _nonsense(ask.name, reply) from None
 
@@ -233,11 +236,11 @@ class RedisStore:
             self._tell(None if key is None else key.decode("utf-8", "replace"))
 
     async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
-        ready = self._first.pop((name, holder), None) if self._first else None
+        ready = self._ready.pop((name, holder), None) if self._ready else None
         if ready is None:
             request = scripts.release_request(name, holder)
         else:
-            request, before = ready, (PING, *before)
+            request, before = ready[0], (*ready[1], *before)
         reply = await self.wire.ask(request, until, before)
         if type(reply) is ReplyError:
             try:
@@ -246,15 +249,18 @@ class RedisStore:
                 return await self._release_otherwise(refusal, name, holder, until)
         return type(reply) is int and reply == 1
 
-    def _note_first(self, ask: Ask) -> None:
-        """This holder waits, and nobody before it. Its release is made ready while there is time, and goes out behind a
-        PING. A server writes what it has for its clients in the reverse of the order in which that came up, so the
-        push of the release, to whoever waits then, would go out after the reply to it, and a core be woken up in
-        between. The PING takes a fifth off the way from release to held; in a longer queue it would be a request too
-        many."""
-        if len(self._first) >= MOST_FIRST:  # of those that were lost, and never given back
-            self._first.clear()
-        self._first[ask.name, ask.holder] = scripts.release_request(ask.name, ask.holder)
+    def _make_ready(self, ask: Ask, ahead: int) -> None:
+        """This holder waits behind so many. Its release is made ready while there is time, and may go out after a PING.
+
+        A server writes what it has for its clients in the reverse of the order in which that came up: the push to
+        whoever is next would go out after the reply to the release, and a core be woken up for that first. Behind a
+        PING there is a reply to be written already, so the push goes out before it. That takes a fifth off the way from
+        release to held. In longer queues, where it would be a third request for each acquisition, every other has it.
+        """
+        if len(self._ready) >= MOST_READY:  # of those that were lost, and never given back
+            self._ready.clear()
+        self._leads = ahead == 0 or not self._leads
+        self._ready[ask.name, ask.holder] = scripts.release_request(ask.name, ask.holder), LEAD if self._leads else ()
 
     # Apart from what is on the way of every cycle: there, what a lambda refers to would cost a cell each.
     async def _acquire_otherwise(self, refusal: StoreError, ask: Ask, place: Place | None, until: float) -> Answer:

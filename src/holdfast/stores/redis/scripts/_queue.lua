@@ -30,9 +30,8 @@ local function hand_over(lock, meta, queue, waiters, asker, holder, now, digits)
       local turn, ttl_ms, dead_at, inbox, fences, owner = entry:match('^(%d+) (%d+) (%d+) (%S+) (%d+) (.*)$')
       if holder == asker or tonumber(dead_at) * 1000 > now then
         -- include _granting.lua
-        if holder == asker or tell(inbox, format('%s %s %s', holder, turn, fence_digits)) > 0 then
-          return tell_next(queue, waiters, ttl_ms)
-        end
+        tell_next(queue, waiters, ttl_ms) -- first, since what a server is told to push last goes out first
+        if holder == asker or tell(inbox, format('%s %s %s', holder, turn, fence_digits)) > 0 then return end
         call('DEL', lock)
       end
     end
