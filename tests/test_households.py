@@ -14,7 +14,7 @@ from holdfast.testing.explorer import Explorer, Report
 from holdfast.testing.models import TTL
 from holdfast.testing.virtual import VirtualRedis
 from holdfast.values import Ask
-from tests.explore.mutation import python
+from tests.explore.mutation import lua, python
 
 QUICK = {model.name: model for model in households.quick()}
 
@@ -72,6 +72,12 @@ def test_a_lease_that_outlasts_its_tenancy_is_caught(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(rooms.Tenancy, "next", _too_long(rooms.Tenancy.next))
     monkeypatch.setattr(passing, "EXTRA", 0.0005)
     assert _rule(Explorer(households.overrun()).run(most_seconds=50.0)) is not None
+
+
+def test_a_next_in_line_that_is_told_at_one_inbox_before_the_grant_is_caught() -> None:
+    """It asks the server, which has forgotten all, and is granted the lock before the older grant is read."""
+    with lua("release", "if inbox and inbox == but then return false end", ""):
+        assert _rule(Explorer(households.forgotten()).run(most_seconds=50.0)) == "FT"
 
 
 def test_a_block_that_follows_a_loss_of_the_counter_is_above_all_before() -> None:

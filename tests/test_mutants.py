@@ -206,7 +206,7 @@ MUTANTS = {
         "LW",
     ),
     "hand-off without a ttl": mutant(
-        lambda: lua("release", "tell_next(queue, waiters, ttl_ms) -- first", "call('PERSIST', lock) -- first"),
+        lambda: lua("release", "return told or tell_next(queue, waiters, ttl_ms)", "call('PERSIST', lock) return"),
         world(once, once, crash=1, mortal="B"),
         "ST",
     ),

@@ -7,13 +7,14 @@ local function tell(inbox, message)
 end
 
 -- Tell whoever is first in the queue now, and for how long the holder may hold, so that its timer is right. One
--- that does not receive it is dead, and removed.
-local function tell_next(queue, waiters, ttl_ms)
+-- that does not receive it is dead, and removed. True when that is done; not if it is at the inbox `but`.
+local function tell_next(queue, waiters, ttl_ms, but)
   while true do
     local head = call('ZRANGE', queue, '0', '0')[1]
-    if not head then return end
+    if not head then return true end
     local turn, inbox = (call('HGET', waiters, head) or ''):match('^(%d+) %d+ %d+ (%S+)')
-    if turn and tell(inbox, format('%s %s next %s', head, turn, ttl_ms)) > 0 then return end
+    if inbox and inbox == but then return false end
+    if turn and tell(inbox, format('%s %s next %s', head, turn, ttl_ms)) > 0 then return true end
     call('ZREM', queue, head)
     call('HDEL', waiters, head)
   end
@@ -30,8 +31,12 @@ local function hand_over(lock, meta, queue, waiters, asker, holder, now, digits)
       local turn, ttl_ms, dead_at, inbox, fences, owner = entry:match('^(%d+) (%d+) (%d+) (%S+) (%d+) (.*)$')
       if holder == asker or tonumber(dead_at) * 1000 > now then
         -- include _granting.lua
-        tell_next(queue, waiters, ttl_ms) -- first, since what a server is told to push last goes out first
-        if holder == asker or tell(inbox, format('%s %s %s', holder, turn, fence_digits)) > 0 then return end
+        -- Of two inboxes, the one that is told last has its push first, and that is to be the grant. At one inbox all
+        -- comes in order, so there the grant goes first: who is next might be granted more than was on its way.
+        local told = tell_next(queue, waiters, ttl_ms, inbox)
+        if holder == asker or tell(inbox, format('%s %s %s', holder, turn, fence_digits)) > 0 then
+          return told or tell_next(queue, waiters, ttl_ms)
+        end
         call('DEL', lock)
       end
     end
