@@ -117,4 +117,4 @@ def test_an_error_report_can_show_the_locals_of_a_failed_acquisition() -> None:
         with pytest.raises(StoreUnavailable) as caught:
             locks.lock("door").acquire(timeout=0.1)
         report = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
-    assert "lease = <Lease '' released, fence 0, 0.0 s left>" in report
+    assert "lease = <Lease of nothing yet>" in report

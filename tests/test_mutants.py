@@ -206,7 +206,9 @@ MUTANTS = {
         "LW",
     ),
     "hand-off without a ttl": mutant(
-        lambda: lua("release", "return told or tell_next(queue, waiters, ttl_ms)", "call('PERSIST', lock) return"),
+        lambda: lua(
+            "release", "return told or tell_next(queue, waiters, ttl_ms, asker)", "call('PERSIST', lock) return"
+        ),
         world(once, once, crash=1, mortal="B"),
         "ST",
     ),

@@ -52,7 +52,7 @@ class BaseLease:
         "_wakers",
     )
 
-    # Set by `_begin`, and not before: a lease is nobody's until then.
+    # Set by `_begin`, and not before: until then nobody has the lease, though an error report may show it.
     _generation: int
     _tenancy: Tenancy | None
 
@@ -223,7 +223,7 @@ class BaseLease:
         # If settled, another gave it back meanwhile, perhaps to one who holds it now under the same id. If not, and not
         # ours, it was lost, and its key may still be there.
         if ours or not holding.settled:
-            self._end_tenancy()  # first, so that who asks the store next does so right behind the release
+            self._end_tenancy()  # first, so that who asks the store next does so right behind the release, as a rule
             keep_until = self._keep_until if ours else 0.0
             released = await core.release(
                 client.store, client.runtime, holding.name, holding.holder, holding.ttl, ours, again, keep_until
@@ -295,6 +295,8 @@ class BaseLease:
         return Exported(self.name, self.holder, self.ttl).encode()
 
     def __repr__(self) -> str:
+        if not hasattr(self._holding, "fence"):  # an error report may show the locals of an acquisition that failed
+            return f"<{type(self).__name__} of nothing yet>"
         return (
             f"<{type(self).__name__} {clean(self.name)!r} {self.state.value}, fence {self.fence}, "
             f"{self.remaining:.1f} s left>"

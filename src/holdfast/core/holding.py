@@ -80,7 +80,7 @@ class Holding:
         "valid_until",
     )
 
-    # Set by `begin`, and not before: nobody else knows of a holding until then.
+    # Set by `begin`, and not before: until then nobody uses a holding.
     name: str
     holder: str
     owner: str

@@ -204,8 +204,9 @@ class Keeper:
             return self._ends()
 
     def _ends(self) -> bool:
-        """Under the mutex: whether the actor is the last for now. Who comes adds a lease and then looks for an actor,
-        here it is the other way round: so either it finds none and starts one, or its lease is found here."""
+        """Under the mutex: whether the actor ends, nothing being left to keep. Who comes adds a lease and then looks
+        for an actor, and here it is the other way round: so either it finds none, though only for a moment perhaps, and
+        goes to start one, or its lease is found here."""
         self._active = False
         if self._held and not self._closed:
             self._active = True

@@ -88,7 +88,7 @@ class Tenancy:
         self.passes = 0
         self._acknowledged = grant.acknowledged
         self._age = now - grant.asked_at
-        self._lasts = valid_until(0.0, ask.ttl)
+        self._lasts = valid_until(0.0, ask.ttl)  # from whenever a lease was asked for
         self._until = grant.valid_until
         self._last = grant.fence
         self._used = grant.fence - fences + 1
@@ -124,7 +124,7 @@ class Tenancy:
         return tuple.__new__(Grant, (ask, used, asked_at, until, self._acknowledged, False, self._last, self))
 
     def end(self) -> None:
-        """It is given back, lost or exported: nobody can be passed it any more."""
+        """It is about to be given back, is lost or exported: nobody can be passed it any more."""
         self.room.vacate(self)
 
 

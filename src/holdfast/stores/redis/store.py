@@ -257,10 +257,13 @@ class RedisStore:
         PING there is a reply to be written already, so the push goes out before it. That takes a fifth off the way from
         release to held. In longer queues, where it would be a third request for each acquisition, every other has it.
         """
-        if len(self._ready) >= MOST_READY:  # of those that were lost, and never given back
+        key = ask.name, ask.holder
+        if key in self._ready:
+            return  # it asks again, as all who wait do now and then
+        if len(self._ready) >= MOST_READY:  # of very many, or of those that were lost and never given back
             self._ready.clear()
         self._leads = ahead == 0 or not self._leads
-        self._ready[ask.name, ask.holder] = scripts.release_request(ask.name, ask.holder), LEAD if self._leads else ()
+        self._ready[key] = scripts.release_request(ask.name, ask.holder), LEAD if self._leads else ()
 
     # Apart from what is on the way of every cycle: there, what a lambda refers to would cost a cell each.
     async def _acquire_otherwise(self, refusal: StoreError, ask: Ask, place: Place | None, until: float) -> Answer:

@@ -17,7 +17,7 @@ from holdfast.stores.redis.asyncio import TaskInbox, TaskWire
 from holdfast.stores.redis.resp import pack
 from holdfast.stores.redis.store import Inbox, RedisStore, Wire
 from holdfast.stores.redis.tasklink import TaskLink
-from holdfast.values import AUX_PREFIX
+from holdfast.values import AUX_PREFIX, Ask
 
 LOAD = tuple(pack(b"SCRIPT", b"LOAD", script.text) for script in (scripts.ACQUIRE, scripts.RENEW))
 """Sent in front; an account that may not do so has its scripts loaded by being used."""
@@ -118,6 +118,8 @@ class RedisVoter(RedisStore):
         """Always with the script itself: what nobody hears the answer to must not depend on a second request."""
         request = scripts.RELEASE.in_full(scripts.release_request(name, holder))
         return bool(await self._run(scripts.RELEASE, request, name, until, before) == 1)
+
+    def _make_ready(self, ask: Ask, ahead: int) -> None: ...  # nothing, as a release is another here
 
     async def connect_inbox(self, until: float) -> None:
         await self._voting_inbox.connect(until)

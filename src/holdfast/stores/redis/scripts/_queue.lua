@@ -7,11 +7,12 @@ local function tell(inbox, message)
 end
 
 -- Tell whoever is first in the queue now, and for how long the holder may hold, so that its timer is right. One
--- that does not receive it is dead, and removed. True when that is done; not if it is at the inbox `but`.
-local function tell_next(queue, waiters, ttl_ms, but)
+-- that does not receive it is dead, and removed. `asker` is alive, and learns by the reply. True when that is done; not
+-- if it is at the inbox `but`.
+local function tell_next(queue, waiters, ttl_ms, asker, but)
   while true do
     local head = call('ZRANGE', queue, '0', '0')[1]
-    if not head then return true end
+    if not head or head == asker then return true end
     local turn, inbox = (call('HGET', waiters, head) or ''):match('^(%d+) %d+ %d+ (%S+)')
     if inbox and inbox == but then return false end
     if turn and tell(inbox, format('%s %s next %s', head, turn, ttl_ms)) > 0 then return true end
@@ -33,9 +34,9 @@ local function hand_over(lock, meta, queue, waiters, asker, holder, now, digits)
         -- include _granting.lua
         -- Of two inboxes, the one that is told last has its push first, and that is to be the grant. At one inbox all
         -- comes in order, so there the grant goes first: who is next might be granted more than was on its way.
-        local told = tell_next(queue, waiters, ttl_ms, inbox)
+        local told = tell_next(queue, waiters, ttl_ms, asker, inbox)
         if holder == asker or tell(inbox, format('%s %s %s', holder, turn, fence_digits)) > 0 then
-          return told or tell_next(queue, waiters, ttl_ms)
+          return told or tell_next(queue, waiters, ttl_ms, asker)
         end
         call('DEL', lock)
       end
