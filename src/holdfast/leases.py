@@ -223,7 +223,8 @@ class BaseLease:
         # If settled, another gave it back meanwhile, perhaps to one who holds it now under the same id. If not, and not
         # ours, it was lost, and its key may still be there.
         if ours or not holding.settled:
-            self._end_tenancy()  # first, so that who asks the store next does so right behind the release, as a rule
+            if self._tenancy is not None:  # first, so that who asks next does so right behind the release, as a rule
+                self._tenancy.end()
             keep_until = self._keep_until if ours else 0.0
             released = await core.release(
                 client.store, client.runtime, holding.name, holding.holder, holding.ttl, ours, again, keep_until
