@@ -1,19 +1,23 @@
 """Passing on inside a process, in every interleaving of small models; and what is broken in it is caught."""
 
 from collections.abc import Callable
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.core import passing, rooms
 from holdfast.core.acquire import Grant
+from holdfast.core.deadline import Deadline
+from holdfast.runtime.runner import run
 from holdfast.runtime.threads import ThreadRuntime
 from holdfast.stores.redis.scripts import ACQUIRE, acquire_request
 from holdfast.testing import households
 from holdfast.testing.explorer import Explorer, Report
 from holdfast.testing.models import TTL
 from holdfast.testing.virtual import VirtualRedis
-from holdfast.values import Ask
+from holdfast.values import Ask, Granted
 from tests.explore.mutation import lua, python
 
 QUICK = {model.name: model for model in households.quick()}
@@ -109,6 +113,34 @@ class Grants:
             tenancy.passes = passes
         self.room.vacate(tenancy)
         return tenancy.spanned
+
+
+class SlowStore:
+    """Takes so many seconds for each answer."""
+
+    listening = False
+
+    def __init__(self, runtime: Any, takes: list[float]) -> None:
+        self._runtime = runtime
+        self.takes = takes
+
+    async def acquire(self, ask: Ask, place: object, until: float) -> Granted:
+        self._runtime.time += self.takes.pop(0)
+        return Granted(1_000_000, None)
+
+
+def test_a_tenancy_that_came_too_late_for_a_lease_of_its_ttl_is_asked_for_once_more() -> None:
+    """It is good for a little longer than a lease, but that is for those that it is passed to."""
+    runtime: Any = SimpleNamespace(time=100.0, mutex=Lock, new_holder=lambda: "A1")
+    runtime.now = lambda: runtime.time
+    store: Any = SlowStore(runtime, [TTL + 0.02, 0.001])
+    room = rooms.Passing(runtime).room("door")
+    lead = room._lead(runtime, 100.0)
+    asking = passing._ask_for_tenancy(room, store, runtime, rooms.Wish("door", TTL, ""), Deadline(None, 60.0), lead)
+    grant = run(asking)
+    assert grant is not None
+    assert store.takes == []
+    assert runtime.time < grant.valid_until
 
 
 def test_no_fences_are_reserved_in_vain_while_others_wait() -> None:

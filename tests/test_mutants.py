@@ -120,7 +120,7 @@ MUTANTS = {
         "AL",
     ),
     "a grant that ran out on its way is handed out": mutant(
-        lambda: python(ATTEMPT, "run", "if runtime.now() < grant.valid_until:", "if True:"),
+        lambda: python(ATTEMPT, "run", "if runtime.now() < grant.valid_until - self._spare:", "if True:"),
         world(once, seconds=3.1, pause=1),
         "AL",
     ),

@@ -64,7 +64,7 @@ class Grant(NamedTuple):
 
 class Attempt:
     """One acquisition. `_traces` is true while the store may hold a grant or a place of ours; `_askers` is where it is
-    noted that we ask, for as long as we do."""
+    noted that we ask, for as long as we do; `_spare` is how much of the ttl the holder has no use of."""
 
     __slots__ = (
         "_ask",
@@ -77,6 +77,7 @@ class Attempt:
         "_late_since",
         "_runtime",
         "_silent_since",
+        "_spare",
         "_store",
         "_ticket",
         "_traces",
@@ -91,6 +92,7 @@ class Attempt:
         deadline: Deadline,
         blocking: bool,
         askers: dict[str, None] | None = None,
+        spare: float = 0.0,
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -98,6 +100,7 @@ class Attempt:
         self._deadline = deadline
         self._blocking = blocking
         self._askers = askers
+        self._spare = spare
         self._box: Mailbox | None = None
         self._ticket: int | None = None
         self._turn = 0
@@ -130,7 +133,7 @@ class Attempt:
                 self._failures = 0
                 if type(answer) is Granted:
                     grant = self._grant(answer.fence, answer.acknowledged)
-                    if runtime.now() < grant.valid_until:
+                    if runtime.now() < grant.valid_until - self._spare:
                         return grant
                     if self._ask_once_more():
                         continue

@@ -66,7 +66,7 @@ async def _ask_for_tenancy(
     wide = ask._replace(ttl=ask.ttl + EXTRA, fences=lead.fences)
     grant: Grant | None = None
     try:
-        grant = await Attempt(store, runtime, wide, deadline, blocking=True).run()
+        grant = await Attempt(store, runtime, wide, deadline, blocking=True, spare=EXTRA).run()
     finally:
         if grant is None:
             room.gave_up(lead.holder)
