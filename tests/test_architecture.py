@@ -38,6 +38,7 @@ PUBLIC = {
         "guarantees",
         "guards",
         "leases",
+        "locking",
         "locks",
         "options",
         "sharing",

@@ -32,7 +32,7 @@ from tests.support.waiting import until
 CYCLES = 20
 PASSINGS = 6
 COMMANDS_PER_CYCLE = {"evalsha": 2, "time": 1, "exists": 1, "get": 1, "set": 2, "zpopmin": 1, "del": 1}
-CALLS_PER_CYCLE = 85
+CALLS_PER_CYCLE = 70
 """Python and C functions entered, in the caller's thread."""
 ASYNCIO_CALLS_PER_CYCLE = 183
 CALLS_PER_PASSED_HOLD = 89

@@ -37,7 +37,7 @@ def test_an_interrupt_while_sending_ends_the_connection(link: Link, monkeypatch:
     def write(data: bytes) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(link, "_write", write)
+    monkeypatch.setattr(link, "write", write)
     with pytest.raises(KeyboardInterrupt):
         link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, [Slot()])
     assert link.error is not None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from holdfast.core.acquire import Grant
 from holdfast.core.adopt import adopt
-from holdfast.core.deadline import Deadline
+from holdfast.core.deadline import ATTEMPT, Deadline
 from holdfast.core.errands import Errands
 from holdfast.core.holding import Holding
 from holdfast.core.insist import insist
@@ -26,7 +26,7 @@ from holdfast.core.survey import Survey
 from holdfast.core.validity import valid_until
 from holdfast.errors import LeaseLost, closed_error
 from holdfast.exports import Exported
-from holdfast.locks import BaseLock, LeaseT
+from holdfast.locking import BaseLock, LeaseT
 from holdfast.ports import Runtime, Store
 from holdfast.values import Ask, Owner, shown
 
@@ -59,6 +59,7 @@ class BaseLocks(Generic[LeaseT]):
         self.callbacks = Errands(runtime, "callback", MOST_CALLBACKS)
         self.store_timeout = store_timeout
         self.no_deadline = Deadline(None, store_timeout)
+        self.patience = min(store_timeout, ATTEMPT)
         self.generation = 0
         self._owner = owner
         self._address = address

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Literal
 
+from holdfast.core import express
 from holdfast.core import release as core
 from holdfast.core.acquire import Grant
 from holdfast.core.holding import ALIVE, AT_RISK, LOST, RELEASED, Holding, State
@@ -25,7 +26,7 @@ from holdfast.values import LEAST_TTL, Seconds, clean, seconds, shown
 
 if TYPE_CHECKING:
     from holdfast.basis import BaseLocks
-    from holdfast.locks import BaseLock
+    from holdfast.locking import BaseLock
 
 log = logging.getLogger("holdfast")
 
@@ -204,22 +205,25 @@ class BaseLease:
         if not leases:
             table.pop(caller, None)
 
-    async def _release(self) -> bool:
-        """Give the lease back; False when it had gone already. May be called again after an error."""
-        return await self._give_back(self.state)
+    async def _release(self, first: core.First | None = None) -> bool:
+        """Give the lease back; False when it had gone already. May be called again after an error. With what came of a
+        `first` request, go on from there."""
+        return await self._give_back(self.state, first)
 
-    async def _give_back(self, state: State) -> bool:
+    async def _give_back(self, state: State, first: core.First | None = None) -> bool:
         """The same for a caller that has just looked at the state."""
         holding, client = self._holding, self._client
         again = released = False
-        if state not in ALIVE:
+        if first is not None:
+            pass  # it was ours until that request
+        elif state not in ALIVE:
             if self._generation != client.generation:
                 log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
                 return False
             again = state is RELEASED and not holding.settled  # an earlier call failed, and its clean-up goes on
         elif self._tenancy is not None and self._pass_on(self._tenancy):
             return True
-        ours = holding.give_back() or again
+        ours = first is not None or holding.give_back() or again
         # If settled, another gave it back meanwhile, perhaps to one who holds it now under the same id. If not, and not
         # ours, it was lost, and its key may still be there.
         if ours or not holding.settled:
@@ -227,7 +231,15 @@ class BaseLease:
                 self._tenancy.end()
             keep_until = self._keep_until if ours else 0.0
             released = await core.release(
-                client.store, client.runtime, holding.name, holding.holder, holding.ttl, ours, again, keep_until
+                client.store,
+                client.runtime,
+                holding.name,
+                holding.holder,
+                holding.ttl,
+                ours,
+                again,
+                keep_until,
+                first=first,
             )
             holding.settled = True
             client.keeper.unwatch(holding)
@@ -328,7 +340,22 @@ class Lease(BaseLease):
 
     def release(self) -> bool:
         """Give the lease back; False, with a warning in the log, when it had gone already."""
-        return run(self._release())
+        first = self._return() if self._tenancy is None else False
+        return first is True or run(self._release(first or None))
+
+    def _return(self) -> bool | core.First:
+        """Give it back in the short way; False when this is none for it, or what has to be gone on from."""
+        client, holding = self._client, self._holding
+        direct = client.store.direct
+        if direct is None or self._keep_until or self._generation != client.generation:
+            return False
+        outcome = express.release(holding, direct, client.runtime.now())
+        if outcome is True:
+            client.keeper.unwatch(holding)
+            self._left = True
+            if self._home is not None:
+                self._leave_home()
+        return outcome
 
     def renew(self, ttl: Seconds | None = None) -> None:
         """Keep the lease for at least its ttl from now; `LeaseLost` when it is no longer ours. A new `ttl` counts for

@@ -25,7 +25,8 @@ from holdfast.blocks import Block, leave_block
 from holdfast.errors import AcquireTimeout, ConfigurationError, StoreError
 from holdfast.guards import check_function
 from holdfast.leases import AsyncLease, BaseLease, Lease
-from holdfast.locks import AsyncLock, BaseLock, LeaseT, Lock
+from holdfast.locking import BaseLock, LeaseT
+from holdfast.locks import AsyncLock, Lock
 from holdfast.runtime.runner import run
 from holdfast.values import LEAST_TTL, LockInfo, Owner, Seconds, seconds, shown
 

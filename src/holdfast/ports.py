@@ -24,10 +24,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from holdfast.facts import Facts
 from holdfast.values import Answer, Ask, Granted, LockInfo, Next, Page, Place, Push, Renewal
+
+Sent = TypeVar("Sent")
 
 
 class Stage(enum.Enum):
@@ -70,8 +72,26 @@ Reassert = Callable[[Ask, int, float], Awaitable[bool]]
 is taken, and only if the store knows of no grant with that fence or a greater one."""
 
 
+class Direct(Protocol[Sent]):
+    """The two requests of every cycle by functions that block, for threads: see `core/express.py`. Where it is not the
+    usual that happens, they give what is to be awaited instead; `now` is the moment in which they are called."""
+
+    def ask(self, ask: Ask, now: float, until: float) -> Sent:
+        """Send what `Store.acquire` would without a place; waits for no answer."""
+
+    def answer(self, sent: Sent, ask: Ask, until: float) -> int | Coroutine[Any, Any, Answer]:
+        """The fence of a grant."""
+
+    def release(self, name: str, holder: str, now: float, until: float) -> bool | Coroutine[Any, Any, bool]:
+        """As `Store.release`."""
+
+
 class Store(Protocol):
     """The operations on one engine."""
+
+    @property
+    def direct(self) -> Direct[Any] | None:
+        """How to ask without a coroutine, where that can be done."""
 
     @property
     def grace(self) -> float:

@@ -15,9 +15,11 @@ from typing import Any
 
 from holdfast.core.holding import State
 from holdfast.core.reentry import Levels, Step
+from holdfast.core.release import First
 from holdfast.errors import LeaseLost
 from holdfast.leases import AsyncLease, Lease
-from holdfast.locks import MOST_CALLERS, AsyncLock, BaseLock, LeaseT, Lock
+from holdfast.locking import MOST_CALLERS, BaseLock, LeaseT
+from holdfast.locks import AsyncLock, Lock
 from holdfast.runtime.runner import run
 from holdfast.values import Seconds
 
@@ -74,12 +76,12 @@ class Reentrant(BaseLock[LeaseT]):
             return lease.state is not State.LOST
         return await lease._release()
 
-    async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
+    async def _exit(self, lease: LeaseT, error: BaseException | None, first: First | None = None) -> LeaseLost | None:
         # A generator may be ended by another than began it, so it is the lease that knows whose levels these are.
         caller = lease._holding.caller
         if self._levels.lease_of(caller) is lease and self._levels.leave(caller) is Step.OUT:
             return lease._lost_error() if lease.state is State.LOST else None
-        return await super()._exit(lease, error)
+        return await super()._exit(lease, error, first)
 
     def __repr__(self) -> str:
         depth = self.depth

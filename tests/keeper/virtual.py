@@ -229,6 +229,7 @@ class FaultyStore:
 
     listening = True
 
+    direct = None
     reserves = True
     connected = True
 

@@ -4,39 +4,61 @@ Rules checked: one holds at a time, and fences rise; no wake-up is lost, so nobo
 is not passed on goes back to the store, and nothing is left in the room.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from holdfast import leases
 from holdfast.connection import Locks
-from holdfast.core import passing, rooms
+from holdfast.core import express, passing, rooms
 from holdfast.core.holding import State
 from holdfast.errors import LockError
 from holdfast.runtime.runner import run
 from holdfast.stores.memory import Hub, MemoryStore
-from holdfast.values import Ask, Owner
+from holdfast.values import Answer, Ask, Granted, Owner
 from tests.explore.mutation import python
 from tests.shells.test_thread_schedules import SWITCHES, Patch, Place, patched, search
 
 __all__ = ["patched"]
 
 pytestmark = pytest.mark.timeout(1800)  # a busy machine may take its time
-FILES = (passing.__file__, rooms.__file__)
+FILES = (passing.__file__, rooms.__file__, express.__file__)
 AT_ONCE = (0.0, True)
 """Nobody sleeps, so no time goes by."""
 LIMIT, HELD_FOR = 0.02, 0.05
 """Seconds; less than anybody's patience in a seat."""
 
 
+class Shortly:
+    """`ports.Direct` on a store in memory."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def ask(self, ask: Ask, now: float, until: float) -> Coroutine[Any, Any, Answer]:
+        return self._store.acquire(ask, None, until)
+
+    def answer(self, sent: Coroutine[Any, Any, Answer], ask: Ask, until: float) -> int | Coroutine[Any, Any, Answer]:
+        answer = run(sent)
+        return answer.fence if isinstance(answer, Granted) else self._known(answer)
+
+    async def _known(self, answer: Answer) -> Answer:
+        return answer
+
+    def release(self, name: str, holder: str, now: float, until: float) -> bool:
+        return run(self._store.release(name, holder, until))
+
+
 class Household:
     """One connection, and what its threads see of one lock."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, short: bool) -> None:
         self.place = place
         self._hub = Hub()
         store = MemoryStore(self._hub, place.runtime)
+        if short:
+            store.direct = Shortly(store)  # type: ignore[assignment]
         self.locks = Locks(store, place.runtime, owner=Owner("home", 1), store_timeout=10.0, address="memory://")
         self.room = self.locks.passing.room("door")
         self.fences: list[int] = []
@@ -74,11 +96,11 @@ class Household:
         return not (room._seats or room._leaders or tenancy or room.askers or info.locked or info.waiting)
 
 
-def together(*members: Callable[[Household], Any]) -> Callable[[Place], None]:
-    """One thread for each; the last of them to end looks at what is left."""
+def together(*members: Callable[[Household], Any], short: bool = False) -> Callable[[Place], None]:
+    """One thread for each; the last of them to end looks at what is left. `short`: the store has a short way."""
 
     def prepare(place: Place) -> None:
-        home = Household(place)
+        home = Household(place, short=short)
         if limited in members:
             home.held_elsewhere()
         ended: list[bool] = []
@@ -151,11 +173,12 @@ def ends(name: str) -> dict[str, Any]:
     return ENDS.get(name) or {f"member {number}": AT_ONCE for number, _ in enumerate(TOGETHER[name])}
 
 
+@pytest.mark.parametrize("short", [False, True], ids=["ordinary", "short"])
 @pytest.mark.parametrize("name", TOGETHER)
-def test_passing_on_under_every_schedule(name: str, patched: Patch) -> None:
+def test_passing_on_under_every_schedule(name: str, short: bool, patched: Patch) -> None:
     switches = SWITCHES - 1 if limited in TOGETHER[name] else SWITCHES  # a wait gives many choices by itself
-    files = (leases.__file__,) if given_back_by_two in TOGETHER[name] else FILES
-    assert search(together(*TOGETHER[name]), ends(name), patched, files, switches) > 50
+    files = (leases.__file__, express.__file__) if given_back_by_two in TOGETHER[name] else FILES
+    assert search(together(*TOGETHER[name], short=short), ends(name), patched, files, switches) > 50
 
 
 WRONG = {

@@ -29,7 +29,7 @@ from tests.explore.mutation import python
 from tests.shells.turns import Choice, TurnLock, TurnRuntime, Turns, every_schedule
 
 pytestmark = pytest.mark.timeout(1800)  # a busy machine may take its time
-WIRE_FILES = (link.__file__,)
+WIRE_FILES = (link.__file__, threads.__file__)
 KEEPER_FILES = (keep.__file__,)
 SWITCHES = int(os.environ.get("HOLDFAST_SWITCHES", "1"))
 """Switches at lines, besides those where a thread waits; `make explore` plays all schedules with two."""
@@ -244,20 +244,22 @@ def test_no_wake_up_is_lost_on_a_connection(name: str, patched: Patch) -> None:
 FOLLOWS = """\
 elif slot.waker is None:
                 slot.waker = self._runtime.waker()
-                self._followers[slot] = None
+                self.followers[slot] = None
             elif not await slot.waker.wait(until):"""
 LOST_CALLS = {
-    "a leader that leaves wakes nobody": ("lead", "if self._followers:", "if False:"),
+    "a leader that leaves wakes nobody": ("lead", "if self.followers:", "if False:"),
     "a follower does not try once more to lead": ("await_slot", FOLLOWS, "elif not await self._follow(slot, until):"),
     "who leaves while nobody leads wakes nobody": ("await_slot", "if not self.leading.locked():", "if False:"),
     "a failing connection wakes nobody": ("fail", "slot.wake()", "pass"),
+    "who has fetched its reply wakes nobody": ("fetch", "if link.followers:", "if False:"),
+    "who has its reply reads all the same": ("fetch", "if not slot.ready:", "if True:"),
 }
 
 
 async def _follow(self: Link, slot: Slot, until: float) -> bool:
     """A follower as one might write it: make yourself known and sleep."""
     slot.waker = self._runtime.waker()
-    self._followers[slot] = None
+    self.followers[slot] = None
     return await slot.waker.wait(until)
 
 
@@ -270,7 +272,8 @@ def test_a_planted_error_on_a_connection_is_found(name: str, patched: Patch, mon
         for prepare, ends in WIRES.values():
             search(prepare, ends, patched, watched, 1)
 
-    with python(Link, *LOST_CALLS[name]), pytest.raises(AssertionError, match="schedule"):
+    owner = ThreadWire if hasattr(ThreadWire, LOST_CALLS[name][0]) else Link
+    with python(owner, *LOST_CALLS[name]), pytest.raises(AssertionError, match="schedule"):
         all_of_them()
 
 

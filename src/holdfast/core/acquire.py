@@ -23,7 +23,8 @@ Rules kept here:
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, NamedTuple, final
 
 from holdfast.core import backoff
 from holdfast.core.deadline import Deadline
@@ -31,7 +32,7 @@ from holdfast.core.release import give_back
 from holdfast.core.validity import valid_until, worth
 from holdfast.errors import Outcome, StoreUnavailable
 from holdfast.ports import Mailbox, Runtime, Store
-from holdfast.values import Ask, Granted, Next, Place, Queued, Taken, shown
+from holdfast.values import Answer, Ask, Granted, Next, Place, Queued, Taken, shown
 
 if TYPE_CHECKING:
     from holdfast.core.rooms import Tenancy
@@ -47,6 +48,7 @@ EXPIRY_SLACK = 0.002
 EXPIRY_STAGGER = 0.004
 
 
+@final
 class Grant(NamedTuple):
     """The lock is ours, as `ask` has it, up to `valid_until`; `asked_at` is the earliest moment it may have become so.
     `last` is the last fence that the store reserved for it, if that is not `fence` itself; `tenancy` is what it is a
@@ -62,6 +64,22 @@ class Grant(NamedTuple):
     tenancy: Tenancy | None = None
 
 
+@final
+class First(NamedTuple):
+    """A first request that was made already, without a place, and what came of it: a fence, an error, or what is to be
+    awaited for an answer."""
+
+    ask: Ask
+    asked_at: float
+    outcome: int | BaseException | Awaitable[Answer]
+
+    async def answer(self) -> Answer:
+        outcome = self.outcome
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return Granted(outcome) if isinstance(outcome, int) else await outcome
+
+
 class Attempt:
     """One acquisition. `_traces` is true while the store may hold a grant or a place of ours; `_askers` is where it is
     noted that we ask, for as long as we do; `_spare` is how much of the ttl the holder has no use of."""
@@ -74,6 +92,7 @@ class Attempt:
         "_box",
         "_deadline",
         "_failures",
+        "_first",
         "_late_since",
         "_runtime",
         "_silent_since",
@@ -93,6 +112,7 @@ class Attempt:
         blocking: bool,
         askers: dict[str, None] | None = None,
         spare: float = 0.0,
+        first: First | None = None,
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -101,6 +121,7 @@ class Attempt:
         self._blocking = blocking
         self._askers = askers
         self._spare = spare
+        self._first = first
         self._box: Mailbox | None = None
         self._ticket: int | None = None
         self._turn = 0
@@ -124,7 +145,12 @@ class Attempt:
                 place = None if self._box is None else Place(self._box.address, self._turn, self._ticket)
                 traces, self._traces = self._traces, True
                 try:
-                    answer = await store.acquire(ask, place, deadline.attempt(asked_at, store))
+                    if self._first is None:
+                        answer = await store.acquire(ask, place, deadline.attempt(asked_at, store))
+                    else:
+                        first, self._first = self._first, None
+                        asked_at = first.asked_at
+                        answer = await first.answer()
                 except StoreUnavailable as error:
                     self._traces = traces or error.outcome is not Outcome.NOT_DONE
                     await self._ask_again_after(error, asked_at)

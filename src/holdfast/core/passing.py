@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from holdfast.core.acquire import Attempt, Grant
+from holdfast.core.acquire import Attempt, First, Grant
 from holdfast.core.deadline import Deadline
 from holdfast.core.release import give_back
 from holdfast.core.rooms import SPAN, Lead, Room, Seat, Tenancy, Wish
@@ -37,23 +37,34 @@ from holdfast.core.validity import DRIFT, worth
 from holdfast.ports import Runtime, Store
 from holdfast.values import Ask
 
+Begun = Seat | Lead | First
+"""How far an acquisition has come that began otherwise (see `express.py`)."""
 EXTRA = SPAN / (1 - DRIFT) + 0.0005
 """Seconds of ttl asked for on top, so that the last lease of the span is worth as much as the first."""
 
 
 def acquire(
-    room: Room | None, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, blocking: bool
+    room: Room | None,
+    store: Store,
+    runtime: Runtime,
+    wish: Wish,
+    deadline: Deadline,
+    blocking: bool,
+    begun: Begun | None = None,
 ) -> Coroutine[Any, Any, Grant | None]:
     """A grant, passed on or of the store; None when there was none until the deadline. Without a room, nothing is
-    passed on. To be awaited at once: it may have a seat already."""
+    passed on. With what `begun` gave, it goes on from there. To be awaited at once: it may have a seat already."""
     askers = None
     if room is not None:
         askers = room.askers
-        place = room.enter(runtime, wish) if blocking else None
-        if place is not None:
-            if type(place) is Seat:
-                return _sit(room, store, runtime, place, deadline)
-            return _ask_for_tenancy(room, store, runtime, wish, deadline, place)
+        if begun is None and blocking:
+            begun = room.enter(runtime, wish)
+        if type(begun) is Seat:
+            return _sit(room, store, runtime, begun, deadline)
+        if type(begun) is Lead:
+            return _ask_for_tenancy(room, store, runtime, wish, deadline, begun)
+    if type(begun) is First:
+        return Attempt(store, runtime, begun.ask, deadline, blocking, askers, first=begun).run()
     name, ttl, owner = wish
     ask = tuple.__new__(Ask, (name, runtime.new_holder(), ttl, owner, 1, 0))
     return Attempt(store, runtime, ask, deadline, blocking, askers).run()

@@ -10,6 +10,8 @@ renewals, instead of removing it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
+from typing import NamedTuple
 
 from holdfast.core import backoff
 from holdfast.errors import LockError, Outcome, StoreRefused, StoreUnavailable
@@ -19,6 +21,21 @@ from holdfast.values import Renewal
 log = logging.getLogger("holdfast")
 
 BUDGET = 2.0
+
+
+class First(NamedTuple):
+    """A first request that was made already, and what came of it; or what is to be awaited for that."""
+
+    asked_at: float
+    outcome: bool | BaseException | Awaitable[bool]
+
+    async def answer(self) -> bool:
+        outcome = self.outcome
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome if isinstance(outcome, bool) else await outcome
+
+
 CLEAN_UP_PATIENCE = 0.08
 """Seconds for which a caller whose time is up, or who was cancelled, still waits for the clean-up."""
 
@@ -44,6 +61,7 @@ async def release(
     maybe_done: bool = False,
     keep_until: float = 0.0,
     *,
+    first: First | None = None,
     budget: float = BUDGET,
     goes_on: bool = True,
 ) -> bool:
@@ -53,13 +71,16 @@ async def release(
     and the repeat finds nothing, it was the first request that freed the lock. Not `goes_on`: nothing is left to the
     background, because the store is about to be closed.
     """
-    give_up_at = runtime.now() + budget
+    give_up_at = (runtime.now() if first is None else first.asked_at) + budget
     failures = 0
     try:
         while True:
             try:
                 until = give_up_at - budget / 2 if failures == 0 else give_up_at
-                if keep_until:  # else straight to the store: every cycle comes by here
+                if first is not None:
+                    one, first = first, None
+                    released = await one.answer()
+                elif keep_until:  # else straight to the store
                     released = await _end(store, runtime, name, holder, keep_until, until)
                 else:
                     released = await store.release(name, holder, until)

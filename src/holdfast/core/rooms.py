@@ -134,7 +134,8 @@ class Room:
 
     `_leaders` are those who ask the store for a tenancy just now, each with whether it asks for few fences because the
     tenancy is not to be passed on; `askers` are those who ask it for a lease alone, and `latest` is the lease that was
-    last granted here: whoever comes while there is any of them has company."""
+    last granted here: whoever comes while there is any of them has company. `crowded` says that who came last had to
+    wait for the store's grant."""
 
     __slots__ = (
         "__weakref__",
@@ -148,6 +149,7 @@ class Room:
         "_tenancy",
         "askers",
         "closed",
+        "crowded",
         "home",
         "latest",
     )
@@ -164,6 +166,7 @@ class Room:
         self._productive = False  # whether the last tenancy was passed on at all
         self.askers: dict[str, None] = {}
         self.closed = False
+        self.crowded = False
         self.latest: Holding | None = None
 
     def enter(self, runtime: Runtime, wish: Wish) -> Seat | Lead | None:

@@ -312,6 +312,7 @@ class MemoryStore:
     """`ports.Store` on a hub."""
 
     grace = 0.08
+    direct = None
     reserves = True
     connected = True
     listening = True

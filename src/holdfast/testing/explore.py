@@ -11,7 +11,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import NamedTuple
 
-from holdfast.testing import households, models
+from holdfast.testing import blocking, households, models
 from holdfast.testing.explorer import Explorer
 from holdfast.testing.world import Model
 
@@ -61,8 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def known(*, quick: bool) -> list[Model]:
-    """All models, in the order in which they are searched; each is one function of `models` or `households`."""
-    return [*models.quick(), *households.quick()] if quick else [*models.full(), *households.full()]
+    """All models, in the order in which they are searched."""
+    kinds = (models, households, blocking)
+    return [model for kind in kinds for model in (kind.quick() if quick else kind.full())]
 
 
 def search(name: str, *, quick: bool, most_states: int) -> Row:

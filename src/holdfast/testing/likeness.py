@@ -88,6 +88,10 @@ class _Writer:
         seen[id(value)] = len(seen)
         if kind is types.CoroutineType:
             self._frames(value)
+        elif hasattr(kind, "frames"):
+            for frame in value.frames():
+                self._frame(frame)
+            self._begin("runs")
         elif kind is types.FunctionType:
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
             self._begin("function", value.__qualname__)
@@ -111,10 +115,13 @@ class _Writer:
             if frame is None:
                 self._begin("awaits", type(work).__name__)
                 return
-            self._begin("frame", frame.f_code.co_qualname, frame.f_lasti)
-            self._pairs("variables", frame.f_locals.items())
+            self._frame(frame)
             work = getattr(work, "cr_await", None) or getattr(work, "gi_yieldfrom", None)
         self._begin("runs")
+
+    def _frame(self, frame: types.FrameType) -> None:
+        self._begin("frame", frame.f_code.co_qualname, frame.f_lasti)
+        self._pairs("variables", frame.f_locals.items())
 
     def _attributes(self, value: Any, kind: type) -> None:
         pairs = [(name, getattr(value, name)) for name in _slots(kind) if hasattr(value, name)]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from holdfast.connection import AsyncLocks
 from holdfast.core.holding import ALIVE, State
 from holdfast.errors import Outcome, StoreUnavailable
-from holdfast.leases import AsyncLease
+from holdfast.leases import BaseLease
 from holdfast.ports import Stage
 from holdfast.stores.redis.messages import push_in, subscribe_request
 from holdfast.stores.redis.resp import pack
@@ -93,7 +93,7 @@ class Process:
         self.tasks: dict[int, Task] = {}
         self.chance: Callable[[], float] = lambda: 0.5
         self.told: list[Belief] = []
-        self.leases: list[AsyncLease] = []
+        self.leases: list[BaseLease] = []
         self._now = started
         self._addresses = 1
         self._requests = 0
@@ -112,7 +112,7 @@ class Process:
             store, self, owner=Owner(self.name, 1), store_timeout=store_timeout, address=f"virtual://{self.name}"
         )
 
-    def holds(self, lease: AsyncLease | None) -> None:
+    def holds(self, lease: BaseLease | None) -> None:
         """Tell the checker of the outcome of an acquisition."""
         if lease is None:
             self.refused.add(self.holders[-1])
@@ -170,10 +170,13 @@ class Process:
         return await self._ask(request, until, 0)
 
     async def _ask(self, request: bytes, until: float, server: int) -> Any:
+        return await Trap(Wait("reply", self.send(request, server), until))
+
+    def send(self, request: bytes, server: int = 0) -> int:
+        """Send a request; its number, which the reply has too."""
         self._requests += 1
-        number = self._requests
-        self.sent.append((number, server, request))
-        return await Trap(Wait("reply", number, until))
+        self.sent.append((self._requests, server, request))
+        return self._requests
 
     def listen(self) -> None: ...
 

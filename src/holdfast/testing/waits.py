@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.values import Next, Push
@@ -20,6 +20,17 @@ class Wait(NamedTuple):
     until: float | None
 
 
+block: Callable[[Wait], Any] | None = None
+"""How the running task waits, if it blocks where others suspend (see `strands.py`)."""
+
+
+def blocked(wait: Wait) -> Any:
+    """What a task that blocks has waited for."""
+    if block is None:
+        raise RuntimeError("this task must not block")
+    return block(wait)
+
+
 class Trap:
     """Awaited by a task: hands the `Wait` to whoever drives the process."""
 
@@ -27,7 +38,7 @@ class Trap:
         self._wait = wait
 
     def __await__(self) -> Generator[Wait, Any, Any]:
-        return (yield self._wait)
+        return blocked(self._wait) if block is not None else (yield self._wait)
 
 
 class VirtualWaker:

@@ -64,6 +64,7 @@ class QuorumStore:
         self._boxes: dict[str, QuorumMailbox] = {}
 
     confirms = False
+    direct = None
     reserves = False  # a lock that is passed on within a process would make those on other hosts wait even longer
     connected = True  # its nodes are dialled in the background
     reassert: Reassert | None = None  # a node's own, where a majority stands: see `_put_back`

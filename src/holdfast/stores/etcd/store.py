@@ -48,6 +48,7 @@ class EtcdStore:
 
     grace = 0.3
     listening = True
+    direct = None
     reserves = False
     connected = True
     confirms = False

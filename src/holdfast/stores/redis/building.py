@@ -41,7 +41,12 @@ class Builder(NamedTuple):
             "reasserts": topology is not Topology.SINGLE if reasserts is None else reasserts,
         }
         if self.choices.wanted is None:
-            return RedisStore(wire, inbox, **setup)
+            store = RedisStore(wire, inbox, **setup)
+            if self.colour == "threads" and topology is Topology.SINGLE:
+                from holdfast.stores.redis.direct import DirectRequests
+
+                store.direct = DirectRequests(store, wire)
+            return store
         from holdfast.stores.redis.replicas import ConfirmingStore
 
         return ConfirmingStore(wire, inbox, self.runtime, self.choices.wanted, **setup)

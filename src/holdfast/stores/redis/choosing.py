@@ -48,6 +48,7 @@ class ChoosingStore:
 
     def _use(self, store: RedisStore) -> None:
         self._store = store
+        self.direct = store.direct
         self.acquire: Callable[[Ask, Place | None, float], Coroutine[Any, Any, Answer]] = store.acquire
         self.release: Callable[[str, str, float], Coroutine[Any, Any, bool]] = store.release
 

@@ -45,6 +45,7 @@ class ClusterStore:
     """`ports.Store` on a cluster. Invariants: `_owners` is what the cluster said last, and `_wrong` is set as soon as
     it may have changed; one caller at a time asks for it (`_looking`)."""
 
+    direct = None
     reserves = False  # as behind sentinels, see RedisStore.reserves
     listening = False  # which node a waiter must listen at depends on its lock
     connected = True  # and so does which node is asked

@@ -63,7 +63,7 @@ class Slot:
 
 
 class Link:
-    """Invariants: `leading` is locked exactly while one thread reads; whoever sleeps is in `_followers`; `pending` has
+    """Invariants: `leading` is locked exactly while one thread reads; whoever sleeps is in `followers`; `pending` has
     one slot per reply that is owed, in order. What answers no request goes to `dispatch`."""
 
     leads_alone = True
@@ -80,9 +80,10 @@ class Link:
             limit = struct.pack("ll", 0, int(SLICE * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self._write: Callable[[bytes], int] = self._socket.send if self._tls_mutex is None else self._write_tls
+        self.write: Callable[[bytes], int] = self._socket.send if self._tls_mutex is None else self._write_tls
         self._receive: Callable[[int], bytes] = self._socket.recv if self._tls_mutex is None else self._receive_tls
         self._polls = self._tls_mutex is not None
+        self.reads_freely = self.leads_alone and not self._polls
         self._at_once = AT_ONCE if self._tls_mutex is None else A_RECORD
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
@@ -91,7 +92,7 @@ class Link:
         self.dispatch = dispatch
         self.pending: deque[Slot] = deque()
         self.leading = threading.Lock()
-        self._followers: dict[Slot, None] = {}
+        self.followers: dict[Slot, None] = {}
         self.error: StoreError | None = None
 
     def send(self, requests: bytes, until: float, slots: Iterable[Slot] = ()) -> None:
@@ -100,7 +101,7 @@ class Link:
             self.pending.extend(slots)
             while True:
                 try:
-                    sent = self._write(requests)
+                    sent = self.write(requests)
                     if sent == len(requests):
                         return
                     requests = requests[sent:]
@@ -142,15 +143,15 @@ class Link:
                         return
                 elif slot.waker is None:
                     slot.waker = self._runtime.waker()
-                    self._followers[slot] = None
+                    self.followers[slot] = None
                 elif not await slot.waker.wait(until):
                     return
         finally:
             if slot.waker is not None:
-                self._followers.pop(slot, None)
+                self.followers.pop(slot, None)
                 slot.waker = None
                 if not self.leading.locked():
-                    self._wake_a_follower()
+                    self.wake_a_follower()
 
     def read_for(self, slot: Slot, until: float) -> None:
         """Read alone, before anyone else knows this link."""
@@ -170,11 +171,11 @@ class Link:
             raise
         finally:
             self.leading.release()
-            if self._followers:
-                self._wake_a_follower()
+            if self.followers:
+                self.wake_a_follower()
 
-    def _wake_a_follower(self) -> None:
-        for slot in tuple(self._followers):
+    def wake_a_follower(self) -> None:
+        for slot in tuple(self.followers):
             if slot.wake():
                 return
 
@@ -223,7 +224,7 @@ class Link:
                 self._socket.shutdown(socket.SHUT_RDWR)  # ends the poll() of a thread that leads
         except OSError:
             pass
-        for slot in tuple(self._followers):
+        for slot in tuple(self.followers):
             slot.wake()
 
     def close(self) -> None:

@@ -44,18 +44,18 @@ class ParkingLink(Link):
 
     def stop_reading(self) -> None:
         self.leading.release()
-        if self._followers:
-            self._wake_a_follower()
+        if self.followers:
+            self.wake_a_follower()
 
     def follow(self, slot: Slot, bell: _Bell) -> None:
         slot.waker = bell
-        self._followers[slot] = None
+        self.followers[slot] = None
 
     def unfollow(self, slot: Slot) -> None:
-        self._followers.pop(slot, None)
+        self.followers.pop(slot, None)
         slot.waker = None
         if not self.leading.locked():
-            self._wake_a_follower()
+            self.wake_a_follower()
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from holdfast.errors import StoreError, StoreProtocolError, StoreRefused
 from holdfast.facts import Facts, Topology
-from holdfast.ports import Mailbox, Reassert
+from holdfast.ports import Direct, Mailbox, Reassert
 from holdfast.stores.redis import facts, scripts
+from holdfast.stores.redis.infos import info_of
 from holdfast.stores.redis.keys import name_of
 from holdfast.stores.redis.messages import PING
 from holdfast.stores.redis.replies import MOVES_AWAY, code_of, error_of
@@ -24,13 +25,11 @@ from holdfast.values import (
     Ask,
     Granted,
     LockInfo,
-    Owner,
     Page,
     Place,
     Queued,
     Renewal,
     Taken,
-    WaiterInfo,
     clean,
     fits,
     shown,
@@ -113,6 +112,7 @@ class RedisStore:
     (see `core/renew.py`)."""
 
     confirms = False
+    direct: Direct[Any] | None = None
 
     def __init__(
         self, wire: Wire, inbox: Inbox, *, topology: Topology = Topology.SINGLE, reasserts: bool = False
@@ -124,7 +124,7 @@ class RedisStore:
         self._tell: Callable[[str | None], None] | None = None
         self._editor: Editor | None = None
         self.otherwise: Otherwise | None = None
-        self._ready: dict[tuple[str, str], tuple[bytes, Sequence[bytes]]] = {}
+        self.ready: dict[tuple[str, str], tuple[bytes, Sequence[bytes]]] = {}
         self._leads = True
         wire.on_push = self._told
 
@@ -183,13 +183,21 @@ class RedisStore:
     async def acquire(self, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()) -> Answer:
         request = scripts.acquire_request(ask, place)
         reply = await self.wire.ask(request, until, before)
+        if type(reply) is int:
+            return tuple.__new__(Granted, (reply, None))
+        return await self.answer(reply, request, ask, place, until, before)
+
+    async def answer(
+        self, reply: Any, request: bytes, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()
+    ) -> Answer:
+        """What a reply to `acquire` means, and perhaps another instead of it."""
         if type(reply) is ReplyError:
             try:
                 reply = await self._mend(reply, scripts.ACQUIRE, request, ask.name, until, before)
             except (StoreRefused, StoreProtocolError) as refusal:
-                return await self._acquire_otherwise(refusal, ask, place, until)
+                return await self._otherwise(refusal, lambda store: store.acquire(ask, place, until))
         if type(reply) is int:
-            return tuple.__new__(Granted, (reply, None))
+            return Granted(reply)
         try:
             left = None if reply[0] < 0 else reply[0] / 1000
             if place is None:
@@ -236,18 +244,26 @@ class RedisStore:
             self._tell(None if key is None else key.decode("utf-8", "replace"))
 
     async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
-        ready = self._ready.pop((name, holder), None) if self._ready else None
+        ready = self.ready.pop((name, holder), None) if self.ready else None
         if ready is None:
             request = scripts.release_request(name, holder)
         else:
             request, before = ready[0], (*ready[1], *before)
         reply = await self.wire.ask(request, until, before)
-        if type(reply) is ReplyError:
-            try:
+        if type(reply) is int:
+            return reply == 1
+        return await self.released(reply, request, name, holder, until, before)
+
+    async def released(
+        self, reply: Any, request: bytes, name: str, holder: str, until: float, before: Sequence[bytes] = ()
+    ) -> bool:
+        """What a reply to `release` means, and perhaps another instead of it."""
+        try:
+            if type(reply) is ReplyError:
                 reply = await self._mend(reply, scripts.RELEASE, request, name, until, before)
-            except (StoreRefused, StoreProtocolError) as refusal:
-                return await self._release_otherwise(refusal, name, holder, until)
-        return type(reply) is int and reply == 1
+            return type(reply) is int and reply == 1
+        except (StoreRefused, StoreProtocolError) as refusal:
+            return await self._otherwise(refusal, lambda store: store.release(name, holder, until))
 
     def _make_ready(self, ask: Ask, ahead: int) -> None:
         """This holder waits behind so many. Its release is made ready while there is time, and may go out after a PING.
@@ -258,19 +274,12 @@ class RedisStore:
         release to held. In longer queues, where it would be a third request for each acquisition, every other has it.
         """
         key = ask.name, ask.holder
-        if key in self._ready:
+        if key in self.ready:
             return  # it asks again, as all who wait do now and then
-        if len(self._ready) >= MOST_READY:  # of very many, or of those that were lost and never given back
-            self._ready.clear()
+        if len(self.ready) >= MOST_READY:  # of very many, or of those that were lost and never given back
+            self.ready.clear()
         self._leads = ahead == 0 or not self._leads
-        self._ready[key] = scripts.release_request(ask.name, ask.holder), LEAD if self._leads else ()
-
-    # Apart from what is on the way of every cycle: there, what a lambda refers to would cost a cell each.
-    async def _acquire_otherwise(self, refusal: StoreError, ask: Ask, place: Place | None, until: float) -> Answer:
-        return await self._otherwise(refusal, lambda store: store.acquire(ask, place, until))
-
-    async def _release_otherwise(self, refusal: StoreError, name: str, holder: str, until: float) -> bool:
-        return await self._otherwise(refusal, lambda store: store.release(name, holder, until))
+        self.ready[key] = scripts.release_request(ask.name, ask.holder), LEAD if self._leads else ()
 
     async def _otherwise(self, refusal: StoreError, operation: Callable[[RedisStore], Awaitable[T]]) -> T:
         if self.otherwise is None:
@@ -359,36 +368,3 @@ def _nonsense(name: str, reply: object) -> StoreError:
     return StoreProtocolError(
         f"The server's answer about the lock {shown(name)} makes no sense ({shown(reply)}): is it Redis 6.2 or later?"
     )
-
-
-def info_of(name: str, reply: list[Any]) -> LockInfo:
-    exists, holder, pttl, meta, now_us, waiting = reply[:6]
-    fence, holder_start, owner = _meta(meta)
-    waiters = [_waiter(*reply[at : at + 3], now_us=now_us) for at in range(6, len(reply), 3)]
-    common = {"fence": fence, "waiters": tuple(waiters), "waiting": waiting}
-    if not exists:
-        return LockInfo(name, **common)
-    who = clean(holder.decode("utf-8", "replace"))
-    by_us = holder_start is not None and holder[:6] == holder_start
-    return LockInfo(
-        name,
-        holder=who,
-        owner=owner if by_us else None,
-        held_for=max(0.0, (now_us - fence) / 1e6) if by_us and fence is not None else None,
-        ttl_left=None if pttl < 0 else pttl / 1000,
-        **common,
-    )
-
-
-def _meta(value: bytes) -> tuple[int | None, bytes | None, Owner | None]:
-    """The parts of `meta`; a key that strangers wrote into tells nothing. A fence is also when it was granted."""
-    parts = value.split(b" ", 2)
-    if len(parts) < 3 or not parts[0].isdigit():
-        return None, None, None
-    return int(parts[0]), parts[1], Owner.decode(parts[2].decode("utf-8", "replace"))
-
-
-def _waiter(holder: bytes, ticket: bytes, entry: bytes, *, now_us: int) -> WaiterInfo:
-    parts = entry.split(b" ", 5)
-    owner = Owner.decode(parts[5].decode("utf-8", "replace")) if len(parts) == 6 else None
-    return WaiterInfo(clean(holder.decode("utf-8", "replace")), owner, max(0.0, (now_us - int(ticket)) / 1e6))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import LockError, Outcome, StoreUnavailable, closed_error
 from holdfast.ports import Runtime
 from holdfast.stores.redis.dialling import Dial
-from holdfast.stores.redis.link import Link, Slot, dial_link
+from holdfast.stores.redis.link import SLICE, Link, Slot, dial_link
 from holdfast.stores.redis.messages import (
     FIRST_GRACE,
     HEAR_WITHIN,
@@ -65,28 +65,57 @@ class ThreadWire:
             link.forget()
 
     async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
+        sent = self.submit(request, self._runtime.now(), until, before)
+        reply = self.fetch(sent, until)
+        return await self.reply(sent, until) if reply is None else reply
+
+    def submit(self, request: bytes, now: float, until: float, before: Sequence[bytes] = ()) -> tuple[Link, Slot]:
+        """Send a request, at the moment `now`; what to fetch the reply with. In few steps, as every cycle comes by here
+        twice: what is unusual is left to others."""
         link = self._link
-        if link is None or link.error is not None or self._mutex.locked():
-            link, slot = self._send(request, until, before)
-        else:
-            slot = Slot()
+        if link is None or link.error is not None or before or self._mutex.locked():
+            return self._send(request, until, before)
+        slot = Slot()
+        slot.sent_at = now
+        try:
             with self._mutex:  # not by acquire(): an interrupt right after that would leave it taken for ever
-                slot.sent_at = self._runtime.now()
-                if before:
-                    link.send(b"".join((*before, request)), until, _in_order(before, slot))
-                else:
-                    link.send(request, until, (slot,))
-        if until - slot.sent_at > self._longest:
-            until = slot.sent_at + self._longest
-        if link.leads_alone and link.leading.acquire(False):
-            link.lead(slot, until)
-        else:
-            await link.await_slot(slot, until)
+                link.pending.append(slot)
+                try:
+                    sent = link.write(request)
+                except BlockingIOError:
+                    sent = 0
+                if sent != len(request):
+                    link.send(request[sent:], until)
+        except OSError as error:
+            link.fail(f"the connection broke while sending ({error})")
+        except BaseException:
+            link.fail("sending was interrupted")  # half a request may be out
+            raise
+        return link, slot
+
+    def fetch(self, sent: tuple[Link, Slot], until: float) -> Any:
+        """The reply to what was submitted, if it comes at once, as nearly always; None when it is to be awaited."""
+        link, slot = sent
+        if link.reads_freely and until - slot.sent_at > SLICE and link.leading.acquire(False):
+            try:
+                if not slot.ready:  # another may have read it
+                    link.take_in()
+            except BaseException:
+                link.fail("reading was interrupted")
+                raise
+            finally:
+                link.leading.release()
+                if link.followers:
+                    link.wake_a_follower()
+        return slot.value
+
+    async def reply(self, sent: tuple[Link, Slot], until: float) -> Any:
+        """The same, whenever it comes."""
+        link, slot = sent
+        await link.await_slot(slot, min(until, slot.sent_at + self._longest))
         if slot.ready:
             return slot.value
-        if link.error is not None:
-            raise link.error
-        raise self._overdue(link)
+        raise link.error or self._overdue(link)
 
     async def post(self, requests: Sequence[bytes], until: float, on: Link | None = None) -> tuple[Link, list[Slot]]:
         slots: list[Slot] = []
@@ -95,10 +124,7 @@ class ThreadWire:
 
     async def collect(self, posted: tuple[Link, list[Slot]], until: float) -> list[Any]:
         link, slots = posted
-        last = slots[-1]  # replies come in order, so with it all are there
-        await link.await_slot(last, min(until, last.sent_at + self._longest))
-        if not last.ready:
-            raise link.error or self._overdue(link)
+        await self.reply((link, slots[-1]), until)  # replies come in order, so with it all are there
         return [slot.value for slot in slots]
 
     @property
@@ -199,7 +225,7 @@ def _in_order(before: Sequence[bytes], last: Slot) -> list[Slot]:
 
 
 class ThreadInbox:
-    """`store.Inbox`. Invariant: whoever is in `boxes` gets its pushes as long as `_link` is sound."""
+    """`store.Inbox`. Invariant: whoever is in `boxes` gets its pushes as long as `link` is sound."""
 
     link_class = Link
 
@@ -209,11 +235,11 @@ class ThreadInbox:
         self._longest = longest
         self.sharded = sharded
         self.address = ""
-        self._link: Link | None = None
+        self.link: Link | None = None
         self.forget(forked=False)
 
     def forget(self, *, forked: bool) -> None:
-        link, self._link = self._link, None
+        link, self.link = self.link, None
         self._mutex = threading.Lock()
         self.boxes: dict[str, ThreadMailbox] = {}
         self._shards = Shards("")
@@ -224,22 +250,22 @@ class ThreadInbox:
 
     @property
     def listening(self) -> bool:
-        return self._link is not None and self._link.error is None
+        return self.link is not None and self.link.error is None
 
     def mailbox(self, holder: str, slot: int | None = None) -> ThreadMailbox:
         return ThreadMailbox(self, holder, slot)
 
     def sound_link(self, until: float) -> Link:
         """A subscribed connection, dialled if need be."""
-        link = self._link
+        link = self.link
         if link is not None and link.error is None:
             return link
         if not self._mutex.acquire(timeout=max(0.0, until - self.runtime.now())):
             raise StoreUnavailable("The inbox is still being connected. Try again later.")
         try:
-            if self._link is None or self._link.error is not None:
+            if self.link is None or self.link.error is not None:
                 self._connect(until)
-            link = self._link
+            link = self.link
             if link is None:
                 raise StoreUnavailable("The connection was closed.")
             return link
@@ -249,9 +275,9 @@ class ThreadInbox:
     def _connect(self, until: float) -> None:
         if self._closed:
             raise closed_error()
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self.link is not None:
+            self.link.close()
+            self.link = None
         until = min(until, self.runtime.now() + self._longest)
         self.address = new_address(self.runtime)
         shards = Shards(self.address)
@@ -280,7 +306,7 @@ class ThreadInbox:
             link.feed = at_a_glance(link.feed, self.address, link.protocol, self._give)
         self._heard_at = self.runtime.now()
         self._shards = shards
-        self._link = link
+        self.link = link
 
     async def join(self, slot: int, until: float) -> tuple[Link, str]:
         """A sound connection that listens to the channel of a cluster slot, and that channel."""
@@ -341,13 +367,13 @@ class ThreadInbox:
                 self._mutex.release()
 
     def drop(self) -> None:
-        if self._link is not None:
-            self._link.hang_up("the server is no master any more")
+        if self.link is not None:
+            self.link.hang_up("the server is no master any more")
 
     async def close(self) -> None:
         self._closed = True
         in_time = self._mutex.acquire(timeout=LEAVE_WITHIN)  # else somebody dials, and hangs up when that succeeds
-        link, self._link = self._link, None
+        link, self.link = self.link, None
         if in_time:
             self._mutex.release()
         if link is not None:

@@ -23,12 +23,13 @@ from holdfast.errors import Outcome, StoreError, StoreUnavailable
 from holdfast.facts import Facts, Topology
 from holdfast.ports import Runtime
 from holdfast.stores.redis import steps
+from holdfast.stores.redis.infos import info_of
 from holdfast.stores.redis.keys import keys_of
 from holdfast.stores.redis.polling import PollingInbox
 from holdfast.stores.redis.replies import MOVES_AWAY, code_of, error_of
 from holdfast.stores.redis.resp import ReplyError, pack
 from holdfast.stores.redis.steps import Step
-from holdfast.stores.redis.store import RedisStore, Wire, info_of
+from holdfast.stores.redis.store import RedisStore, Wire
 from holdfast.stores.redis.turns import Turns
 from holdfast.values import Answer, Ask, Granted, LockInfo, Place, Queued, Renewal, Taken, shown
 

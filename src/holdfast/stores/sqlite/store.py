@@ -47,6 +47,7 @@ class SqliteStore:
     """Locks in the file at `path`. `colour` must be the runtime's: "threads" or "asyncio"."""
 
     grace = 0.08
+    direct = None
     reserves = True
     connected = True
     notices = False

@@ -29,6 +29,7 @@ class ZooKeeperStore:
     """`boxes` has the mailbox of every acquisition that waits."""
 
     grace = 0.3
+    direct = None
     reserves = False
     connected = True
     listening = True

@@ -1,0 +1,166 @@
+"""The short way of the blocking colour, in every interleaving of small models; what is broken in it is caught; and what
+it asks of a server."""
+
+import threading
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.core import express, release
+from holdfast.core.acquire import Attempt, First, Grant
+from holdfast.core.deadline import Deadline
+from holdfast.core.rooms import Lead, Passing, Wish
+from holdfast.errors import Outcome, StoreUnavailable
+from holdfast.runtime.runner import run
+from holdfast.runtime.threads import ThreadRuntime
+from holdfast.testing import blocking
+from holdfast.testing.explorer import Explorer
+from holdfast.values import Answer, Ask
+from tests.explore.mutation import python
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from tests.support.waiting import until
+
+MODELS = {model.name: model for model in blocking.full()}
+QUICK = [model.name for model in blocking.quick()]
+WISH = Wish("door", 3.0, "")
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the short way gave each time."""
+    seen: list[object] = []
+    shipped = express.acquire
+
+    def noted(*args: Any) -> Any:
+        outcome = shipped(*args)
+        seen.append(type(outcome[0]))
+        return outcome
+
+    monkeypatch.setattr(express, "acquire", noted)
+    return seen
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_short_way_keeps_the_rules_in_every_interleaving(name: str, ways: list[object]) -> None:
+    report = Explorer(MODELS[name]).run(most_seconds=100.0)
+    assert report.violation is None, str(report.story)
+    assert report.complete
+    assert {Grant, First} <= set(ways)
+
+
+MUTANTS: dict[str, tuple[tuple[Any, ...], str, str]] = {
+    "a grant counts from its answer": (
+        (express, "acquire", "valid_until(asked_at, ttl)", "valid_until(runtime.now(), ttl)"),
+        "threads: stopped",
+        "SG",
+    ),
+    "a grant that has run out is handed out": (
+        (express, "acquire", "if runtime.now() < until:", "if True:"),
+        "threads: stopped",
+        "AL",
+    ),
+    "who is interrupted leaves what it asked for": (
+        (express, "acquire", "except BaseException as error:", "except Exception as error:"),
+        "threads: interrupted",
+        "CL",
+    ),
+    "who is interrupted in giving back leaves its grant": (
+        (express, "release", "except BaseException as error:", "except Exception as error:"),
+        "threads: left behind",
+        "CF",
+    ),
+    "what is given back is still believed in": (
+        (express, "release", "not holding.give_back()", "False"),
+        "threads: mutex",
+        "SG",
+    ),
+    "no answer to a release is a no": (
+        (release.First, "answer", "await outcome", "False"),
+        "threads: lost reply",
+        "RL",
+    ),
+    "no answer to a release is a yes": (
+        (express, "release", "if released is not True:", "if released is False:"),
+        "threads: left behind",
+        "CF",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # the mutants drop one
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_error_is_found(name: str) -> None:
+    change, model, rule = MUTANTS[name]
+    with python(*change):
+        report = Explorer(MODELS[model]).run(most_seconds=100.0)
+    assert report.violation is not None
+    assert report.violation.rule == rule
+
+
+class Unasked:
+    """`ports.Direct` that nobody is to use."""
+
+    def ask(self, ask: Ask, now: float, until: float) -> None:
+        raise AssertionError("the store was asked")
+
+    def answer(self, sent: None, ask: Ask, until: float) -> int | Coroutine[Any, Any, Answer]:
+        raise AssertionError("the store was asked")
+
+    def release(self, name: str, holder: str, now: float, until: float) -> bool:
+        raise AssertionError("the store was asked")
+
+
+def test_who_has_company_asks_for_a_tenancy_instead() -> None:
+    runtime = ThreadRuntime()
+    room = Passing(runtime).room("door")
+    room.askers["another"] = None
+    begun, made = express.acquire(room, Unasked(), runtime, WISH, 5.0, lambda: "made")
+    assert isinstance(begun, Lead)
+    assert made is None
+
+
+def test_a_silent_store_is_not_borne_for_longer_because_of_the_short_way() -> None:
+    """The first request got no answer for all the time there is, so no other is sent."""
+    clean_ups: list[str] = []
+
+    def spawn(work: Any, name: str) -> bool:
+        clean_ups.append(name)
+        return True
+
+    runtime: Any = SimpleNamespace(now=lambda: 110.0, random=lambda: 0.5, spawn=spawn)
+    store: Any = SimpleNamespace(listening=False)
+    ask = Ask("door", "A1", 3.0, "")
+    first = First(ask, 100.0, StoreUnavailable("No answer.", outcome=Outcome.UNKNOWN))
+    with pytest.raises(StoreUnavailable, match="No answer"):
+        run(Attempt(store, runtime, ask, Deadline(None, 10.0), True, first=first).run())
+    assert clean_ups == ["clean-up"]
+
+
+# What it asks of a server.
+
+
+def test_only_who_had_to_wait_asks_for_a_place_with_its_first_request(valkey: Server, proxy: FaultProxy) -> None:
+    """So a lock that is free costs two requests, and one that is taken no more than it must, but for the first time."""
+    counted = []
+    with holdfast.connect(proxy.url) as ours, holdfast.connect(valkey.url) as others:
+        lock, other = ours.lock("door"), others.lock("door")
+        with lock:  # the scripts are loaded
+            pass
+        for taken in (False, True, True, False, False):
+            lease = other.acquire() if taken else None
+            before = len(proxy.requests)
+            got: list[holdfast.Lease | None] = []
+            thread = threading.Thread(target=lambda got=got: got.append(lock.acquire()))
+            thread.start()
+            if lease is not None:
+                until(lambda: valkey.raw("ZCARD", "holdfast:{door}:q") == 1, "a waiter")
+                lease.release()
+            thread.join()
+            counted.append(sum(words[0] == b"EVALSHA" for words in proxy.requests[before:]))
+            assert got[0] is not None
+            assert got[0].release()
+    assert counted == [1, 2, 1, 1, 1]
