@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from holdfast.core import express
 from holdfast.core import release as core
 from holdfast.core.acquire import Grant
+from holdfast.core.first import First
 from holdfast.core.holding import ALIVE, AT_RISK, LOST, RELEASED, Holding, State
 from holdfast.core.insist import insist
 from holdfast.core.renew import renew
@@ -205,12 +206,12 @@ class BaseLease:
         if not leases:
             table.pop(caller, None)
 
-    async def _release(self, first: core.First | None = None) -> bool:
+    async def _release(self, first: First[bool] | None = None) -> bool:
         """Give the lease back; False when it had gone already. May be called again after an error. With what came of a
         `first` request, go on from there."""
         return await self._give_back(self.state, first)
 
-    async def _give_back(self, state: State, first: core.First | None = None) -> bool:
+    async def _give_back(self, state: State, first: First[bool] | None = None) -> bool:
         """The same for a caller that has just looked at the state."""
         holding, client = self._holding, self._client
         again = released = False
@@ -343,7 +344,7 @@ class Lease(BaseLease):
         first = self._return() if self._tenancy is None else False
         return first is True or run(self._release(first or None))
 
-    def _return(self) -> bool | core.First:
+    def _return(self) -> bool | First[bool]:
         """Give it back in the short way; False when this is none for it, or what has to be gone on from."""
         client, holding = self._client, self._holding
         direct = client.store.direct

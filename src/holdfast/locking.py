@@ -15,9 +15,10 @@ from holdfast.core import passing
 from holdfast.core.acquire import Grant
 from holdfast.core.breaking import break_lock
 from holdfast.core.deadline import Deadline
+from holdfast.core.first import First
 from holdfast.core.holding import ALIVE, LOST, RELEASED
 from holdfast.core.insist import insist
-from holdfast.core.release import First
+from holdfast.core.passing import Begun
 from holdfast.core.rooms import Room, Wish
 from holdfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
 from holdfast.leases import BaseLease
@@ -102,13 +103,28 @@ class BaseLock(Generic[LeaseT]):
             raise self._stayed_taken()
         if room is not None:
             room.crowded = grant.queued
-        lease._begin(grant)
-        if client._closed:  # while we waited: whoever closed it may not have seen this lease
-            await lease._release()
-            raise closed_error()
-        if frame:
-            self._begin_block(lease, frame)
-        return lease
+        try:
+            lease._begin(grant)
+            if not client._closed:
+                if frame:
+                    self._begin_block(lease, frame)
+                return lease
+        except BaseException:  # interrupted: nobody would give it back
+            await self._undo(room, grant, lease)
+            raise
+        await lease._release()  # closed while we waited: whoever did that may not have seen this lease
+        raise closed_error()
+
+    async def _undo(self, room: Room | None, reached: Grant | Begun, lease: LeaseT | None) -> None:
+        """Give back what was reached when an interrupt came, since nobody will have the lease."""
+        client = self._client
+        if lease is not None:
+            client.keeper.unwatch(lease._holding)
+            lease._holding.give_back()
+        for block in tuple(self._blocks):
+            if block.lease is lease:
+                self._blocks.remove(block)
+        await passing.withdraw(room, client.store, client.runtime, reached)
 
     def _begin_block(self, lease: LeaseT, frame: int) -> None:
         self._blocks.append(tuple.__new__(Block, (lease._holding.caller, frame, lease)))
@@ -168,7 +184,9 @@ class BaseLock(Generic[LeaseT]):
             "there is nothing to give back. To release from elsewhere, call release() on the lease itself."
         )
 
-    async def _exit(self, lease: LeaseT, error: BaseException | None, first: First | None = None) -> LeaseLost | None:
+    async def _exit(
+        self, lease: LeaseT, error: BaseException | None, first: First[bool] | None = None
+    ) -> LeaseLost | None:
         """End a `with` block; the loss to raise, if there was one. Never masks the body's own error."""
         holding, state = lease._holding, lease.state
         if first is None and state is RELEASED and holding.settled:

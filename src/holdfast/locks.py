@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from holdfast.core import express, passing
 from holdfast.core.acquire import Grant
@@ -48,7 +48,7 @@ class Lock(BaseLock[Lease]):
 
     def release(self) -> bool:
         """Give back the lease that this thread got from this object; False when it had gone already."""
-        return run(self._last()._release())
+        return cast(Lease, self._last()).release()
 
     def locked(self) -> bool:
         """Whether anyone holds the lock right now."""
@@ -91,22 +91,29 @@ class Lock(BaseLock[Lease]):
         ):
             return run(self._acquire(True, None, frame))  # type: ignore[return-value]
         runtime, wish = client.runtime, self._wish
-        grant, lease = express.acquire(room, direct, runtime, wish, client.patience, self._new_lease)
-        if lease is None:
-            lease = Lease(self)
-        if type(grant) is not Grant:
-            waited = run(passing.acquire(room, client.store, runtime, wish, client.no_deadline, True, grant))
-            if waited is None:
-                raise self._stayed_taken()  # never, without a limit
-            grant = waited
-            room.crowded = grant.queued
-        lease._begin(grant)
-        if client._closed:  # while we waited: as above
-            run(lease._release())
-            raise closed_error()
-        if frame:
-            self._begin_block(lease, frame)
-        return lease
+        reached, lease = express.acquire(room, direct, runtime, wish, client.patience, self._new_lease)
+        try:
+            if lease is None:
+                lease = self._new_lease()
+            if type(reached) is not Grant:
+                begun, forever = reached, client.no_deadline
+                granted = run(passing.acquire(room, client.store, runtime, wish, forever, True, begun))
+                if granted is None:
+                    raise AssertionError("a wait without a limit ended without a grant")
+                reached = granted
+                room.crowded = granted.queued
+            lease._begin(reached)
+            if not client._closed:
+                if frame:
+                    self._begin_block(lease, frame)
+                return lease
+        except LockError:
+            raise
+        except BaseException:  # an interrupt; this and the rest as in `_acquire`
+            run(self._undo(room, reached, lease))
+            raise
+        run(lease._release())
+        raise closed_error()
 
     def _new_lease(self) -> Lease:
         return Lease(self)

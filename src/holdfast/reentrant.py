@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from holdfast.core.first import First
 from holdfast.core.holding import State
 from holdfast.core.reentry import Levels, Step
-from holdfast.core.release import First
 from holdfast.errors import LeaseLost
 from holdfast.leases import AsyncLease, Lease
 from holdfast.locking import MOST_CALLERS, BaseLock, LeaseT
@@ -76,7 +76,9 @@ class Reentrant(BaseLock[LeaseT]):
             return lease.state is not State.LOST
         return await lease._release()
 
-    async def _exit(self, lease: LeaseT, error: BaseException | None, first: First | None = None) -> LeaseLost | None:
+    async def _exit(
+        self, lease: LeaseT, error: BaseException | None, first: First[bool] | None = None
+    ) -> LeaseLost | None:
         # A generator may be ended by another than began it, so it is the lease that knows whose levels these are.
         caller = lease._holding.caller
         if self._levels.lease_of(caller) is lease and self._levels.leave(caller) is Step.OUT:

@@ -23,11 +23,11 @@ Rules kept here:
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from holdfast.core import backoff
 from holdfast.core.deadline import Deadline
+from holdfast.core.first import First
 from holdfast.core.release import give_back
 from holdfast.core.validity import valid_until, worth
 from holdfast.errors import Outcome, StoreUnavailable
@@ -64,25 +64,10 @@ class Grant(NamedTuple):
     tenancy: Tenancy | None = None
 
 
-@final
-class First(NamedTuple):
-    """A first request that was made already, without a place, and what came of it: a fence, an error, or what is to be
-    awaited for an answer."""
-
-    ask: Ask
-    asked_at: float
-    outcome: int | BaseException | Awaitable[Answer]
-
-    async def answer(self) -> Answer:
-        outcome = self.outcome
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return Granted(outcome) if isinstance(outcome, int) else await outcome
-
-
 class Attempt:
     """One acquisition. `_traces` is true while the store may hold a grant or a place of ours; `_askers` is where it is
-    noted that we ask, for as long as we do; `_spare` is how much of the ttl the holder has no use of."""
+    noted that we ask, for as long as we do; `_spare` is how much of the ttl the holder has no use of; `_first` is what
+    came of a request without a place that was made before, until we have looked at it."""
 
     __slots__ = (
         "_ask",
@@ -112,7 +97,7 @@ class Attempt:
         blocking: bool,
         askers: dict[str, None] | None = None,
         spare: float = 0.0,
-        first: First | None = None,
+        first: First[Answer] | None = None,
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -126,7 +111,7 @@ class Attempt:
         self._ticket: int | None = None
         self._turn = 0
         self._asked_at = 0.0
-        self._traces = False
+        self._traces = first is not None
         self._late_since: float | None = None
         self._failures = 0
         self._silent_since = 0.0
@@ -137,7 +122,7 @@ class Attempt:
         if self._askers is not None:
             self._askers[ask.holder] = None
         try:
-            if self._blocking and store.listening:
+            if self._blocking and self._first is None and store.listening:
                 await self._open_mailbox()
             while True:
                 asked_at = runtime.now()
@@ -149,7 +134,7 @@ class Attempt:
                         answer = await store.acquire(ask, place, deadline.attempt(asked_at, store))
                     else:
                         first, self._first = self._first, None
-                        asked_at = first.asked_at
+                        asked_at, traces = first.asked_at, False
                         answer = await first.answer()
                 except StoreUnavailable as error:
                     self._traces = traces or error.outcome is not Outcome.NOT_DONE

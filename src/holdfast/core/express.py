@@ -6,11 +6,11 @@ request is a plain function that blocks, where the store has such (`ports.Direct
 
 Rules kept here:
 
-- What is asked is what the ordinary way would ask first, and only then. Whatever comes of it but a plain yes, in time,
-  goes to the ordinary way as the outcome of its first request (`First`): so nothing is asked twice, no limit begins
-  anew, and one code alone says "not acquired" and removes what an interrupt or a lost reply has left behind.
-- It is for who is alone. When others of this connection ask, wait or hold, the lock is passed on (see `passing.py`);
-  and who had to wait the last time asks for a place with its first request.
+- What is asked is what the ordinary way asks first while nobody listens for pushes. Whatever comes of it but a plain
+  yes, in time, goes to that way as the outcome of its first request (`First`): so nothing is asked twice, no limit
+  begins anew, and one code alone says "not acquired" and removes what a lost reply or an interrupt has left behind.
+- It is for who is alone: when others of this connection ask, wait or hold, the lock is passed on (see `passing.py`).
+  Nor is it for who had to wait the last time: such a one asks for a place at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from holdfast.core import release as ordinary
-from holdfast.core.acquire import First, Grant
+from holdfast.core.acquire import Grant
+from holdfast.core.first import First
 from holdfast.core.holding import HELD, Holding
-from holdfast.core.passing import Begun
+from holdfast.core.passing import Asked, Begun
+from holdfast.core.release import BUDGET
 from holdfast.core.rooms import Room, Wish
 from holdfast.core.validity import valid_until
 from holdfast.ports import Direct, Runtime
-from holdfast.values import Ask
+from holdfast.values import Ask, Granted
 
 T = TypeVar("T")
 
@@ -41,8 +42,8 @@ def acquire(
     name, ttl, owner = wish
     holder, made = runtime.new_holder(), None
     ask = tuple.__new__(Ask, (name, holder, ttl, owner, 1, 0))
-    room.askers[holder] = None
     asked_at = runtime.now()
+    room.askers[holder] = None  # and no call before `try`, nor in `finally`: that is where an interrupt may come
     try:
         sent = direct.ask(ask, asked_at, asked_at + patience)
         made = meanwhile()
@@ -51,23 +52,23 @@ def acquire(
             until = valid_until(asked_at, ttl)
             if runtime.now() < until:
                 return tuple.__new__(Grant, (ask, answer, asked_at, until, None, False, 0, None)), made
-        return First(ask, asked_at, answer), made
+        return Asked(ask, First(asked_at, Granted(answer) if isinstance(answer, int) else answer)), made
     except BaseException as error:  # an interrupt too: whoever goes on cleans up, and raises it
-        return First(ask, asked_at, error), made
+        return Asked(ask, First(asked_at, error)), made
     finally:
         del room.askers[holder]
 
 
-def release(holding: Holding, direct: Direct[Any], now: float) -> bool | ordinary.First:
+def release(holding: Holding, direct: Direct[Any], now: float) -> bool | First[bool]:
     """True when it was given back; False when this is not the way for it, and nothing was done; or what to go on
     from."""
     if holding.state is not HELD or now >= holding.valid_until or not holding.give_back():
         return False
     try:
-        released = direct.release(holding.name, holding.holder, now, now + ordinary.BUDGET / 2)
+        released = direct.release(holding.name, holding.holder, now, now + BUDGET / 2)
     except BaseException as error:  # as above
-        return ordinary.First(now, error)
+        return First(now, error)
     if released is not True:
-        return ordinary.First(now, released)
+        return First(now, released)
     holding.settled = True
     return True

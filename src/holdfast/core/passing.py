@@ -27,17 +27,27 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NamedTuple, final
 
-from holdfast.core.acquire import Attempt, First, Grant
+from holdfast.core.acquire import Attempt, Grant
 from holdfast.core.deadline import Deadline
+from holdfast.core.first import First
 from holdfast.core.release import give_back
 from holdfast.core.rooms import SPAN, Lead, Room, Seat, Tenancy, Wish
 from holdfast.core.validity import DRIFT, worth
 from holdfast.ports import Runtime, Store
-from holdfast.values import Ask
+from holdfast.values import Answer, Ask
 
-Begun = Seat | Lead | First
+
+@final
+class Asked(NamedTuple):
+    """A lease was asked for already, and what came of that."""
+
+    ask: Ask
+    first: First[Answer]
+
+
+Begun = Seat | Lead | Asked
 """How far an acquisition has come that began otherwise (see `express.py`)."""
 EXTRA = SPAN / (1 - DRIFT) + 0.0005
 """Seconds of ttl asked for on top, so that the last lease of the span is worth as much as the first."""
@@ -63,8 +73,8 @@ def acquire(
             return _sit(room, store, runtime, begun, deadline)
         if type(begun) is Lead:
             return _ask_for_tenancy(room, store, runtime, wish, deadline, begun)
-    if type(begun) is First:
-        return Attempt(store, runtime, begun.ask, deadline, blocking, askers, first=begun).run()
+    if type(begun) is Asked:
+        return Attempt(store, runtime, begun.ask, deadline, blocking, askers, first=begun.first).run()
     name, ttl, owner = wish
     ask = tuple.__new__(Ask, (name, runtime.new_holder(), ttl, owner, 1, 0))
     return Attempt(store, runtime, ask, deadline, blocking, askers).run()
@@ -106,7 +116,7 @@ async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline:
             elif worth(outcome.valid_until - now, outcome.ask.ttl):
                 return outcome
             else:
-                await _send_on(room, store, runtime, outcome)  # we slept too long: let the store decide anew
+                await _send_on(store, runtime, outcome)  # we slept too long: let the store decide anew
                 ask = Ask(seat.wish.name, runtime.new_holder(), seat.wish.ttl, seat.wish.owner)
                 return await Attempt(store, runtime, ask, deadline, True, room.askers).run()
     except GeneratorExit:
@@ -115,17 +125,34 @@ async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline:
     except BaseException:  # cancelled or interrupted: what was passed to us meanwhile goes on to the next
         grant = room.leave(seat)
         if grant is not None:
-            await _send_on(room, store, runtime, grant)
+            await _send_on(store, runtime, grant)
         raise
     return await _ask_for_tenancy(room, store, runtime, seat.wish, deadline, outcome)
 
 
-async def _send_on(room: Room, store: Store, runtime: Runtime, grant: Grant) -> None:
+async def withdraw(room: Room | None, store: Store, runtime: Runtime, reached: Grant | Begun) -> None:
+    """Undo what an acquisition has reached that was interrupted before anybody had the lease. What it has undone itself
+    by then is undone once more, which changes nothing."""
+    if type(reached) is Grant:
+        await _send_on(store, runtime, reached)
+    elif type(reached) is Asked:
+        ask = reached.ask
+        await give_back(store, runtime, ask.name, ask.holder, ask.ttl, inline=True)
+    elif room is not None and type(reached) is Seat:
+        grant = room.leave(reached)
+        if grant is not None:
+            await _send_on(store, runtime, grant)
+    elif room is not None and type(reached) is Lead:
+        room.gave_up(reached.holder)
+
+
+async def _send_on(store: Store, runtime: Runtime, grant: Grant) -> None:
     """Get rid of a grant that its taker can't use."""
     ask, tenancy, now = grant.ask, grant.tenancy, runtime.now()
-    if tenancy is None or (worth(grant.valid_until - now, ask.ttl) and room.pass_on(tenancy, None, now)):
+    if tenancy is not None and worth(grant.valid_until - now, ask.ttl) and tenancy.room.pass_on(tenancy, None, now):
         return
     try:
         await give_back(store, runtime, ask.name, ask.holder, ask.ttl + EXTRA, inline=True)
     finally:
-        tenancy.end()
+        if tenancy is not None:
+            tenancy.end()

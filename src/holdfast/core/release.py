@@ -10,10 +10,9 @@ renewals, instead of removing it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
-from typing import NamedTuple
 
 from holdfast.core import backoff
+from holdfast.core.first import First
 from holdfast.errors import LockError, Outcome, StoreRefused, StoreUnavailable
 from holdfast.ports import Runtime, Store
 from holdfast.values import Renewal
@@ -21,20 +20,6 @@ from holdfast.values import Renewal
 log = logging.getLogger("holdfast")
 
 BUDGET = 2.0
-
-
-class First(NamedTuple):
-    """A first request that was made already, and what came of it; or what is to be awaited for that."""
-
-    asked_at: float
-    outcome: bool | BaseException | Awaitable[bool]
-
-    async def answer(self) -> bool:
-        outcome = self.outcome
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome if isinstance(outcome, bool) else await outcome
-
 
 CLEAN_UP_PATIENCE = 0.08
 """Seconds for which a caller whose time is up, or who was cancelled, still waits for the clean-up."""
@@ -61,7 +46,7 @@ async def release(
     maybe_done: bool = False,
     keep_until: float = 0.0,
     *,
-    first: First | None = None,
+    first: First[bool] | None = None,
     budget: float = BUDGET,
     goes_on: bool = True,
 ) -> bool:

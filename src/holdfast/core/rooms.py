@@ -2,7 +2,7 @@
 
 Here is the shared state of what `passing.py` describes, and the rules that it keeps at every step; a room never asks
 the store. Threads come at the same time, so each change is made under the room's mutex, and wakers are called outside
-it.
+it; what is outside it too (`askers`, `latest`, `crowded`) only says which way is likely to be the shorter.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Tenancy:
 
     def first(self, grant: Grant) -> Grant:
         """For the one who asked."""
-        until = valid_until(grant.asked_at, self.ask.ttl)
+        until = grant.asked_at + self._lasts
         return grant._replace(ask=self.ask, fence=self._used, valid_until=until, last=self._last, tenancy=self)
 
     @property

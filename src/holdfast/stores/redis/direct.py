@@ -1,7 +1,7 @@
 """The two requests of every cycle without a coroutine, for threads.
 
 Rules kept here: these are the requests that `store.py` sends, with the same answers. When anything but the usual reply
-comes, that module goes on from there.
+comes, that module goes on from there; with TLS, which is read in another way, it always does.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ class DirectRequests:
         return await self._store.answer(reply, acquire_request(ask, None), ask, None, until)
 
     def release(self, name: str, holder: str, now: float, until: float) -> bool | Coroutine[Any, Any, bool]:
-        ready = self._store.ready
+        store = self._store
         whose, request = self._latest
         before: Sequence[bytes] = ()
-        if ready and (name, holder) in ready:
-            request, before = ready.pop((name, holder))
+        ready = store.ready.pop((name, holder), None) if store.ready else None
+        if ready is not None:
+            request, before = ready
         elif whose != holder:
             request = release_request(name, holder)
         sent = self._wire.submit(request, now, until, before)

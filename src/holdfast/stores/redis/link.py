@@ -37,7 +37,7 @@ AT_ONCE = 4096
 A_RECORD = 65536
 """Bytes that one read takes. Nearly all that comes is short, and room costs time; but with TLS a whole record is read,
 since poll() does not see the rest of one."""
-_AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Slot:
@@ -83,7 +83,7 @@ class Link:
         self.write: Callable[[bytes], int] = self._socket.send if self._tls_mutex is None else self._write_tls
         self._receive: Callable[[int], bytes] = self._socket.recv if self._tls_mutex is None else self._receive_tls
         self._polls = self._tls_mutex is not None
-        self.reads_freely = self.leads_alone and not self._polls
+        self.reads_freely = self.leads_alone and not self._polls  # whether one who waits may just block in reading
         self._at_once = AT_ONCE if self._tls_mutex is None else A_RECORD
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
@@ -105,7 +105,7 @@ class Link:
                     if sent == len(requests):
                         return
                     requests = requests[sent:]
-                except _AGAIN:
+                except AGAIN:
                     pass
                 self._await_room(until)
         except OSError as error:
@@ -192,7 +192,7 @@ class Link:
         """Read once, for no longer than the kernel waits, and give everyone what is theirs."""
         try:
             data = self._receive(self._at_once)
-        except _AGAIN:
+        except AGAIN:
             return
         except OSError:
             data = b""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import LockError, Outcome, StoreUnavailable, closed_error
 from holdfast.ports import Runtime
 from holdfast.stores.redis.dialling import Dial
-from holdfast.stores.redis.link import SLICE, Link, Slot, dial_link
+from holdfast.stores.redis.link import AGAIN, SLICE, Link, Slot, dial_link
 from holdfast.stores.redis.messages import (
     FIRST_GRACE,
     HEAR_WITHIN,
@@ -73,19 +73,24 @@ class ThreadWire:
         """Send a request, at the moment `now`; what to fetch the reply with. In few steps, as every cycle comes by here
         twice: what is unusual is left to others."""
         link = self._link
-        if link is None or link.error is not None or before or self._mutex.locked():
+        if link is None or link.error is not None or self._mutex.locked():
             return self._send(request, until, before)
         slot = Slot()
         slot.sent_at = now
         try:
             with self._mutex:  # not by acquire(): an interrupt right after that would leave it taken for ever
-                link.pending.append(slot)
+                if before:
+                    link.pending.extend(_in_order(before, slot))
+                    request = b"".join((*before, request))
+                else:
+                    link.pending.append(slot)
                 try:
-                    sent = link.write(request)
-                except BlockingIOError:
-                    sent = 0
-                if sent != len(request):
-                    link.send(request[sent:], until)
+                    written = link.write(request)
+                except AGAIN:
+                    written = 0
+                if written != len(request):
+                    link.send(request[written:], until)
+                    slot.sent_at = self._runtime.now()  # that may have taken a while
         except OSError as error:
             link.fail(f"the connection broke while sending ({error})")
         except BaseException:
@@ -96,14 +101,17 @@ class ThreadWire:
     def fetch(self, sent: tuple[Link, Slot], until: float) -> Any:
         """The reply to what was submitted, if it comes at once, as nearly always; None when it is to be awaited."""
         link, slot = sent
-        if link.reads_freely and until - slot.sent_at > SLICE and link.leading.acquire(False):
-            try:
+        leads = False
+        try:
+            if link.reads_freely and until - slot.sent_at > SLICE and link.leading.acquire(False):
+                leads = True
                 if not slot.ready:  # another may have read it
                     link.take_in()
-            except BaseException:
-                link.fail("reading was interrupted")
-                raise
-            finally:
+        except BaseException:  # in the midst of reading, or leading without knowing it
+            link.fail("reading was interrupted")
+            raise
+        finally:
+            if leads:
                 link.leading.release()
                 if link.followers:
                     link.wake_a_follower()

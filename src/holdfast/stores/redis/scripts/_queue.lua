@@ -33,7 +33,7 @@ local function hand_over(lock, meta, queue, waiters, asker, holder, now, digits)
       if holder == asker or tonumber(dead_at) * 1000 > now then
         -- include _granting.lua
         -- Of two inboxes, the one that is told last has its push first, and that is to be the grant. At one inbox all
-        -- comes in order, so there the grant goes first: who is next might be granted more than was on its way.
+        -- comes in order, so there the grant goes first: who is next might be granted a greater fence before it is read.
         local told = tell_next(queue, waiters, ttl_ms, asker, inbox)
         if holder == asker or tell(inbox, format('%s %s %s', holder, turn, fence_digits)) > 0 then
           return told or tell_next(queue, waiters, ttl_ms, asker)
