@@ -21,7 +21,7 @@ from holdfast.runtime.runner import run
 from holdfast.runtime.threads import ThreadRuntime
 from holdfast.testing import blocking
 from holdfast.testing.explorer import Explorer
-from holdfast.values import Answer, Ask
+from holdfast.values import Answer, Ask, Granted
 from tests.explore.mutation import python
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -145,6 +145,16 @@ def test_a_silent_store_is_not_borne_for_longer_because_of_the_short_way() -> No
     with pytest.raises(StoreUnavailable, match="No answer"):
         run(Attempt(store, runtime, ask, Deadline(None, 10.0), True, first=first).run())
     assert clean_ups == ["clean-up"]
+
+
+def test_a_grant_of_the_first_request_is_taken_before_anybody_listens() -> None:
+    """While a mailbox is opened, much may happen, and the grant would be left behind."""
+    runtime: Any = SimpleNamespace(now=lambda: 100.0)
+    store: Any = SimpleNamespace(listening=True)
+    first: First[Answer] = First(100.0, Granted(7))
+    grant = run(Attempt(store, runtime, Ask("door", "A1", 3.0, ""), Deadline(None, 10.0), True, first=first).run())
+    assert grant is not None
+    assert grant.fence == 7
 
 
 # What it asks of a server.

@@ -1,6 +1,7 @@
 """One connection for threads: what an interrupt or the end of it must not do."""
 
 import socket
+import ssl
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,15 +10,25 @@ import pytest
 
 from holdfast.runtime.threads import ThreadRuntime
 from holdfast.stores.redis.link import Link, Slot
+from holdfast.stores.redis.threads import ThreadWire
 
 
 @pytest.fixture
-def link() -> Iterator[Link]:
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair()
-    connection = SimpleNamespace(_sock=ours, protocol=2, disconnect=ours.close)
-    yield Link(connection, ThreadRuntime(), lambda _: None)
-    ours.close()
-    theirs.close()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.fixture
+def link(ends: tuple[socket.socket, socket.socket]) -> Link:
+    connection = SimpleNamespace(_sock=ends[0], protocol=2, disconnect=ends[0].close)
+    return Link(connection, ThreadRuntime(), lambda _: None)
+
+
+@pytest.fixture
+def peer(ends: tuple[socket.socket, socket.socket]) -> socket.socket:
+    return ends[1]
 
 
 def interrupted() -> Iterator[Slot]:
@@ -41,3 +52,80 @@ def test_an_interrupt_while_sending_ends_the_connection(link: Link, monkeypatch:
     with pytest.raises(KeyboardInterrupt):
         link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, [Slot()])
     assert link.error is not None
+
+
+# What a wire does in few steps, and the link in more.
+
+
+class Clock:
+    """A runtime whose time stands still, but for what is said to take some."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def wire(link: Link) -> ThreadWire:
+    wire = ThreadWire(lambda limit: None, Clock())  # type: ignore[arg-type] # no more of it is used
+    wire._link = link
+    return wire
+
+
+@pytest.mark.parametrize("full", [BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError])
+def test_a_full_buffer_is_waited_for(full: type[OSError], link: Link, wire: ThreadWire, peer: socket.socket) -> None:
+    """With TLS too, which says so in its own way."""
+    shipped, failures = link.write, [full()]
+
+    def write(data: bytes) -> int:
+        if failures:
+            raise failures.pop()
+        return shipped(data)
+
+    link.write = write
+    wire.submit(b"request", 100.0, 101.0)
+    assert peer.recv(100) == b"request"
+    assert link.error is None
+
+
+def test_an_interrupt_leaves_the_wire_to_the_next(link: Link, wire: ThreadWire) -> None:
+    def write(data: bytes) -> int:
+        raise KeyboardInterrupt
+
+    link.write = write
+    for before in ((), (b"before",)):
+        link.error = None
+        with pytest.raises(KeyboardInterrupt):
+            wire.submit(b"request", 100.0, 101.0, before)
+        assert link.error is not None
+        assert not wire._mutex.locked()
+
+
+def test_what_goes_out_before_has_replies_of_its_own(link: Link, wire: ThreadWire, peer: socket.socket) -> None:
+    sent = wire.submit(b"request", 100.0, 101.0, (b"one ", b"two "))
+    assert peer.recv(100) == b"one two request"
+    peer.sendall(b":1\r\n:2\r\n:3\r\n")
+    assert wire.fetch(sent, 101.0) == 3
+    assert not link.pending
+
+
+def test_a_reply_is_not_waited_for_in_a_read_that_outlasts_the_limit(link: Link, wire: ThreadWire) -> None:
+    """Sending took long, so that little time is left."""
+
+    def write(data: bytes) -> int:
+        if data == b"request":
+            return 1
+        wire._runtime.time += 0.9  # type: ignore[attr-defined]
+        return len(data)
+
+    link.write = write
+
+    def take_in() -> None:
+        raise AssertionError("it was read")
+
+    link.take_in = take_in  # type: ignore[method-assign]
+    sent = wire.submit(b"request", 100.0, 101.0)
+    assert wire.fetch(sent, 101.0) is None
+    assert link.error is None
