@@ -59,15 +59,17 @@ class TestLostReply:
         assert valkey.raw("GET", "report") == lease.holder
         client.release(lease)
 
+    @pytest.mark.parametrize("limit", [None, 60.0])  # with one, the first request asks for a place on threads too
     def test_a_lost_place_in_the_queue_is_found_again(
-        self, proxy: FaultProxy, colour: Colour, us: Client, valkey: Server
+        self, proxy: FaultProxy, colour: Colour, us: Client, valkey: Server, limit: float | None
     ) -> None:
         lease = us.acquire("report")
         first = colour.connect(proxy.url).warm_up_inbox()
         lost = proxy.drop_reply(on("report"))
-        waiting = first.acquiring("report")
+        waiting = first.acquiring("report", timeout=limit)
         lost.wait()
         proxy.wait_for(on("report"), 2)
+        await_queue(valkey, "report", 1)
         second = us.acquiring("report")
         await_queue(valkey, "report", 2)
         us.release(lease)

@@ -122,9 +122,9 @@ class Attempt:
         if self._askers is not None:
             self._askers[ask.holder] = None
         try:
-            if self._blocking and self._first is None and store.listening:
-                await self._open_mailbox()
             while True:
+                if self._box is None and self._blocking and self._first is None and store.listening:
+                    await self._open_mailbox()
                 asked_at = runtime.now()
                 self._turn += 1
                 place = None if self._box is None else Place(self._box.address, self._turn, self._ticket)
