@@ -78,9 +78,9 @@ class Lock(BaseLock[Lease]):
     def _take(self, frame: int = 0) -> Lease:
         """As `_acquire` for who waits as long as it takes, and by the short way where there is one."""
         client, room = self._client, self._room
-        if room is None or room.home is not client.passing:
-            room = self._find_room()
         direct = client.store.direct
+        if direct is not None and (room is None or room.home is not client.passing):
+            room = self._find_room()
         if (
             direct is None
             or room is None

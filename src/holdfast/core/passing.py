@@ -123,9 +123,7 @@ async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline:
         room.leave(seat)
         raise  # the coroutine is being destroyed: no await is possible any more
     except BaseException:  # cancelled or interrupted: what was passed to us meanwhile goes on to the next
-        grant = room.leave(seat)
-        if grant is not None:
-            await _send_on(store, runtime, grant)
+        await withdraw(room, store, runtime, seat)
         raise
     return await _ask_for_tenancy(room, store, runtime, seat.wish, deadline, outcome)
 
