@@ -20,7 +20,7 @@ help: ## List the targets
 env: $(VENV)/.dev ## Make .venv with everything that development needs
 
 demo: $(VENV)/.base ## Show the lock at work; needs no server
-	$(BIN)/holdfast demo
+	$(BIN)/lockfast demo
 
 # Two rounds, so that tests that count milliseconds do not share the cores with those that count states. A file stays
 # with one worker, so that its servers are started once; the longest are first (see tests/conftest.py). There are more
@@ -38,12 +38,12 @@ soak: $(VENV)/.dev ## Run what takes ten thousand rounds: releases that race ren
 	$(BIN)/python -m pytest -m soak
 
 explore: $(VENV)/.dev ## Search every interleaving of the models, and write the gallery of broken locks
-	$(BIN)/python -m holdfast.testing.explore --jobs $(JOBS)
-	HOLDFAST_SWITCHES=2 $(BIN)/python -m pytest -q --timeout 1800 -n $(JOBS) tests/shells
+	$(BIN)/python -m verify.explore --jobs $(JOBS)
+	LOCKFAST_SWITCHES=2 $(BIN)/python -m pytest -q --timeout 1800 -n $(JOBS) tests/shells
 	$(BIN)/python -m tests.explore.gallery
 
 simulate: $(VENV)/.dev ## Simulate many clients under faults: make simulate SEEDS=10000
-	$(BIN)/python -m holdfast.testing.simulate --seeds $(SEEDS) --jobs $(JOBS)
+	$(BIN)/python -m verify.simulate --seeds $(SEEDS) --jobs $(JOBS)
 
 gallery: $(VENV)/.dev ## Write docs/gallery.md anew
 	$(BIN)/python -m tests.explore.gallery

@@ -44,7 +44,7 @@ def main() -> int:
         print(f"{chosen.server} is missing: it needs {NEEDS[chosen.server]}", file=sys.stderr)
         return 2
     circumstances = _circumstances(chosen)
-    print("# holdfast, measured\n")
+    print("# lockfast, measured\n")
     print("\n".join(f"- {what}: {value}" for what, value in circumstances.items()) + "\n", flush=True)
     bench, before = Bench(chosen.server, quick=chosen.quick), _processor_time()
     try:
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure holdfast against other libraries.")
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure lockfast against other libraries.")
     parser.add_argument("--only", metavar="NAME", action="append", choices=CLAIMS, help="one claim; may be repeated")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: under a minute, and rougher")
     parser.add_argument("--json", metavar="FILE", help="write all figures to this file too")

@@ -1,4 +1,4 @@
-"""What `holdfast run` costs a short command: the whole process, from its start to its end."""
+"""What `lockfast run` costs a short command: the whole process, from its start to its end."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NOTHING, REDIS, EMBEDDED, SERVED = (
     "run x -- true, embedded",
     "run x -- true, on a server",
 )
-START = "import sys; from holdfast.cli.main import main; sys.exit(main())"
+START = "import sys; from lockfast.cli.main import main; sys.exit(main())"
 """What the installed script does; some installers' scripts load `re` besides."""
 MILLI = 1e3
 
 
 def measure(bench: Bench) -> Report:
     report = Report("command", TITLE)
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lockfast-bench-") as folder:
         words = ["run", "bench", "--", "true"]
         cases: dict[str, Callable[[], float]] = {
             NOTHING: partial(_run, "pass", [], ""),
@@ -48,7 +48,7 @@ def measure(bench: Bench) -> Report:
 def _run(code: str, words: list[str], url: str) -> float:
     """Milliseconds."""
     paths = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)
-    environment = {**os.environ, "PYTHONPATH": paths, "HOLDFAST_URL": url}
+    environment = {**os.environ, "PYTHONPATH": paths, "LOCKFAST_URL": url}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", WITHOUT_HIREDIS + code, *words], check=True, env=environment)

@@ -13,7 +13,7 @@ from bench import peers
 from bench.children import FORK, Child, ChildFailed, closing
 from bench.cycles import present
 from bench.harness import Bench, Report, Spread, in_turns, jain, percentile, ratio
-from bench.servers import requests_by_holdfast, server_cpu
+from bench.servers import requests_by_lockfast, server_cpu
 from tests.support.servers import Server
 
 TITLE = "eight processes, each holding for 1 ms"
@@ -50,7 +50,7 @@ def _by_python_redis_lock(calls: Counts) -> int:
 
 
 REQUESTS: dict[peers.Peer, Callable[[Counts], float]] = {
-    peers.HOLDFAST: requests_by_holdfast,
+    peers.LOCKFAST: requests_by_lockfast,
     peers.PYTHON_REDIS_LOCK: _by_python_redis_lock,
     peers.REDIS_PY_1MS: _by_redis_py,
     peers.REDIS_PY: _by_redis_py,
@@ -68,7 +68,7 @@ def measure(bench: Bench) -> Report:
     found = {name: [one for one in crowds if one] for name, crowds in rounds.items()}
     columns = ("", "holds/s", "wait p50 ms", "p99 ms", "longest ms", "Jain", "requests/hold", "server µs/hold")
     report.table(f"{seconds:g} s each", columns, [_row(name, crowds) for name, crowds in found.items() if crowds])
-    ours = found[peers.HOLDFAST.name]
+    ours = found[peers.LOCKFAST.name]
     theirs = found.get(peers.PYTHON_REDIS_LOCK.name)
     for title, value, unit in (("holds per second", "throughput", "1/s"), ("longest wait", "longest", "ms")):
         values = {

@@ -15,7 +15,7 @@ from bench.harness import Bench, Report
 
 TITLE = "uncontended acquire and release, threads"
 PEERS = (
-    peers.HOLDFAST,
+    peers.LOCKFAST,
     peers.REDIS_PY,
     peers.REDIS_PY_HIREDIS,
     peers.PYTHON_REDIS_LOCK,
@@ -43,7 +43,7 @@ def _measure(bench: Bench, report: Report, taking_part: list[peers.Peer], placem
     }
     with pinned(server.pid, placement.server):
         timings = time_cycles(bench, report, bodies, bench.pick(100, 80), placement.clients)
-    where, ours, base = placement.name, peers.HOLDFAST.name, peers.REDIS_PY.name
+    where, ours, base = placement.name, peers.LOCKFAST.name, peers.REDIS_PY.name
     report.table(f"per cycle, {where}; multiples of {base}", COLUMNS, rows(timings, base))
     report.figure(f"CPU time per cycle, {where}", "µs", medians(timings, "cpu"))
     report.figure(f"wall time per cycle, {where}", "µs", medians(timings, "wall"))

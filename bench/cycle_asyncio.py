@@ -14,16 +14,16 @@ from bench.cycles import MICRO, Body, Sample, medians, rows, time_cycles, times
 from bench.harness import Bench, Report
 
 TITLE = "uncontended acquire and release, asyncio"
-OURS = "holdfast.aio"
+OURS = "lockfast.aio"
 THEIRS = "redis.asyncio lock"
 THEIRS_HIREDIS = "redis.asyncio lock, with hiredis"
 FLOOR = "floor: redis.asyncio commands"
 
 
-def _holdfast(url: str) -> Any:
-    import holdfast.aio
+def _lockfast(url: str) -> Any:
+    import lockfast.aio
 
-    return holdfast.aio.connect(url).lock("cycle_asyncio:holdfast", ttl=peers.TTL)
+    return lockfast.aio.connect(url).lock("cycle_asyncio:lockfast", ttl=peers.TTL)
 
 
 def _redis(url: str) -> Any:
@@ -73,7 +73,7 @@ async def _answer(pipe: Connection, lock: Any) -> None:
 def measure(bench: Bench) -> Report:
     report = Report("cycle_asyncio", TITLE)
     url = bench.server.url
-    makers = {OURS: _holdfast, THEIRS: _redis, THEIRS_HIREDIS: _redis_hiredis, FLOOR: _commands}
+    makers = {OURS: _lockfast, THEIRS: _redis, THEIRS_HIREDIS: _redis_hiredis, FLOOR: _commands}
     bodies = {name: _body(make, url) for name, make in makers.items()}
     for placement in placements():
         with pinned(bench.server.pid, placement.server):

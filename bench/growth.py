@@ -23,7 +23,7 @@ from tests.support.wire import WireClient
 TITLE = "many waiters"
 WAITERS = (10, 100, 1000, 5000)
 BURST = 8
-INBOX = "holdfast:inbox:bench"
+INBOX = "lockfast:inbox:bench"
 WAIT_SECONDS = 600.0
 TASKS = 2000
 THREADS = 300
@@ -54,11 +54,11 @@ def measure(bench: Bench) -> Report:
 
 def _server_costs(bench: Bench) -> dict[int, list[float]]:
     """Microseconds per releasing script, by length of the queue."""
-    import holdfast
+    import lockfast
 
     server = bench.server
     server.clear()
-    with WireClient(server.port) as inbox, holdfast.connect(server.url) as locks:
+    with WireClient(server.port) as inbox, lockfast.client.connect(server.url) as locks:
         inbox.call("SUBSCRIBE", INBOX)
         queues = {waiters: _Queue(server, locks, waiters) for waiters in WAITERS}
         cases = {str(waiters): queue.burst for waiters, queue in queues.items()}
@@ -78,8 +78,8 @@ class _Queue:
         self._join(waiters + 1)
 
     def _join(self, how_many: int) -> None:
-        from holdfast.runtime.runner import run
-        from holdfast.values import Ask, Place
+        from lockfast.runtime.runner import run
+        from lockfast.values import Ask, Place
 
         for _ in range(how_many):
             holder = f"w{next(self._ids)}"
@@ -88,7 +88,7 @@ class _Queue:
             self._line.append(holder)
 
     def burst(self) -> float:
-        from holdfast.runtime.runner import run
+        from lockfast.runtime.runner import run
 
         self._server.raw("CONFIG", "RESETSTAT")
         for _ in range(BURST):
@@ -107,7 +107,7 @@ Crowd = Callable[[str, str, int], None]
 
 def _connections(server: Server, crowd: Crowd, waiters: int) -> int:
     """How many connections the waiters of one process have open once all of them stand in line."""
-    import holdfast
+    import lockfast
 
     server.clear()
     name = f"growth:{crowd.__name__}"
@@ -115,7 +115,7 @@ def _connections(server: Server, crowd: Crowd, waiters: int) -> int:
     def body(_: Connection) -> None:
         crowd(server.url, name, waiters)
 
-    with holdfast.connect(server.url) as locks, locks.lock(name, ttl=60):
+    with lockfast.client.connect(server.url) as locks, locks.lock(name, ttl=60):
         before = _clients(server)
         child = Child(body)
         with closing([child]):
@@ -124,19 +124,19 @@ def _connections(server: Server, crowd: Crowd, waiters: int) -> int:
 
 
 def _tasks(url: str, name: str, waiters: int) -> None:
-    import holdfast.aio
+    import lockfast.aio
 
     async def wait() -> None:
-        locks = holdfast.aio.connect(url)
+        locks = lockfast.aio.connect(url)
         await asyncio.gather(*(locks.lock(name, ttl=60).acquire() for _ in range(waiters)))
 
     asyncio.run(wait())
 
 
 def _threads(url: str, name: str, waiters: int) -> None:
-    import holdfast
+    import lockfast
 
-    locks = holdfast.connect(url)
+    locks = lockfast.client.connect(url)
     for _ in range(waiters):
         threading.Thread(target=locks.lock(name, ttl=60).acquire, daemon=True).start()
     threading.Event().wait()

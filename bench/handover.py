@@ -13,7 +13,7 @@ from bench.harness import Bench, Report, Spread, in_turns, number, percentile, r
 from bench.passing import pass_back_and_forth
 
 TITLE = "a lock passed between two processes"
-FAST = (peers.HOLDFAST, peers.PYTHON_REDIS_LOCK, peers.REDIS_PY_1MS)
+FAST = (peers.LOCKFAST, peers.PYTHON_REDIS_LOCK, peers.REDIS_PY_1MS)
 SLOW = (peers.REDIS_PY, peers.POTTERY, peers.SHERLOCK)
 """They look a few times a second, so the lock is passed fewer times, and in rounds of their own."""
 SLOW_NAP = 0.1
@@ -29,7 +29,7 @@ def measure(bench: Bench) -> Report:
     slow = {peer.name: _case(report, peer, url, bench.pick(24, 8), SLOW_NAP) for peer in present(report, SLOW)}
     rounds = in_turns(fast, bench.pick(25, 3), 40.0) | in_turns(slow, bench.pick(5, 2))
     found = {name: batches for name, batches in rounds.items() if all(batches)}
-    ours, theirs = peers.HOLDFAST.name, peers.PYTHON_REDIS_LOCK.name
+    ours, theirs = peers.LOCKFAST.name, peers.PYTHON_REDIS_LOCK.name
     tell(report, "from release to held", found)
     report.target("p50 against python-redis-lock", middle_ratio(found, ours, theirs), 0.5)
     report.target("p50 against redis-py's Lock as it comes", _ratio_of_all(found, ours, peers.REDIS_PY.name), 0.01)

@@ -1,4 +1,4 @@
-"""What `import holdfast` costs a program, and that it loads no more than it needs."""
+"""What `import lockfast` costs a program, and that it loads no more than it needs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ NOTHING = "python -c pass"
 PROGRAMS = {
     NOTHING: "pass",
     "import redis": "import redis",
-    "import holdfast": "import holdfast",
+    "import lockfast": "import lockfast",
 }
 MORE_PROGRAMS = {
-    "import holdfast.aio": "import holdfast.aio",
-    "holdfast --version": "from holdfast.cli.main import main; main(['--version'])",
-    "holdfast.connect(redis URL)": "import holdfast; holdfast.connect('redis://127.0.0.1:1')",
+    "import lockfast.aio": "import lockfast.aio",
+    "lockfast --version": "from lockfast.cli.main import main; main(['--version'])",
+    "lockfast.client.connect(redis URL)": "import lockfast; lockfast.client.connect('redis://127.0.0.1:1')",
 }
 MILLI = 1e3
 WITHOUT_REDIS = {
-    "memory://": "import sys, holdfast; holdfast.connect('memory://').lock('x').acquire()",
-    "sqlite:///": "import sys, holdfast; holdfast.connect('sqlite:///locks.db').lock('x').acquire()",
+    "memory://": "import sys, lockfast; lockfast.client.connect('memory://').lock('x').acquire()",
+    "sqlite:///": "import sys, lockfast; lockfast.client.connect('sqlite:///locks.db').lock('x').acquire()",
 }
 
 
@@ -46,7 +46,7 @@ def measure(bench: Bench) -> Report:
     ]
     report.table("whole process, ms", ("", "median", "beyond an empty program"), rows)
     report.figure("cold start", "ms", {name: Spread.of(took).median for name, took in found.items()})
-    report.target("import holdfast against import redis", ratio(found["import holdfast"], found["import redis"]), 1.3)
+    report.target("import lockfast against import redis", ratio(found["import lockfast"], found["import redis"]), 1.3)
     for url, code in WITHOUT_REDIS.items():
         report.target(f"modules of redis loaded by {url}", _redis_modules(code), 0, "")
     return report
@@ -61,7 +61,7 @@ def _run(code: str) -> float:
 
 def _redis_modules(code: str) -> int | None:
     count = code + "; print(sum(name.partition('.')[0] in ('redis', 'valkey') for name in sys.modules))"
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lockfast-bench-") as folder:
         command = [sys.executable, "-c", count]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=_environment())
     return int(done.stdout) if done.returncode == 0 else None

@@ -19,8 +19,8 @@ BATCH = 500
 TTL_SECONDS = 600.0
 SETTLE_SECONDS = 0.25
 BARE = "bare key (SET PX, 20 characters)"
-HELD = "holdfast, held"
-RELEASED = "holdfast, released"
+HELD = "lockfast, held"
+RELEASED = "lockfast, released"
 
 
 def measure(bench: Bench) -> Report:
@@ -89,7 +89,7 @@ def _name(number: int) -> str:
 
 
 def _bare(_: Server, locks: int) -> Iterator[bytes]:
-    from holdfast.stores.redis.resp import pack
+    from lockfast.stores.redis.protocol.resp import pack
 
     ttl_ms = b"%d" % int(TTL_SECONDS * 1000)
     return (pack(b"SET", _name(number).encode(), b"v" * 20, b"PX", ttl_ms) for number in range(locks))
@@ -97,9 +97,9 @@ def _bare(_: Server, locks: int) -> Iterator[bytes]:
 
 def _held(server: Server, locks: int, *, release: bool) -> Iterator[bytes]:
     """The requests that the client sends, without the client: it is the server that is measured."""
-    from holdfast.runtime.chance import new_holder
-    from holdfast.stores.redis import scripts
-    from holdfast.values import Ask
+    from lockfast.runtime.randomness import new_holder
+    from lockfast.stores.redis.lua import scripts
+    from lockfast.values import Ask
 
     for script in (scripts.ACQUIRE, scripts.RELEASE):
         server.raw("SCRIPT", "LOAD", script.text)  # now, not when the first request is made: it is not to be counted

@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-import holdfast
+import lockfast
 from bench.children import FORK, Child, ChildFailed, closing
 from bench.harness import Bench, Report, Spread, in_turns, jain, multiple, ratio
 from tests.support.servers import Server
@@ -53,15 +53,15 @@ def _redis_py(url: str) -> Update:
     return update
 
 
-def _holdfast(adaptive: bool, url: str) -> Update:
-    locks = holdfast.connect(url)
+def _lockfast(adaptive: bool, url: str) -> Update:
+    locks = lockfast.client.connect(url)
     return lambda change: locks.update(KEY, change, adaptive=adaptive, attempts=100_000, timeout=60)
 
 
 WAYS: dict[str, Callable[[str], Update]] = {
     "redis-py transaction": _redis_py,
-    "update, pauses alone": partial(_holdfast, False),
-    "update": partial(_holdfast, True),
+    "update, pauses alone": partial(_lockfast, False),
+    "update": partial(_lockfast, True),
 }
 
 

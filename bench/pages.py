@@ -88,14 +88,14 @@ def _losses(found: Found) -> str:
 
 def _better(figure: Found) -> Iterator[str]:
     """Peers that beat us in a figure; a floor is no peer."""
-    ours = next((value for name, value in figure["values"].items() if name.startswith("holdfast")), None)
+    ours = next((value for name, value in figure["values"].items() if name.startswith("lockfast")), None)
     if ours is None:
         return
     for name, value in figure["values"].items():
         ahead = value < ours if figure["less_is_better"] else value > ours
-        if ahead and not name.startswith(("holdfast", "floor")):
+        if ahead and not name.startswith(("lockfast", "floor")):
             unit = figure["unit"]
-            yield f"- {figure['title']}: {name} has {number(value)} {unit}, holdfast {number(ours)} {unit}."
+            yield f"- {figure['title']}: {name} has {number(value)} {unit}, lockfast {number(ours)} {unit}."
 
 
 def _section(claim: str, report: Found) -> str:
@@ -118,7 +118,7 @@ def with_table(text: str, found: Found) -> str:
         [
             MARKS[0],
             f"![{figure['title']}](docs/assets/bench/{_plot(claim, at)})",
-            laid_out(("claim", "holdfast against", "measured", "target"), rows),
+            laid_out(("claim", "lockfast against", "measured", "target"), rows),
             f"Made by `make bench`, in one run ({run}).",
             "[All figures](docs/benchmarks.md), how to read them, and where we lose.",
             MARKS[1],

@@ -39,10 +39,10 @@ class Peer(NamedTuple):
         return None
 
 
-def holdfast_lock(url: str, name: str) -> Lock:
-    import holdfast
+def lockfast_lock(url: str, name: str) -> Lock:
+    import lockfast
 
-    return holdfast.connect(url).lock(name, ttl=TTL)
+    return lockfast.client.connect(url).lock(name, ttl=TTL)
 
 
 def _client(url: str) -> Any:
@@ -108,11 +108,11 @@ class _RawLock:
 
 
 class _RawScripts(_RawLock):
-    """The same with the scripts that holdfast runs instead: what fence, queue and owner cost the server."""
+    """The same with the scripts that lockfast runs instead: what fence, queue and owner cost the server."""
 
     def __init__(self, url: str, name: str) -> None:
-        from holdfast.stores.redis import scripts
-        from holdfast.values import Ask
+        from lockfast.stores.redis.lua import scripts
+        from lockfast.values import Ask
 
         super().__init__(url, name)
         for script in (scripts.ACQUIRE, scripts.RELEASE):
@@ -154,12 +154,12 @@ def port_lock(path: str, name: str) -> Lock:
 
 
 def sqlite_lock(path: str, name: str) -> Lock:
-    import holdfast
+    import lockfast
 
-    return holdfast.connect(f"sqlite:///{path}").lock(name, ttl=TTL)
+    return lockfast.client.connect(f"sqlite:///{path}").lock(name, ttl=TTL)
 
 
-HOLDFAST = Peer("holdfast", "", holdfast_lock)
+LOCKFAST = Peer("lockfast", "", lockfast_lock)
 REDIS_PY = Peer("redis-py Lock", "redis", redis_py_lock)
 REDIS_PY_HIREDIS = Peer("redis-py Lock, with hiredis", "hiredis", redis_py_lock_hiredis)
 REDIS_PY_1MS = Peer("redis-py Lock, 1 ms poll", "redis", redis_py_lock_1ms)
@@ -169,6 +169,6 @@ SHERLOCK = Peer("sherlock", "sherlock", sherlock_lock)
 RAW = Peer("floor: raw socket", "", _RawLock)
 RAW_SCRIPTS = Peer("floor: raw socket, our scripts", "", _RawScripts)
 COMMANDS = Peer("floor: redis-py commands", "redis", redis_py_commands)
-SQLITE = Peer("holdfast, SQLite", "", sqlite_lock)
+SQLITE = Peer("lockfast, SQLite", "", sqlite_lock)
 FILELOCK = Peer("filelock", "filelock", file_lock)
 PORTALOCKER = Peer("portalocker", "portalocker", port_lock)

@@ -38,7 +38,7 @@ STYLE = """
 def bars(figure: Mapping[str, Any]) -> str:
     """One figure of a report as an SVG; the axis is logarithmic where values are more than thirty-fold apart.
 
-    >>> drawn = bars({"title": "t", "unit": "ms", "values": {"holdfast": 1.0, "other": 2.0}, "less_is_better": True})
+    >>> drawn = bars({"title": "t", "unit": "ms", "values": {"lockfast": 1.0, "other": 2.0}, "less_is_better": True})
     >>> drawn.count("<rect")
     2
     """
@@ -69,7 +69,7 @@ def _share(value: float, values: Sequence[float], steep: bool) -> float:
 def _bar(name: str, value: float, share: float, y: int) -> list[str]:
     room = WIDTH - LABEL - 90
     width = max(2.0, room * share)
-    kind = "ours" if name.startswith("holdfast") or "import holdfast" in name else _theirs(name)
+    kind = "ours" if name.startswith("lockfast") or "import lockfast" in name else _theirs(name)
     return [
         f'<text x="{LABEL - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>',
         f'<rect class="{kind}" x="{LABEL}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2"/>',

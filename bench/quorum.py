@@ -7,15 +7,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import holdfast
+import lockfast
 from bench.harness import Bench, Report, Spread, in_turns, percentile, ratio
 from tests.support.servers import Server
 
 TITLE = "taking a lock on five servers"
-OURS = "holdfast, five servers"
-SLOWEST = "holdfast, the slowest of the five alone"
+OURS = "lockfast, five servers"
+SLOWEST = "lockfast, the slowest of the five alone"
 THEIRS = "pottery, five servers"
-DOWN = "holdfast, two of the five down"
+DOWN = "lockfast, two of the five down"
 SERVERS = 5
 MICRO = 1e6
 
@@ -25,8 +25,8 @@ def measure(bench: Bench) -> Report:
     with ExitStack() as stack:
         servers = [stack.enter_context(Server(bench.kind)) for _ in range(SERVERS)]
         urls = [server.url for server in servers]
-        quorum = stack.enter_context(holdfast.connect(urls))
-        alone = [stack.enter_context(holdfast.connect(url)).lock("alone") for url in urls]
+        quorum = stack.enter_context(lockfast.client.connect(urls))
+        alone = [stack.enter_context(lockfast.client.connect(url)).lock("alone") for url in urls]
         batch = bench.pick(200, 50)
         cases: dict[str, Callable[[], float]] = {
             OURS: lambda: middle([quorum.lock("five")], batch),
@@ -52,7 +52,7 @@ def tell(report: Report, found: dict[str, list[float]]) -> None:
     report.table("acquire, µs", ("", "p50 of each round"), [(name, str(spread)) for name, spread in spreads.items()])
 
 
-def middle(locks: list[holdfast.Lock], count: int) -> float:
+def middle(locks: list[lockfast.Lock], count: int) -> float:
     """The middle of so many turns; each is as long as the slowest of `locks`, taken one after the other."""
     turns = []
     for _ in range(count):

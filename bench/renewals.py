@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 from bench.children import Child, closing
 from bench.harness import Bench, Report, Spread, in_turns
-from bench.servers import requests_by_holdfast, server_cpu
+from bench.servers import requests_by_lockfast, server_cpu
 from tests.support.servers import Server
 
 TITLE = "ten thousand leases, kept alive"
@@ -39,17 +39,17 @@ def _run(server: Server, seconds: float) -> tuple[float, float, float, float]:
     child = Child(partial(_holder, server.url))
     with closing([child]):
         child.hear(120)
-        cpu, calls = server_cpu(server), requests_by_holdfast(server.commands_processed())
+        cpu, calls = server_cpu(server), requests_by_lockfast(server.commands_processed())
         used, lost = child.ask(seconds, seconds + 60)
         cpu = server_cpu(server) - cpu
-        calls = requests_by_holdfast(server.commands_processed()) - calls
+        calls = requests_by_lockfast(server.commands_processed()) - calls
     return used * 100, cpu / seconds * 100, calls / seconds, lost
 
 
 def _holder(url: str, pipe: Connection) -> None:
-    import holdfast
+    import lockfast
 
-    locks = holdfast.connect(url)
+    locks = lockfast.client.connect(url)
     leases = []
     for part in range(PARTS):
         started = time.monotonic()

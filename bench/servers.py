@@ -14,6 +14,6 @@ def server_cpu(server: Server) -> float:
     return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
 
 
-def requests_by_holdfast(calls: Mapping[str, int]) -> int:
-    """What holdfast sent, of all that the server counted: it counts what scripts call too."""
+def requests_by_lockfast(calls: Mapping[str, int]) -> int:
+    """What lockfast sent, of all that the server counted: it counts what scripts call too."""
     return sum(calls.get(name, 0) for name in ("evalsha", "eval", "subscribe", "ping"))

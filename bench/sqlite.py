@@ -32,7 +32,7 @@ _fresh = count()
 def measure(bench: Bench) -> Report:
     report = Report("sqlite", TITLE)
     taking_part = present(report, PEERS)
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lockfast-bench-") as folder:
         path = str(Path(folder, "locks.db"))
         _cycle(bench, report, taking_part, path)
         _handover(bench, report, taking_part, path)

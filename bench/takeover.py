@@ -17,7 +17,7 @@ from bench.harness import Bench, Report, Spread, in_turns, number
 from bench.peers import Lock, Make
 
 TITLE = "after kill −9"
-PEERS = (peers.HOLDFAST, peers.PYTHON_REDIS_LOCK, peers.REDIS_PY)
+PEERS = (peers.LOCKFAST, peers.PYTHON_REDIS_LOCK, peers.REDIS_PY)
 TTL = 1
 QUEUE_SECONDS = 0.15
 """Time for a waiter to be in line; less than a third of the ttl, when a holder renews for the first time."""
@@ -54,7 +54,7 @@ def _shown(values: list[float]) -> str:
 
 
 def _longest(found: dict[str, list[float | None]], plus: float, scale: float = 1.0) -> float | None:
-    ours = [took for took in found[peers.HOLDFAST.name] if took is not None]
+    ours = [took for took in found[peers.LOCKFAST.name] if took is not None]
     return plus + max(ours) * scale if ours else None
 
 

@@ -27,10 +27,10 @@ Connect = Callable[[str, str], Callable[[], Lock]]
 _fresh = count()
 
 
-def _holdfast(url: str, name: str, **options: Any) -> Callable[[], Lock]:
-    import holdfast.aio
+def _lockfast(url: str, name: str, **options: Any) -> Callable[[], Lock]:
+    import lockfast.aio
 
-    locks = holdfast.aio.connect(url)
+    locks = lockfast.aio.connect(url)
     return lambda: locks.lock(name, ttl=peers.TTL, **options)
 
 
@@ -41,11 +41,11 @@ def _redis(url: str, name: str) -> Callable[[], Lock]:
     return lambda: client.lock(name, timeout=peers.TTL)
 
 
-OURS = "holdfast.aio"
+OURS = "lockfast.aio"
 THEIRS = "redis.asyncio lock"
 CASES: dict[str, Connect] = {
-    OURS: _holdfast,
-    "holdfast.aio, passing=False": partial(_holdfast, passing=False),
+    OURS: _lockfast,
+    "lockfast.aio, passing=False": partial(_lockfast, passing=False),
     THEIRS: _redis,
 }
 

@@ -1,6 +1,6 @@
 """Sixteen threads of one process on one lock, and another process that wants it too.
 
-Each thread takes the lock, does nothing, and gives it back, all the time. holdfast passes it on inside the process for
+Each thread takes the lock, does nothing, and gives it back, all the time. lockfast passes it on inside the process for
 50 ms at most; `passing=False` shows what that gives. The other process counts how long it waits for its turn meanwhile.
 """
 
@@ -28,10 +28,10 @@ MakeMany = Callable[[str, str, int], list[peers.Lock]]
 _fresh = count()
 
 
-def _holdfast(url: str, name: str, threads: int, **options: Any) -> list[peers.Lock]:
-    import holdfast
+def _lockfast(url: str, name: str, threads: int, **options: Any) -> list[peers.Lock]:
+    import lockfast
 
-    return [holdfast.connect(url).lock(name, ttl=peers.TTL, **options)] * threads
+    return [lockfast.client.connect(url).lock(name, ttl=peers.TTL, **options)] * threads
 
 
 def _python_redis_lock(url: str, name: str, threads: int) -> list[peers.Lock]:
@@ -49,11 +49,11 @@ def _redis_py(url: str, name: str, threads: int, **options: Any) -> list[peers.L
     return [client.lock(name, timeout=peers.TTL, **options) for _ in range(threads)]
 
 
-OURS = "holdfast"
+OURS = "lockfast"
 THEIRS = "python-redis-lock"
 CASES: dict[str, tuple[peers.Peer, MakeMany]] = {
-    OURS: (peers.HOLDFAST, _holdfast),
-    "holdfast, passing=False": (peers.HOLDFAST, partial(_holdfast, passing=False)),
+    OURS: (peers.LOCKFAST, _lockfast),
+    "lockfast, passing=False": (peers.LOCKFAST, partial(_lockfast, passing=False)),
     THEIRS: (peers.PYTHON_REDIS_LOCK, _python_redis_lock),
     "redis-py Lock, 1 ms poll": (peers.REDIS_PY_1MS, partial(_redis_py, sleep=0.001)),
     "redis-py Lock": (peers.REDIS_PY, _redis_py),

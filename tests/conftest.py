@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from holdfast.stores.redis import messages
+from lockfast.stores.redis.protocol import notifications as messages
 from tests.support.proxy import FaultProxy
 from tests.support.servers import KINDS, NEEDS, Server, available
 from tests.support.topologies import GROUPS, Group

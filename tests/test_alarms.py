@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.asyncio import Alarms, AsyncioRuntime, TaskWaker
-from holdfast.testing.agenda import Clock
-from holdfast.testing.looping import VirtualLoop
+from lockfast.runtime.asyncio import Alarms, AsyncioRuntime, TaskWaker
+from lockfast.testing.virtual_threads import Clock
+from lockfast.testing.virtual_loop import VirtualLoop
 
 
 class Time:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import pytest
 
-import holdfast
+import lockfast
 
-ROOT = Path(holdfast.__file__).parent
-PACKAGE = "holdfast"
+ROOT = Path(lockfast.__file__).parent
+PACKAGE = "lockfast"
 
 LONGEST_FUNCTION = 60
 MEDIAN_FUNCTION = 10
@@ -109,7 +109,7 @@ def imports(name: str, tree: ast.Module, known: set[str]) -> Iterator[Edge]:
                 continue
             module = node.module or ""
             for alias in node.names:
-                # `from holdfast.core import release` imports a module, `from holdfast import errors` too.
+                # `from lockfast.core import release` imports a module, `from lockfast import errors` too.
                 full = _inside(f"{module}.{alias.name}")
                 yield Edge(name, full if full in known else _inside(module), node.lineno)
 
@@ -167,24 +167,24 @@ def plant(root: Path, files: dict[str, str]) -> None:
 
 
 SOUND = {
-    "__init__": "from holdfast.connect import connect",
+    "__init__": "from lockfast.client.connect import connect",
     "errors": "import enum",
-    "values": "import math\nfrom holdfast.errors import LockError",
-    "ports": "from holdfast.values import Ask",
-    "core/acquire": "import logging\nfrom holdfast.core.deadline import Deadline\nfrom holdfast.ports import Store",
+    "values": "import math\nfrom lockfast.errors import LockError",
+    "ports": "from lockfast.values import Ask",
+    "core/acquire": "import logging\nfrom lockfast.core.deadline import Deadline\nfrom lockfast.ports import Store",
     "core/deadline": "from typing import NamedTuple",
-    "runtime/threads": "import threading\nfrom holdfast.runtime.clock import now",
+    "runtime/threads": "import threading\nfrom lockfast.runtime.clock import now",
     "runtime/clock": "import time",
-    "stores/memory": "from holdfast.ports import Runtime",
-    "stores/redis/store": "from holdfast.stores.redis.keys import keys_of\nfrom holdfast.values import Ask",
-    "stores/redis/keys": "from holdfast.errors import LockError",
-    "stores/sqlite/store": "import sqlite3\nfrom holdfast.ports import Runtime",
-    "locks": "from holdfast.core import acquire as core\nfrom holdfast.runtime.runner import run",
+    "stores/memory": "from lockfast.ports import Runtime",
+    "stores/redis/store": "from lockfast.stores.redis.keys import keys_of\nfrom lockfast.values import Ask",
+    "stores/redis/keys": "from lockfast.errors import LockError",
+    "stores/sqlite/store": "import sqlite3\nfrom lockfast.ports import Runtime",
+    "locks": "from lockfast.core import acquire as core\nfrom lockfast.runtime.runner import run",
     "runtime/runner": "",
-    "connect": "def connect():\n    from holdfast.stores.memory import MemoryStore",
-    "testing/world": "from holdfast.core import acquire\nfrom holdfast.stores.redis import store",
-    "cli/main": "import holdfast\nfrom holdfast.cli.show import table\nfrom holdfast.errors import LockError",
-    "cli/show": "from holdfast.values import LockInfo",
+    "connect": "def connect():\n    from lockfast.stores.memory import MemoryStore",
+    "testing/world": "from lockfast.core import acquire\nfrom lockfast.stores.redis import store",
+    "cli/main": "import lockfast\nfrom lockfast.cli.show import table\nfrom lockfast.errors import LockError",
+    "cli/show": "from lockfast.values import LockInfo",
 }
 
 
@@ -194,41 +194,41 @@ def test_the_checker_accepts_a_sound_tree(tmp_path: Path) -> None:
 
 
 WRONG = [
-    ("errors", "from holdfast.values import Ask"),
-    ("values", "from holdfast.ports import Store"),
-    ("values", "import holdfast"),
-    ("ports", "from holdfast.core import acquire"),
-    ("ports", "from holdfast.runtime.clock import now"),
+    ("errors", "from lockfast.values import Ask"),
+    ("values", "from lockfast.ports import Store"),
+    ("values", "import lockfast"),
+    ("ports", "from lockfast.core import acquire"),
+    ("ports", "from lockfast.runtime.clock import now"),
     ("core/acquire", "import time"),
     ("core/acquire", "import asyncio.events"),
     ("core/acquire", "from os import urandom"),
     ("core/acquire", "def f():\n    import random"),
     ("core/acquire", "if TYPE_CHECKING:\n    import threading"),
-    ("core/acquire", "from holdfast.runtime import clock"),
-    ("core/acquire", "from holdfast.stores.memory import MemoryStore"),
-    ("core/acquire", "from holdfast.locks import Lock"),
+    ("core/acquire", "from lockfast.runtime import clock"),
+    ("core/acquire", "from lockfast.stores.memory import MemoryStore"),
+    ("core/acquire", "from lockfast.client.lock import Lock"),
     ("core/acquire", "from .deadline import Deadline"),
     ("core/acquire", "from .. import errors"),
-    ("runtime/threads", "from holdfast.core.acquire import acquire"),
-    ("runtime/threads", "from holdfast.stores.memory import MemoryStore"),
-    ("runtime/threads", "import holdfast.connect"),
-    ("stores/memory", "from holdfast.core.acquire import acquire"),
-    ("stores/memory", "from holdfast.runtime.clock import now"),
-    ("stores/memory", "from holdfast.stores.redis import keys"),
-    ("stores/redis/store", "from holdfast.stores import memory"),
-    ("stores/redis/store", "from holdfast.stores.sqlite.store import SqliteStore"),
-    ("stores/redis/store", "from holdfast import locks"),
-    ("stores/sqlite/store", "import holdfast.stores.redis.keys"),
-    ("locks", "from holdfast.stores.memory import MemoryStore"),
-    ("locks", "from holdfast.runtime.threads import ThreadRuntime"),
-    ("locks", "from holdfast.cli import main"),
-    ("__init__", "from holdfast import testing"),
-    ("connect", "from holdfast.testing.world import World"),
-    ("cli/main", "from holdfast.testing import world"),
-    ("cli/main", "from holdfast.core import acquire"),
-    ("cli/main", "from holdfast.stores.redis.store import RedisStore"),
-    ("testing/world", "from holdfast.cli.main import main"),
-    ("surprise", "from holdfast.errors import LockError"),
+    ("runtime/threads", "from lockfast.core.acquire import acquire"),
+    ("runtime/threads", "from lockfast.stores.memory import MemoryStore"),
+    ("runtime/threads", "import lockfast.client.connect"),
+    ("stores/memory", "from lockfast.core.acquire import acquire"),
+    ("stores/memory", "from lockfast.runtime.clock import now"),
+    ("stores/memory", "from lockfast.stores.redis import keys"),
+    ("stores/redis/store", "from lockfast.stores import memory"),
+    ("stores/redis/store", "from lockfast.stores.sqlite.store import SqliteStore"),
+    ("stores/redis/store", "from lockfast import locks"),
+    ("stores/sqlite/store", "import lockfast.stores.redis.keys"),
+    ("locks", "from lockfast.stores.memory import MemoryStore"),
+    ("locks", "from lockfast.runtime.threads import ThreadRuntime"),
+    ("locks", "from lockfast.cli import main"),
+    ("__init__", "from lockfast import testing"),
+    ("connect", "from verify.world import World"),
+    ("cli/main", "from lockfast.testing import world"),
+    ("cli/main", "from lockfast.core import acquire"),
+    ("cli/main", "from lockfast.stores.redis.store import RedisStore"),
+    ("testing/world", "from lockfast.cli.main import main"),
+    ("surprise", "from lockfast.errors import LockError"),
 ]
 
 

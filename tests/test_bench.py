@@ -19,12 +19,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-import holdfast
-import holdfast.aio
+import lockfast
+import lockfast.aio
 from bench import pages, plots
 from bench.__main__ import CLAIMS, stolen
 from bench.harness import Report, Spread, Verdict, in_turns, jain, laid_out, percentile, ratio
-from holdfast.core import passing, rooms
+from lockfast.core import local_handoff as passing
+from lockfast.core import local_queue as rooms
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -43,14 +44,14 @@ def commands(requests: list[list[bytes]]) -> Counter[str]:
     return Counter(request[0].decode().upper() for request in requests)
 
 
-def cycle(lock: holdfast.Lock, count: int = CYCLES) -> None:
+def cycle(lock: lockfast.Lock, count: int = CYCLES) -> None:
     for _ in range(count):
         with lock:
             pass
 
 
 def test_an_uncontended_cycle_is_two_requests(proxy: FaultProxy) -> None:
-    with holdfast.connect(proxy.url) as locks:
+    with lockfast.client.connect(proxy.url) as locks:
         lock = locks.lock("thing")
         cycle(lock, 1)  # dials, and sends the scripts once
         before = len(proxy.requests)
@@ -60,7 +61,7 @@ def test_an_uncontended_cycle_is_two_requests(proxy: FaultProxy) -> None:
 
 
 async def test_an_uncontended_cycle_is_two_requests_with_asyncio(proxy: FaultProxy) -> None:
-    async with holdfast.aio.connect(proxy.url) as locks:
+    async with lockfast.aio.connect(proxy.url) as locks:
         lock = locks.lock("thing")
         async with lock:
             pass
@@ -73,7 +74,7 @@ async def test_an_uncontended_cycle_is_two_requests_with_asyncio(proxy: FaultPro
 
 
 def test_what_an_uncontended_cycle_has_the_server_do(any_server: Server) -> None:
-    with holdfast.connect(any_server.url) as locks:
+    with lockfast.client.connect(any_server.url) as locks:
         lock = locks.lock("thing")
         cycle(lock, 2)  # the first grant of all finds no fence to go on from
         any_server.raw("CONFIG", "RESETSTAT")
@@ -84,7 +85,7 @@ def test_what_an_uncontended_cycle_has_the_server_do(any_server: Server) -> None
 
 
 def test_a_script_is_sent_in_full_only_once(proxy: FaultProxy) -> None:
-    with holdfast.connect(proxy.url) as first, holdfast.connect(proxy.url) as second:
+    with lockfast.client.connect(proxy.url) as first, lockfast.client.connect(proxy.url) as second:
         cycle(first.lock("thing"))
         cycle(second.lock("another"))
         assert commands(proxy.requests)["EVAL"] == 2  # one to acquire, one to release
@@ -93,7 +94,7 @@ def test_a_script_is_sent_in_full_only_once(proxy: FaultProxy) -> None:
 def test_a_hand_over_between_two_costs_a_ping(valkey: Server, proxy: FaultProxy) -> None:
     """Each acquisition is two requests though each of them had to wait for its turn, and who was the first to wait puts
     a PING in front of its release."""
-    with holdfast.connect(proxy.url) as one, holdfast.connect(proxy.url) as other:
+    with lockfast.client.connect(proxy.url) as one, lockfast.client.connect(proxy.url) as other:
         locks = [one.lock("thing"), other.lock("thing")]
         pass_on(valkey, locks, 3)  # both dial, subscribe and load the scripts
         before = len(proxy.requests)
@@ -106,7 +107,7 @@ def test_a_hand_over_between_two_costs_a_ping(valkey: Server, proxy: FaultProxy)
 def test_in_a_longer_queue_every_other_hand_over_costs_a_ping(valkey: Server, proxy: FaultProxy) -> None:
     """Three in turns: each comes again while another waits before it."""
     with ExitStack() as stack:
-        locks = [stack.enter_context(holdfast.connect(proxy.url)).lock("thing") for _ in range(3)]
+        locks = [stack.enter_context(lockfast.client.connect(proxy.url)).lock("thing") for _ in range(3)]
         lease = locks[0].acquire()
         lines = [stand_in_line(valkey, locks[1], 1), stand_in_line(valkey, locks[2], 2)]
         for number in range(3 * PASSINGS):
@@ -129,7 +130,7 @@ def test_in_a_longer_queue_every_other_hand_over_costs_a_ping(valkey: Server, pr
     assert abs(counted["PING"] - handed_over / 2) <= 1.5, counted  # each of the three counts by itself
 
 
-def pass_on(server: Server, locks: list[holdfast.Lock], passings: int) -> None:
+def pass_on(server: Server, locks: list[lockfast.Lock], passings: int) -> None:
     """Hold the lock here and there in turn; whoever comes next waits before it is given back."""
     lease = locks[0].acquire()
     for number in range(1, passings + 1):
@@ -142,7 +143,7 @@ def pass_on(server: Server, locks: list[holdfast.Lock], passings: int) -> None:
 
 
 @contextmanager
-def waiting(server: Server, lock: holdfast.Lock) -> Iterator[list[holdfast.Lease | None]]:
+def waiting(server: Server, lock: lockfast.Lock) -> Iterator[list[lockfast.Lease | None]]:
     """A thread that stands in line for `lock`; it has its lease when the block has ended."""
     thread, got = stand_in_line(server, lock, 1)
     yield got
@@ -150,10 +151,10 @@ def waiting(server: Server, lock: holdfast.Lock) -> Iterator[list[holdfast.Lease
 
 
 def stand_in_line(
-    server: Server, lock: holdfast.Lock, place: int
-) -> tuple[threading.Thread, list[holdfast.Lease | None]]:
+    server: Server, lock: lockfast.Lock, place: int
+) -> tuple[threading.Thread, list[lockfast.Lease | None]]:
     """A thread that waits for `lock` in that place, and what it will have got when it ends."""
-    got: list[holdfast.Lease | None] = []
+    got: list[lockfast.Lease | None] = []
     thread = threading.Thread(target=lambda: got.append(lock.acquire(timeout=10)))
     thread.start()
     await_waiters(server, lock.name, place)
@@ -161,11 +162,11 @@ def stand_in_line(
 
 
 def await_waiters(server: Server, name: str, count: int) -> None:
-    until(lambda: server.raw("ZCARD", f"holdfast:{{{name}}}:q") == count, f"{count} waiters")
+    until(lambda: server.raw("ZCARD", f"lockfast:{{{name}}}:q") == count, f"{count} waiters")
 
 
 def test_waiting_threads_share_two_connections(valkey: Server, proxy: FaultProxy) -> None:
-    with holdfast.connect(proxy.url) as locks:
+    with lockfast.client.connect(proxy.url) as locks:
         lease = locks.lock("thing").acquire()
         assert lease is not None
         threads = [threading.Thread(target=cycle, args=(locks.lock("thing"), 1)) for _ in range(40)]
@@ -184,7 +185,7 @@ async def test_waiting_tasks_share_two_connections(valkey: Server, proxy: FaultP
         async with locks.lock("thing"):
             pass
 
-    async with holdfast.aio.connect(proxy.url) as locks:
+    async with lockfast.aio.connect(proxy.url) as locks:
         lease = await locks.lock("thing").acquire()
         assert lease is not None
         tasks = [asyncio.create_task(hold()) for _ in range(200)]
@@ -212,7 +213,7 @@ def calls_counted() -> Iterator[list[int]]:
 
 
 def test_a_cycle_stays_within_its_calls(valkey: Server) -> None:
-    with holdfast.connect(valkey.url) as locks:
+    with lockfast.client.connect(valkey.url) as locks:
         lock = locks.lock("thing")
         cycle(lock)
         with calls_counted() as counted:
@@ -221,7 +222,7 @@ def test_a_cycle_stays_within_its_calls(valkey: Server) -> None:
 
 
 async def test_a_cycle_stays_within_its_calls_with_asyncio(valkey: Server) -> None:
-    async with holdfast.aio.connect(valkey.url) as locks:
+    async with lockfast.aio.connect(valkey.url) as locks:
         lock = locks.lock("thing")
         async with lock:
             pass
@@ -244,7 +245,7 @@ def passed_on_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_lock_that_is_passed_on_stays_within_its_calls() -> None:
     held, marks = 0, {10 * CYCLES: asyncio.Event(), 20 * CYCLES: asyncio.Event()}
 
-    async def live(lock: holdfast.aio.Lock) -> None:
+    async def live(lock: lockfast.aio.Lock) -> None:
         nonlocal held
         while held < 21 * CYCLES:
             async with lock:
@@ -252,7 +253,7 @@ async def test_a_lock_that_is_passed_on_stays_within_its_calls() -> None:
                 if held in marks:
                     marks[held].set()
 
-    async with holdfast.aio.connect("memory://calls") as locks, asyncio.TaskGroup() as group:
+    async with lockfast.aio.connect("memory://calls") as locks, asyncio.TaskGroup() as group:
         async with locks.lock("thing"):  # else the first would be done before the second has begun
             for _ in range(CYCLES):
                 group.create_task(live(locks.lock("thing")))
@@ -267,7 +268,7 @@ async def test_a_lock_that_is_passed_on_stays_within_its_calls() -> None:
 
 
 def test_cycles_leave_no_memory_behind(valkey: Server) -> None:
-    with holdfast.connect(valkey.url) as locks:
+    with lockfast.client.connect(valkey.url) as locks:
         lock = locks.lock("thing")
         cycle(lock, 100)
         gc.collect()
@@ -281,7 +282,7 @@ def test_cycles_leave_no_memory_behind(valkey: Server) -> None:
 def test_threads_that_share_a_lock_pass_it_on_without_requests(proxy: FaultProxy) -> None:
     """Eight threads at it all the time: a request now and then instead of two each time, though nothing is certain but
     that most of them are passed on."""
-    with holdfast.connect(proxy.url) as locks:
+    with lockfast.client.connect(proxy.url) as locks:
         lock = locks.lock("thing")
         cycle(lock, 1)
         before = len(proxy.requests)
@@ -312,7 +313,7 @@ def test_the_pages_are_what_the_results_say() -> None:
 
 
 def test_a_plot_is_readable_in_both_themes() -> None:
-    drawn = plots.bars({"title": "a < b", "unit": "ms", "values": {"holdfast": 1, "x": 90}, "less_is_better": True})
+    drawn = plots.bars({"title": "a < b", "unit": "ms", "values": {"lockfast": 1, "x": 90}, "less_is_better": True})
     assert ET.fromstring(drawn).tag.endswith("svg")
     assert "prefers-color-scheme: dark" in drawn
     assert "ms, less is better, logarithmic" in drawn
@@ -322,7 +323,7 @@ def test_a_page_says_where_we_lose() -> None:
     figure = {
         "title": "waits",
         "unit": "ms",
-        "values": {"holdfast": 2.0, "x": 1.0, "floor: y": 0.1},
+        "values": {"lockfast": 2.0, "x": 1.0, "floor: y": 0.1},
         "less_is_better": True,
     }
     report = Report("some", "a title")
@@ -330,7 +331,7 @@ def test_a_page_says_where_we_lose() -> None:
     claims = {"some": {**report.as_json(), "figures": [figure], "missing": {"z": "not installed"}}}
     text = pages.page({"circumstances": {"load": "none"}, "claims": claims})
     assert "was missed: 0.7×, wanted ≤ 0.6×" in text
-    assert "waits: x has 1.00 ms, holdfast 2.00 ms" in text
+    assert "waits: x has 1.00 ms, lockfast 2.00 ms" in text
     assert "floor: y has" not in text
     assert "z could not be measured in some: not installed" in text
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.core import express
-from holdfast.core.acquire import Attempt, Grant
-from holdfast.core.deadline import Deadline
-from holdfast.core.first import First
-from holdfast.core.passing import Asked
-from holdfast.core.rooms import Lead, Passing, Wish
-from holdfast.errors import Outcome, StoreUnavailable
-from holdfast.runtime.runner import run
-from holdfast.runtime.threads import ThreadRuntime
-from holdfast.testing import blocking
-from holdfast.testing.explorer import Explorer
-from holdfast.values import Answer, Ask, Granted
+import lockfast
+from lockfast.core import express
+from lockfast.core.acquire import Attempt, Grant
+from lockfast.core.deadline import Deadline
+from lockfast.core.first import First
+from lockfast.core.local_handoff import Asked
+from lockfast.core.local_queue import Lead, Passing, Wish
+from lockfast.errors import Outcome, StoreUnavailable
+from lockfast.runtime.runner import run
+from lockfast.runtime.threads import ThreadRuntime
+from verify import thread_models as blocking
+from verify.explorer import Explorer
+from lockfast.values import Answer, Ask, Granted
 from tests.explore.mutation import python
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -163,18 +163,18 @@ def test_a_grant_of_the_first_request_is_taken_before_anybody_listens() -> None:
 def test_only_who_had_to_wait_asks_for_a_place_with_its_first_request(valkey: Server, proxy: FaultProxy) -> None:
     """So a lock that is free costs two requests, and one that is taken no more than it must, but for the first time."""
     counted = []
-    with holdfast.connect(proxy.url) as ours, holdfast.connect(valkey.url) as others:
+    with lockfast.client.connect(proxy.url) as ours, lockfast.client.connect(valkey.url) as others:
         lock, other = ours.lock("door"), others.lock("door")
         with lock:  # the scripts are loaded
             pass
         for taken in (False, True, True, False, False):
             lease = other.acquire() if taken else None
             before = len(proxy.requests)
-            got: list[holdfast.Lease | None] = []
+            got: list[lockfast.Lease | None] = []
             thread = threading.Thread(target=lambda got=got: got.append(lock.acquire()))
             thread.start()
             if lease is not None:
-                until(lambda: valkey.raw("ZCARD", "holdfast:{door}:q") == 1, "a waiter")
+                until(lambda: valkey.raw("ZCARD", "lockfast:{door}:q") == 1, "a waiter")
                 lease.release()
             thread.join()
             counted.append(sum(words[0] == b"EVALSHA" for words in proxy.requests[before:]))
@@ -206,7 +206,7 @@ class Interrupt:
 
 def test_who_is_interrupted_anywhere_in_taking_the_lock_has_taken_nothing(valkey: Server) -> None:
     points = 0
-    with holdfast.connect(valkey.url) as locks:
+    with lockfast.client.connect(valkey.url) as locks:
         lock = locks.lock("door")
         with lock:  # connected, and the keeper runs
             pass

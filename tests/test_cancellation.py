@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import holdfast.aio
-from holdfast import LeaseLost, LockInfo
-from holdfast.connection import AsyncLocks
+import lockfast.aio
+from lockfast import LeaseLost, LockInfo
+from lockfast.client.locks import AsyncLocks
 from tests.support.servers import Server
 
 MOST_STEPS = 100
@@ -93,7 +93,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def us(url: str) -> AsyncIterator[AsyncLocks]:
-    async with holdfast.aio.connect(url) as locks:
+    async with lockfast.aio.connect(url) as locks:
         lease = await locks.lock("warm-up").acquire()
         assert lease is not None
         assert await locks.lock("warm-up").acquire(timeout=0.001) is None
@@ -103,7 +103,7 @@ async def us(url: str) -> AsyncIterator[AsyncLocks]:
 
 @pytest.fixture
 async def them(url: str) -> AsyncIterator[AsyncLocks]:
-    async with holdfast.aio.connect(url) as locks:
+    async with lockfast.aio.connect(url) as locks:
         yield locks
 
 
@@ -147,7 +147,7 @@ class TestAcquire:
         opened: list[AsyncLocks] = []
 
         async def prepare() -> Work:
-            opened.append(holdfast.aio.connect(url))
+            opened.append(lockfast.aio.connect(url))
             return opened[-1].lock("report").acquire
 
         async def check(lease: Any) -> None:
@@ -346,7 +346,7 @@ class TestTheRest:
         opened: list[AsyncLocks] = []
 
         async def prepare() -> Work:
-            locks = holdfast.aio.connect(url)
+            locks = lockfast.aio.connect(url)
             opened.append(locks)
             await locks.lock("report").acquire(timeout=0)
             return locks.close

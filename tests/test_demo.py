@@ -1,4 +1,4 @@
-"""The `holdfast` command and its demo: what it prints, where it prints escape codes, and what it leaves behind."""
+"""The `lockfast` command and its demo: what it prints, where it prints escape codes, and what it leaves behind."""
 
 import io
 import os
@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.cli.demo.acts import QUICK, SIZE, VICTIM, acts
-from holdfast.cli.demo.crew import Crew
-from holdfast.cli.demo.messages import DID, DONE, HOLDS, STALLS, Turn
-from holdfast.cli.demo.scene import FINISHED, HOLDING, KILLED, WAITING, Scene
-from holdfast.cli.demo.verdict import Result, judge, tell
-from holdfast.cli.main import main
-from holdfast.cli.terminal import Block, Terminal
-from holdfast.errors import LockError
+import lockfast
+from lockfast.cli.demo.acts import QUICK, SIZE, VICTIM, acts
+from lockfast.cli.demo.crew import Crew
+from lockfast.cli.demo.messages import DID, DONE, HOLDS, STALLS, Turn
+from lockfast.cli.demo.scene import FINISHED, HOLDING, KILLED, WAITING, Scene
+from lockfast.cli.demo.verdict import Result, judge, tell
+from lockfast.cli.main import main
+from lockfast.cli.terminal import Block, Terminal
+from lockfast.errors import LockError
 from tests.support.servers import Server
 from tests.support.terminal import Pty
 from tests.support.waiting import until
 
-DEMO = [sys.executable, "-m", "holdfast", "demo", "--quick"]
+DEMO = [sys.executable, "-m", "lockfast", "demo", "--quick"]
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 UP = re.compile(r"\x1b\[\d+A")
 SHOWN, HIDDEN = "\x1b[?25h", "\x1b[?25l"
@@ -204,7 +204,7 @@ def test_ctrl_c_leaves_nothing_behind(screen: Callable[..., Screen], folder: Pat
     assert shown.end() == 130
     assert processes(folder) == []
     assert list(folder.iterdir()) == []
-    assert "holdfast: interrupted." in shown.text
+    assert "lockfast: interrupted." in shown.text
     assert "Traceback" not in shown.text
     assert shown.text.count(HIDDEN) == shown.text.count(SHOWN)
 
@@ -346,15 +346,15 @@ def test_errors_are_a_sentence_and_a_code(
     out, error = capsys.readouterr()
     assert out == ""
     assert error.count("\n") == 1
-    assert error.startswith("holdfast: ")
+    assert error.startswith("lockfast: ")
     assert said in error
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    assert "$ holdfast demo" in capsys.readouterr().out
+    assert "$ lockfast demo" in capsys.readouterr().out
     assert main(["demo", "--help"]) == 0
-    assert "$ holdfast demo --url redis://" in capsys.readouterr().out
+    assert "$ lockfast demo --url redis://" in capsys.readouterr().out
 
 
 def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,4 +364,4 @@ def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[s
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"holdfast {holdfast.__version__}\n"
+    assert capsys.readouterr().out == f"lockfast {lockfast.__version__}\n"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +87,7 @@ def test_page(
     if any(fence.run and SERVER.search(fence.body) for fence in fences(text)):
         text = SERVER.sub(shared_server("valkey9").url, text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOLDFAST_URL", f"sqlite:///{tmp_path}/locks.db")
+    monkeypatch.setenv("LOCKFAST_URL", f"sqlite:///{tmp_path}/locks.db")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # a page leaves its clients to the end of the program
         run_page(text, str(page))
@@ -160,9 +160,9 @@ def test_an_error_names_the_line_on_the_page() -> None:
     assert (last.filename, last.lineno) == ("page.md", 5)
 
 
-MODULES = ["holdfast"] + [
+MODULES = ["lockfast"] + [
     module.name
-    for module in pkgutil.walk_packages(holdfast.__path__, "holdfast.")
+    for module in pkgutil.walk_packages(lockfast.__path__, "lockfast.")
     if not module.name.endswith("__main__")
 ]
 
@@ -170,6 +170,6 @@ MODULES = ["holdfast"] + [
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOLDFAST_URL", f"sqlite:///{tmp_path}/locks.db")
+    monkeypatch.setenv("LOCKFAST_URL", f"sqlite:///{tmp_path}/locks.db")
     outcome = doctest.testmod(importlib.import_module(name), report=True)
     assert outcome.failed == 0

@@ -6,9 +6,11 @@ from functools import partial
 
 import pytest
 
-from holdfast.testing import explore, likeness, models
-from holdfast.testing.explorer import Explorer, Report
-from holdfast.testing.world import Client, Model
+from verify import explore
+from verify import fingerprint as likeness
+from verify import models
+from verify.explorer import Explorer, Report
+from verify.world import Client, Model
 from tests.explore import gallery, good
 from tests.explore.broken import exhibits
 from tests.explore.kit import Process

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast import LockError, StoreUnavailable
-from holdfast.stores.memory import MemoryMailbox
+import lockfast
+import lockfast.aio
+from lockfast import LockError, StoreUnavailable
+from lockfast.stores.memory import MemoryMailbox
 
 HUB = "memory://failed-acquire"
 
@@ -29,15 +29,15 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-async def cancelled(locks: holdfast.aio.Locks, task: asyncio.Task[None]) -> None:
+async def cancelled(locks: lockfast.aio.Locks, task: asyncio.Task[None]) -> None:
     task.cancel()
 
 
-async def timed_out(locks: holdfast.aio.Locks, task: asyncio.Task[None]) -> None:
+async def timed_out(locks: lockfast.aio.Locks, task: asyncio.Task[None]) -> None:
     """By its own limit."""
 
 
-async def closed(locks: holdfast.aio.Locks, task: asyncio.Task[None]) -> None:
+async def closed(locks: lockfast.aio.Locks, task: asyncio.Task[None]) -> None:
     await locks.close()
 
 
@@ -49,15 +49,15 @@ async def test_a_task_that_waits_in_vain_leaves_nothing_to_the_collector(ends: A
     """Its error refers to its frames, and those to a lease that was never granted: that must not refer to the task."""
     seen: list[weakref.ref[Session]] = []
 
-    async def worker(lock: holdfast.aio.Lock) -> None:
+    async def worker(lock: lockfast.aio.Lock) -> None:
         session = Session()
         seen.append(weakref.ref(session))
         async with lock:
             pass
 
-    async with holdfast.aio.connect(HUB) as others, others.lock("door"):
+    async with lockfast.aio.connect(HUB) as others, others.lock("door"):
         for _ in range(5):
-            async with holdfast.aio.connect(HUB) as locks:
+            async with lockfast.aio.connect(HUB) as locks:
                 limit = 0.01 if ends is timed_out else None
                 task = asyncio.create_task(worker(getattr(locks, kind)("door", passing=passing, timeout=limit)))
                 while ends is not timed_out and not (await others.lock("door").inspect()).waiting:  # noqa: ASYNC110
@@ -74,11 +74,11 @@ async def test_a_task_that_waits_in_vain_leaves_nothing_to_the_collector(ends: A
 @pytest.mark.parametrize("kind", ["lock", "rlock"])
 @pytest.mark.usefixtures("no_collector")
 async def test_a_task_whose_store_does_not_answer_leaves_nothing_to_the_collector(kind: str) -> None:
-    async def worker(lock: holdfast.aio.Lock) -> None:
+    async def worker(lock: lockfast.aio.Lock) -> None:
         async with lock:
             pass
 
-    async with holdfast.aio.connect("redis://127.0.0.1:1", store_timeout=0.05) as locks:
+    async with lockfast.aio.connect("redis://127.0.0.1:1", store_timeout=0.05) as locks:
         task = asyncio.create_task(worker(getattr(locks, kind)("door")))
         await asyncio.wait([task])
         assert isinstance(task.exception(), StoreUnavailable)
@@ -94,7 +94,7 @@ def test_an_interrupt_while_a_mailbox_is_closed_leaves_no_asker(monkeypatch: pyt
     def interrupted(_: MemoryMailbox) -> None:
         raise KeyboardInterrupt
 
-    with holdfast.connect(HUB) as others, holdfast.connect(HUB) as locks, others.lock("door"):
+    with lockfast.client.connect(HUB) as others, lockfast.client.connect(HUB) as locks, others.lock("door"):
         lock = locks.lock("door")
         with monkeypatch.context() as patch:
             patch.setattr(MemoryMailbox, "close", interrupted)
@@ -105,7 +105,7 @@ def test_an_interrupt_while_a_mailbox_is_closed_leaves_no_asker(monkeypatch: pyt
 
 @pytest.mark.usefixtures("no_collector")
 def test_what_was_not_granted_is_gone_at_once() -> None:
-    with holdfast.connect("memory://") as locks, locks.lock("door") as held:
+    with lockfast.client.connect("memory://") as locks, locks.lock("door") as held:
         for _ in range(10):
             assert locks.lock("door").acquire(blocking=False) is None
         leases = [one for one in gc.get_objects() if type(one) is type(held) and one._client is locks]
@@ -113,7 +113,7 @@ def test_what_was_not_granted_is_gone_at_once() -> None:
 
 
 def test_an_error_report_can_show_the_locals_of_a_failed_acquisition() -> None:
-    with holdfast.connect("redis://127.0.0.1:1", store_timeout=0.1) as locks:
+    with lockfast.client.connect("redis://127.0.0.1:1", store_timeout=0.1) as locks:
         with pytest.raises(StoreUnavailable) as caught:
             locks.lock("door").acquire(timeout=0.1)
         report = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import StoreUnavailable
+from lockfast import StoreUnavailable
 from tests.conftest import require
 from tests.support.lateness import lateness, stolen, watch
 from tests.support.proxy import FaultProxy

@@ -134,7 +134,7 @@ class Chaos:
     def frees_by_force(self, _: FaultProxy) -> None:
         """What stands beside the lock may be evicted; the lock itself may not, as long as the store keeps its state."""
         name = self._chance.choice(NAMES)
-        self._server.raw("DEL", *(f"holdfast:{{{name}}}:{kind}" for kind in self._chance.choice(("q", "w", "qw"))))
+        self._server.raw("DEL", *(f"lockfast:{{{name}}}:{kind}" for kind in self._chance.choice(("q", "w", "qw"))))
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import holdfast.aio
-from holdfast import State
-from holdfast.stores.redis.tasklink import TaskLink, dial_task_link
+import lockfast.aio
+from lockfast import State
+from lockfast.stores.redis.transport.task_link import TaskLink, dial_task_link
 from tests.support.faults import Rule
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -79,7 +79,7 @@ class TestKilledConnections:
         for number, client in enumerate((one, other, one, other)):
             waiting.append(client.acquiring("report"))
             await_queue(valkey, "report", number + 1)
-        places = valkey.raw("ZRANGE", "holdfast:{report}:q", 0, -1)
+        places = valkey.raw("ZRANGE", "lockfast:{report}:q", 0, -1)
         addresses = self.addresses(valkey)
         valkey.raw("CLIENT", "KILL", "TYPE", "pubsub")
         until(lambda: pubsub_clients(valkey) == 2, "both to subscribe again")
@@ -87,7 +87,7 @@ class TestKilledConnections:
             lambda: len(self.addresses(valkey)) == 4 and not self.addresses(valkey) & addresses,
             "all to ask again, from where they listen now",
         )
-        assert valkey.raw("ZRANGE", "holdfast:{report}:q", 0, -1) == places
+        assert valkey.raw("ZRANGE", "lockfast:{report}:q", 0, -1) == places
         holder.release(lease)
         for number, client in enumerate((one, other, one, other)):
             lease = waiting[number].result(20)
@@ -95,7 +95,7 @@ class TestKilledConnections:
             client.release(lease)
 
     def addresses(self, server: Server) -> set[str]:
-        entries = server.raw("HVALS", "holdfast:{report}:w")
+        entries = server.raw("HVALS", "lockfast:{report}:w")
         return {f"{position} {entry.split()[3]}" for position, entry in enumerate(entries)}
 
     def test_a_release_while_the_inbox_is_down_is_found_out(self, colour: Colour, valkey: Server) -> None:
@@ -243,8 +243,8 @@ class TestMidRequest:
             dialled.append(link)
             return link
 
-        monkeypatch.setattr("holdfast.stores.redis.asyncio.dial_task_link", dial)
-        async with holdfast.aio.connect(valkey.url) as locks:
+        monkeypatch.setattr("lockfast.stores.redis.transport.asyncio.dial_task_link", dial)
+        async with lockfast.aio.connect(valkey.url) as locks:
             lease = await locks.lock("report").acquire(timeout=10)
             assert lease is not None
             assert await lease.release()

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from holdfast import State, StoreProtocolError, StoreUnavailable
+from lockfast import State, StoreProtocolError, StoreUnavailable
 from tests.conftest import require
 from tests.support.resp import ReplyError
 from tests.support.servers import KINDS, Server

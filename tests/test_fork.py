@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.support.servers import Server
 from tests.traps.watching import traces
 
@@ -19,13 +19,13 @@ ROOT = Path(__file__).parents[1]
 # `child` ends the child process in the way that a test is about; what it says must come from the child.
 THREADS = """
     import os, sys, threading
-    import holdfast
-    from holdfast import LeaseLost
+    import lockfast
+    from lockfast import LeaseLost
 
     def child(lease):
         {child}
 
-    locks = holdfast.connect(sys.argv[1])
+    locks = lockfast.client.connect(sys.argv[1])
     inbox = locks.lock("inbox")
     taken = inbox.acquire()
     assert inbox.acquire(timeout=0.01) is None          # so that the inbox is connected as well
@@ -53,14 +53,14 @@ THREADS = """
 
 ASYNCIO = """
     import asyncio, os, sys
-    import holdfast.aio
-    from holdfast import LeaseLost
+    import lockfast.aio
+    from lockfast import LeaseLost
 
     def child(lease):
         {child}
 
     async def main():
-        async with holdfast.aio.connect(sys.argv[1]) as locks:
+        async with lockfast.aio.connect(sys.argv[1]) as locks:
             inbox = locks.lock("inbox")
             taken = await inbox.acquire()
             assert await inbox.acquire(timeout=0.01) is None
@@ -173,7 +173,7 @@ class TestAsyncio:
             import threading
 
             async def own():
-                async with holdfast.aio.connect(sys.argv[1]) as locks:
+                async with lockfast.aio.connect(sys.argv[1]) as locks:
                     assert await locks.lock("report").acquire(timeout=0) is None
                     mine = await locks.lock("own").acquire(timeout=1)
                     print(await mine.release())
@@ -200,9 +200,9 @@ def test_fork_while_other_threads_use_the_connection(valkey: Server) -> None:
     """Whatever they were about to do, and whatever they held for it, does not stop the child."""
     program = """
         import os, sys, threading
-        import holdfast
+        import lockfast
 
-        locks = holdfast.connect(sys.argv[1])
+        locks = lockfast.client.connect(sys.argv[1])
         done = threading.Event()
 
         def use(number):
@@ -237,9 +237,9 @@ def test_multiprocessing_with_fork(valkey: Server) -> None:
     """As a pool of workers does it: the parent holds, each worker takes locks of its own."""
     program = """
         import multiprocessing, sys
-        import holdfast
+        import lockfast
 
-        locks = holdfast.connect(sys.argv[1])
+        locks = lockfast.client.connect(sys.argv[1])
 
         def work(number):
             assert locks.lock("report").acquire(timeout=0) is None
@@ -261,9 +261,9 @@ def test_two_event_loops_one_after_the_other(valkey: Server) -> None:
     """The second finds the first one's connections dead, and closes nobody else's descriptors by mistake."""
     program = """
         import asyncio, gc, os, sys
-        import holdfast.aio
+        import lockfast.aio
 
-        locks = holdfast.aio.connect(sys.argv[1])
+        locks = lockfast.aio.connect(sys.argv[1])
 
         async def use():
             lease = await locks.lock("report").acquire(timeout=1)
@@ -295,7 +295,7 @@ def test_a_fork_that_python_is_not_told_of_repeats_no_id() -> None:
     """As a program does that has Python in it and forks by itself."""
     program = """
 import ctypes, os
-from holdfast.runtime.chance import new_holder
+from lockfast.runtime.randomness import new_holder
 new_holder()
 for _ in range(2):
     pid = ctypes.CDLL(None).fork()
@@ -311,9 +311,9 @@ print(new_holder())
 
 WAITS_AND_FORKS = """
     import os, signal, sys, threading
-    import holdfast
+    import lockfast
 
-    locks = holdfast.connect(sys.argv[1])
+    locks = lockfast.client.connect(sys.argv[1])
     lock = locks.lock("door", ttl=3)
 
     def go_to_the_background(*_):
@@ -321,7 +321,7 @@ WAITS_AND_FORKS = """
             os._exit(0)
 
     def once_it_waits():
-        other = holdfast.connect(sys.argv[1]).lock("door")
+        other = lockfast.client.connect(sys.argv[1]).lock("door")
         while not other.inspect().waiting:
             pass
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -335,7 +335,7 @@ WAITS_AND_FORKS = """
 
 def test_a_fork_while_it_waits_is_no_matter_to_the_process_that_goes_on(valkey: Server) -> None:
     """What is granted afterwards was asked for by the child: it is its own, and it can give it back."""
-    with holdfast.connect(valkey.url) as locks:
+    with lockfast.client.connect(valkey.url) as locks:
         taken = locks.lock("door").acquire()
         assert taken is not None
         program = [sys.executable, "-u", "-c", textwrap.dedent(WAITS_AND_FORKS), valkey.url]

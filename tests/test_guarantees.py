@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.facts import Facts, Persistence, Topology
-from holdfast.guarantees import Guarantees, Verdict, guarantees_of
+from lockfast.facts import Facts, Persistence, Topology
+from lockfast.client.guarantees import Guarantees, Verdict, guarantees_of
 from tests.contract.driver import COLOURS, Driver, done, scenario
 from tests.support.servers import Server
 
@@ -86,7 +86,7 @@ def test_an_eviction_policy_that_throws_locks_away(fresh_server: Server, caplog:
     assert asked("threads", fresh_server.url).about("eviction").verdict is Verdict.IF
     fresh_server.raw("CONFIG", "SET", "maxmemory", "100mb")
     caplog.clear()
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "lockfast"):
         found = asked("threads", fresh_server.url)
     assert found.about("eviction").verdict is Verdict.DANGER
     assert any("volatile-ttl" in record.getMessage() for record in caplog.records)
@@ -98,7 +98,7 @@ def test_a_danger_is_logged_once(colour: str, valkey: Server, caplog: pytest.Log
         for _ in range(2):
             await done(d.locks.guarantees())
 
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "lockfast"):
         scenario(ask_twice)(COLOURS[colour]("valkey9", valkey.url))
     assert len([record for record in caplog.records if "restart" in record.getMessage()]) == 1
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.runner import run
-from holdfast.stores.redis.messages import PING
-from holdfast.stores.redis.scripts import ACQUIRE, RELEASE, acquire_request, release_request
-from holdfast.stores.redis.store import RedisStore
-from holdfast.stores.redis.voting import RedisVoter
-from holdfast.testing.virtual import VirtualRedis
-from holdfast.values import Ask, Place
+from lockfast.runtime.runner import run
+from lockfast.stores.redis.protocol.notifications import PING
+from lockfast.stores.redis.lua.scripts import ACQUIRE, RELEASE, acquire_request, release_request
+from lockfast.stores.redis.store import RedisStore
+from lockfast.stores.redis.topology.quorum_node import RedisVoter
+from verify.virtual_server import VirtualRedis
+from lockfast.values import Ask, Place
 
 TTL = 30.0
 

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import passing, rooms
-from holdfast.core.acquire import Grant
-from holdfast.core.deadline import Deadline
-from holdfast.runtime.runner import run
-from holdfast.runtime.threads import ThreadRuntime
-from holdfast.stores.redis.scripts import ACQUIRE, acquire_request
-from holdfast.testing import households
-from holdfast.testing.explorer import Explorer, Report
-from holdfast.testing.models import TTL
-from holdfast.testing.virtual import VirtualRedis
-from holdfast.values import Ask, Granted
+from lockfast.core import local_handoff as passing
+from lockfast.core import local_queue as rooms
+from lockfast.core.acquire import Grant
+from lockfast.core.deadline import Deadline
+from lockfast.runtime.runner import run
+from lockfast.runtime.threads import ThreadRuntime
+from lockfast.stores.redis.lua.scripts import ACQUIRE, acquire_request
+from verify import handoff_models as households
+from verify.explorer import Explorer, Report
+from verify.models import TTL
+from verify.virtual_server import VirtualRedis
+from lockfast.values import Ask, Granted
 from tests.explore.mutation import lua, python
 
 QUICK = {model.name: model for model in households.quick()}
@@ -67,7 +68,7 @@ def test_a_fence_that_is_given_out_twice_is_caught(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_lock_that_is_passed_on_and_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.leases.Tenancy.end", lambda _: None)
+    monkeypatch.setattr("lockfast.client.lease.Tenancy.end", lambda _: None)
     with python(rooms.Room, "pass_on", "if not holding.give_back(to_another=True):", "if False:"):
         assert _rule(search("household: alone")) is not None
 

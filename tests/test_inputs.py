@@ -24,8 +24,8 @@ import redis.asyncio
 import valkey
 import valkey.asyncio
 
-from holdfast import ConfigurationError, LeaseLost, State
-from holdfast.stores.memory import hub
+from lockfast import ConfigurationError, LeaseLost, State
+from lockfast.stores.memory import hub
 from tests.contract.driver import COLOURS, Driver, done, scenario
 
 PASSWORD = "s3cret"
@@ -112,8 +112,8 @@ BAD_NAMES = Table(
     ("x" * 2**20, "1024 bytes"),
     ("\ud800", "valid Unicode"),
     ("a\udfff", "valid Unicode"),
-    ("holdfast:", "must not begin with 'holdfast:'"),
-    ("holdfast:{thing}:q", "must not begin with 'holdfast:'"),
+    ("lockfast:", "must not begin with 'lockfast:'"),
+    ("lockfast:{thing}:q", "must not begin with 'lockfast:'"),
 )
 
 
@@ -137,7 +137,7 @@ async def test_bad_names_from_a_guard(d: Driver, name: Any, says: str) -> None:
 
 GOOD_NAMES = [
     *("{", "}", "{}", "{a}{b}", "a}b", "🔒", " ", "two words", "x" * 1024, "é" * 512, "a\u00a0b", "\u202e"),
-    *("Holdfast:", "holdfast", "xholdfast:", "%s", "'", "\\", "/", "0"),
+    *("Lockfast:", "lockfast", "xlockfast:", "%s", "'", "\\", "/", "0"),
 ]
 
 
@@ -482,7 +482,7 @@ async def test_bad_urls(d: Driver, url: str, says: str) -> None:
 async def test_bad_urls_from_the_environment(d: Driver, url: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not url or "\0" in url:
         pytest.skip("an empty variable counts as none, and none can have a NUL")
-    monkeypatch.setenv("HOLDFAST_URL", url)
+    monkeypatch.setenv("LOCKFAST_URL", url)
     await refused(says, d.open, None)
 
 
@@ -541,7 +541,7 @@ GOOD_URLS = Table(
     ("memory://a name", "memory://a name"),
     ("MEMORY://", "memory://"),
     ("sqlite:///locks.db", "sqlite:///"),
-    ("sqlite:////tmp/holdfast/locks.db", "sqlite:////tmp/holdfast/locks.db"),
+    ("sqlite:////tmp/lockfast/locks.db", "sqlite:////tmp/lockfast/locks.db"),
 )
 
 
@@ -559,14 +559,14 @@ async def test_good_odd_urls(d: Driver, url: str, shown: str, monkeypatch: pytes
 @scenario
 async def test_no_target(d: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("HOLDFAST_URL", "memory://from the environment")
+    monkeypatch.setenv("LOCKFAST_URL", "memory://from the environment")
     assert "memory://from the environment" in repr(d.open(None))
     for empty in ("", None):
         if empty is None:
-            monkeypatch.delenv("HOLDFAST_URL")
+            monkeypatch.delenv("LOCKFAST_URL")
         else:
-            monkeypatch.setenv("HOLDFAST_URL", empty)
-        assert f"{tmp_path}/holdfast/locks.db" in repr(d.open(None))
+            monkeypatch.setenv("LOCKFAST_URL", empty)
+        assert f"{tmp_path}/lockfast/locks.db" in repr(d.open(None))
 
 
 # Clients
@@ -617,7 +617,7 @@ async def test_bad_clients(d: Driver, target: Any, says: str) -> None:
 
 
 def test_a_cluster_client_of_the_other_colour() -> None:
-    with pytest.raises(ConfigurationError, match=r"holdfast\.aio\.connect"):
+    with pytest.raises(ConfigurationError, match=r"lockfast\.aio\.connect"):
         COLOURS["threads"].open(redis.asyncio.RedisCluster(host="localhost"))
 
 
@@ -650,7 +650,7 @@ async def test_clients_of_the_right_colour(d: Driver, at: int) -> None:
 @scenario
 async def test_clients_of_the_wrong_colour(d: Driver, at: int) -> None:
     other = "asyncio" if d.colour == "threads" else "threads"
-    use = "holdfast.aio.connect()" if d.colour == "threads" else "holdfast.connect()"
+    use = "lockfast.aio.connect()" if d.colour == "threads" else "lockfast.client.connect()"
     await refused(use, d.open, CLIENTS[other][at]())
 
 
@@ -698,7 +698,7 @@ BAD_EXPORTS = Table(
     (" " + exported("thing", "holder", 30), VERY),
     (exported("", "holder", 30), "must not be empty"),
     (exported(5, "holder", 30), TEXT),
-    (exported("holdfast:x", "holder", 30), "must not begin"),
+    (exported("lockfast:x", "holder", 30), "must not begin"),
     (exported("a\0b", "holder", 30), CONTROL),
     (exported("thing", "", 30), "1 to 128"),
     (exported("thing", 5, 30), "1 to 128"),

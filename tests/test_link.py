@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime.threads import ThreadRuntime
-from holdfast.stores.redis.link import Link, Slot
-from holdfast.stores.redis.threads import ThreadWire
+from lockfast.runtime.threads import ThreadRuntime
+from lockfast.stores.redis.transport.thread_link import Link, Slot
+from lockfast.stores.redis.transport.threads import ThreadWire
 
 
 @pytest.fixture

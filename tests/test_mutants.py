@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.core import acquire, adopt, holding, release, validity
-from holdfast.core.deadline import Deadline
-from holdfast.testing.explorer import Explorer, Report
-from holdfast.testing.models import LOCK, TTL, giver, taker, user
-from holdfast.testing.process import Process, Program
-from holdfast.testing.world import ALL_RULES, Client, Model
+from lockfast.core import acquire, adopt, release, validity
+from lockfast.core import lease_state as holding
+from lockfast.core.deadline import Deadline
+from verify.explorer import Explorer, Report
+from verify.models import LOCK, TTL, giver, taker, user
+from verify.process import Process, Program
+from verify.world import ALL_RULES, Client, Model
 from tests.explore.mutation import constant, lua, python
 
 pytestmark = pytest.mark.timeout(600)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import LockError, LockInfo, StoreRefused
+import lockfast
+from lockfast import LockError, LockInfo, StoreRefused
 from tests.conftest import require
 from tests.support.servers import KINDS, Server
 from tests.support.waiting import until
@@ -97,7 +97,7 @@ class Use:
         return future
 
     def places(self) -> int:
-        count: int = self.server.raw("ZCARD", f"holdfast:{{{self.name}}}:q")
+        count: int = self.server.raw("ZCARD", f"lockfast:{{{self.name}}}:q")
         return count
 
     def take_over(self, future: Future[Any]) -> None:
@@ -149,7 +149,7 @@ class TestEnough:
         self, server: Server, colour: Colour, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Which it is after ten seconds, and here much sooner; a refusal is an answer too."""
-        monkeypatch.setattr(f"holdfast.stores.redis.{colour.name}.HEAR_WITHIN", 0.05)
+        monkeypatch.setattr(f"lockfast.stores.redis.{colour.name}.HEAR_WITHIN", 0.05)
         for number, without in enumerate((None, "+ping")):
             user, name = f"billing{number}", f"billing:report{number}"
             server.raw("ACL", "SETUSER", user, *rules_for("billing:", without))
@@ -158,15 +158,15 @@ class TestEnough:
             client = colour.connect(url_of(server, user))
             waiting = client.acquiring(name, ttl=0.3)
             await_queue(server, name, 1)
-            ticket = server.raw("HGETALL", f"holdfast:{{{name}}}:w")
+            ticket = server.raw("HGETALL", f"lockfast:{{{name}}}:w")
             until(lambda: server.commands_processed().get("ping", 0) > 1 or "ping" in refusals(server), "a ping")
-            until(lambda: server.raw("HGETALL", f"holdfast:{{{name}}}:w")[1] != ticket[1], "another request")  # noqa: B023
+            until(lambda: server.raw("HGETALL", f"lockfast:{{{name}}}:w")[1] != ticket[1], "another request")  # noqa: B023
             server.raw("DEL", name)
             client.release(waiting.result(20))
 
     def test_other_keys_channels_and_commands_are_out_of_reach(self, server: Server) -> None:
         server.raw("ACL", "SETUSER", "billing", *the_line())
-        with holdfast.connect(url_of(server, "billing")) as locks:
+        with lockfast.client.connect(url_of(server, "billing")) as locks:
             for name in ("shipping:report", "billing", "bill"):
                 with pytest.raises(StoreRefused):
                     locks.lock(name).acquire(timeout=1)
@@ -175,7 +175,7 @@ class TestEnough:
 
 def test_who_lists_needs_one_permission_more_and_who_breaks_does_not(server: Server) -> None:
     server.raw("ACL", "SETUSER", "billing", *the_line())
-    with holdfast.connect(url_of(server, "billing")) as locks, holdfast.connect(server.url) as others:
+    with lockfast.client.connect(url_of(server, "billing")) as locks, lockfast.client.connect(server.url) as others:
         others.lock("shipping:report").acquire(timeout=0)
         locks.lock("billing:report").acquire(timeout=0)
         with pytest.raises(StoreRefused):
@@ -192,7 +192,7 @@ WARNINGS: list[str] = []
 
 @contextmanager
 def warnings_kept() -> Iterator[None]:
-    log = logging.getLogger("holdfast")
+    log = logging.getLogger("lockfast")
     keeper = logging.Handler(logging.WARNING)
     keeper.emit = lambda record: WARNINGS.append(record.getMessage())  # type: ignore[method-assign]
     log.addHandler(keeper)

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast import aio
-from holdfast.stores.redis import link as thread_side
-from holdfast.stores.redis import tasklink as task_side
-from holdfast.stores.redis.messages import at_a_glance, push_in
-from holdfast.stores.redis.resp import Pushed, Reader, ReplyError, bulks, new_reader, pack
-from holdfast.values import Push
+import lockfast
+from lockfast import aio
+from lockfast.stores.redis.transport import thread_link as thread_side
+from lockfast.stores.redis.transport import task_link as task_side
+from lockfast.stores.redis.protocol.notifications import at_a_glance, push_in
+from lockfast.stores.redis.protocol.resp import Pushed, Reader, ReplyError, bulks, new_reader, pack
+from lockfast.values import Push
 from tests.support.servers import Server
 
-INBOX = "holdfast:inbox:abcdefghijklmnopqrst"
+INBOX = "lockfast:inbox:abcdefghijklmnopqrst"
 
 REPLIES: list[tuple[bytes, Any]] = [
     (b":0\r\n", 0),
@@ -121,7 +121,7 @@ def without_hiredis(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_hiredis")
 def test_a_lock_works_without_hiredis_on_threads(valkey: Server) -> None:
-    with holdfast.connect(valkey.url) as locks, locks.lock("plain", label="é x") as lease:
+    with lockfast.client.connect(valkey.url) as locks, locks.lock("plain", label="é x") as lease:
         info = locks.lock("plain").inspect()
         assert info.holder == lease.holder
         assert info.owner is not None

@@ -1,4 +1,4 @@
-"""`holdfast.testing` for users: locks in memory, a clock that makes nobody wait, and faults on demand, in both colours.
+"""`lockfast.testing` for users: locks in memory, a clock that makes nobody wait, and faults on demand, in both colours.
 
 No test here sleeps; the last one shows that hours of virtual time take next to none.
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import LeaseLost, State, StoreUnavailable
-from holdfast.testing import Sandbox, Stuck
-from holdfast.testing.looping import VirtualLoop
+from lockfast import LeaseLost, State, StoreUnavailable
+from lockfast.testing import Sandbox, Stuck
+from lockfast.testing.virtual_loop import VirtualLoop
 from tests.test_docs import fences
 
 pytest_plugins = ["pytester"]
@@ -70,7 +70,7 @@ def test_a_lock_that_frees_itself_is_got_at_that_moment(sandbox: Sandbox) -> Non
 
 
 def test_a_wait_without_an_end_is_an_error_and_no_hang(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.testing.agenda.MOST_JUMPS", 500)
+    monkeypatch.setattr("lockfast.testing.virtual_threads.MOST_JUMPS", 500)
     sandbox.hold("door")
     with pytest.raises(Stuck, match="nothing happens that could end it"):
         sandbox.locks.lock("door").acquire()
@@ -246,7 +246,7 @@ def test_two_tasks_hand_the_lock_on(sandbox: Sandbox) -> None:
 
 
 def test_a_loop_in_which_all_wait_for_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.testing.looping.REAL_PATIENCE", 0.01)
+    monkeypatch.setattr("lockfast.testing.virtual_loop.REAL_PATIENCE", 0.01)
     sandbox = Sandbox()
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(sandbox.clock)) as runner, pytest.raises(Stuck):
         runner.run(asyncio.Event().wait())
@@ -255,24 +255,24 @@ def test_a_loop_in_which_all_wait_for_nothing_says_so(monkeypatch: pytest.Monkey
 # The plugin, and the page
 
 TESTS = """
-import holdfast, holdfast.aio
+import lockfast, lockfast.aio
 
-def test_the_sandbox(holdfast_sandbox, holdfast_locks, holdfast_async_locks):
-    assert holdfast_locks is holdfast_sandbox.locks
-    assert holdfast_async_locks is holdfast_sandbox.async_locks
+def test_the_sandbox(lockfast_sandbox, lockfast_locks, lockfast_async_locks):
+    assert lockfast_locks is lockfast_sandbox.locks
+    assert lockfast_async_locks is lockfast_sandbox.async_locks
 
-def test_connecting(holdfast_connect):
-    assert holdfast.connect("redis://nowhere") is holdfast_connect.locks
-    assert holdfast.aio.connect() is holdfast_connect.async_locks
+def test_connecting(lockfast_connect):
+    assert lockfast.client.connect("redis://nowhere") is lockfast_connect.locks
+    assert lockfast.aio.connect() is lockfast_connect.async_locks
 
 def test_afterwards():
-    assert holdfast.connect("memory://").lock("door").acquire(timeout=0) is not None
+    assert lockfast.client.connect("memory://").lock("door").acquire(timeout=0) is not None
 """
 
 
 def test_the_fixtures(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
-    outcome = pytester.runpytest_subprocess("-p", "holdfast.testing.plugin", "-p", "no:asyncio", "-p", "no:valkey")
+    outcome = pytester.runpytest_subprocess("-p", "lockfast.testing.plugin", "-p", "no:asyncio", "-p", "no:valkey")
     outcome.assert_outcomes(passed=3)
 
 
@@ -280,7 +280,7 @@ def test_the_tests_that_the_page_shows_pass(pytester: pytest.Pytester) -> None:
     parts = [fence.body for fence in fences(DOCS.read_text("utf-8"))]
     shown = sum(len(re.findall(r"^def test_", part, re.MULTILINE)) for part in parts)
     pytester.makepyfile("\n\n".join(parts))
-    outcome = pytester.runpytest_subprocess("-p", "holdfast.testing.plugin", "-p", "no:asyncio", "-p", "no:valkey")
+    outcome = pytester.runpytest_subprocess("-p", "lockfast.testing.plugin", "-p", "no:asyncio", "-p", "no:valkey")
     outcome.assert_outcomes(passed=shown)
     assert shown >= 6
 
@@ -288,4 +288,4 @@ def test_the_tests_that_the_page_shows_pass(pytester: pytest.Pytester) -> None:
 def test_the_plugin_is_an_entry_point() -> None:
     """Under its own module's name, so that naming it once more by `-p` or `pytest_plugins` does no harm."""
     text = (DOCS.parent.parent / "pyproject.toml").read_text("utf-8")
-    assert '[project.entry-points.pytest11]\n"holdfast.testing.plugin" = "holdfast.testing.plugin"' in text
+    assert '[project.entry-points.pytest11]\n"lockfast.testing.plugin" = "lockfast.testing.plugin"' in text

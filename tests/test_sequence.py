@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from holdfast.testing.sequence import fence, svg
+from verify.sequence_diagram import fence, svg
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,4 +66,4 @@ def test_the_diagrams_of_a_page_can_be_drawn(page: Path) -> None:
 
 
 def test_the_pages_are_built_with_it() -> None:
-    assert "!!python/name:holdfast.testing.sequence.fence" in (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert "!!python/name:verify.sequence_diagram.fence" in (ROOT / "mkdocs.yml").read_text("utf-8")

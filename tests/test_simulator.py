@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from holdfast.core import acquire
-from holdfast.testing import simulate as command
-from holdfast.testing.setting import Setting
-from holdfast.testing.simulator import Outcome, Simulation, shrunk, simulate
+from lockfast.core import acquire
+from verify import simulate as command
+from verify.scenario import Setting
+from verify.simulator import Outcome, Simulation, shrunk, simulate
 from tests.explore.mutation import lua, python
 
 SEEDS = 500
@@ -38,7 +38,7 @@ def test_a_seed_gives_the_same_trace_on_every_run() -> None:
 
 
 def test_the_hash_of_a_seed_is_the_same_in_another_process() -> None:
-    script = "from holdfast.testing.simulator import simulate; print(simulate(7).digest)"
+    script = "from verify.simulator import simulate; print(simulate(7).digest)"
     found = {
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
         for _ in range(2)

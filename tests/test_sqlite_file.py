@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import (
+from lockfast.errors import (
     ConfigurationError,
     LockError,
     Outcome,
@@ -17,12 +17,12 @@ from holdfast.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from holdfast.runtime.runner import run
-from holdfast.runtime.threads import ThreadRuntime
-from holdfast.stores.sqlite import SqliteStore, default_path, mounts
-from holdfast.stores.sqlite.boot import boot_id
-from holdfast.stores.sqlite.faults import explained
-from holdfast.values import Granted, Renewal, Taken
+from lockfast.runtime.runner import run
+from lockfast.runtime.threads import ThreadRuntime
+from lockfast.stores.sqlite import SqliteStore, default_path, mounts
+from lockfast.stores.sqlite.boot import boot_id
+from lockfast.stores.sqlite.faults import explained
+from lockfast.values import Granted, Renewal, Taken
 from tests.test_sqlite_kit import COLOURS, LONG, Bed, Waiter, ask
 
 Attempt = Callable[[], object]
@@ -234,10 +234,10 @@ def test_a_colour_must_be_one_of_two(tmp_path: Path) -> None:
 
 def test_the_default_place_is_the_users_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
-    assert default_path() == Path("/state/holdfast/locks.db")
+    assert default_path() == Path("/state/lockfast/locks.db")
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/ada")
-    assert default_path() == Path("/home/ada/.local/state/holdfast/locks.db")
+    assert default_path() == Path("/home/ada/.local/state/lockfast/locks.db")
 
 
 TABLE = """\

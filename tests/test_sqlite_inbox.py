@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast.errors import ConfigurationError, StoreUnavailable
-from holdfast.runtime.runner import run
-from holdfast.stores.sqlite import SqliteStore, pipe
-from holdfast.values import Granted, Next, Push, Queued
+import lockfast
+import lockfast.aio
+from lockfast.errors import ConfigurationError, StoreUnavailable
+from lockfast.runtime.runner import run
+from lockfast.stores.sqlite import SqliteStore, pipe
+from lockfast.values import Granted, Next, Push, Queued
 from tests.support.waiting import until
 from tests.test_sqlite_kit import COLOURS, LONG, Bed, Waiter, ask
 
@@ -297,12 +297,12 @@ def test_a_place_can_be_given_up_after_closing(bed: Bed) -> None:
 
 
 def test_a_new_event_loop_starts_with_no_mailboxes(tmp_path: Path) -> None:
-    async def hold_and_wait(locks: holdfast.aio.Locks) -> None:
+    async def hold_and_wait(locks: lockfast.aio.Locks) -> None:
         holder = locks.lock("report")
         async with holder:
             assert await locks.lock("report").acquire(timeout=0.02) is None
 
-    locks = holdfast.aio.connect(f"sqlite:///{tmp_path / 'state' / 'locks.db'}")
+    locks = lockfast.aio.connect(f"sqlite:///{tmp_path / 'state' / 'locks.db'}")
     asyncio.run(hold_and_wait(locks))
     asyncio.run(hold_and_wait(locks))
     asyncio.run(locks.close())
@@ -320,11 +320,11 @@ def test_waiting_costs_next_to_nothing(colour: str, tmp_path: Path) -> None:
         return time.process_time() - before
 
     async def measure_asyncio() -> float:
-        async with holdfast.aio.connect(target) as locks:
+        async with lockfast.aio.connect(target) as locks:
             before = time.process_time()
             assert await locks.lock("report", ttl=3).acquire(timeout=seconds) is None
             return time.process_time() - before
 
-    with holdfast.connect(target) as holding, holdfast.connect(target) as waiting, holding.lock("report", ttl=60):
+    with lockfast.client.connect(target) as holding, lockfast.client.connect(target) as waiting, holding.lock("report", ttl=60):
         spent = measure_threads() if colour == "threads" else asyncio.run(measure_asyncio())
     assert spent < 0.02 * seconds

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from holdfast.runtime.asyncio import AsyncioRuntime
-from holdfast.runtime.runner import run
-from holdfast.runtime.threads import ThreadRuntime
-from holdfast.stores.sqlite import SqliteStore
-from holdfast.values import Ask, Place
+from lockfast.runtime.asyncio import AsyncioRuntime
+from lockfast.runtime.runner import run
+from lockfast.runtime.threads import ThreadRuntime
+from lockfast.stores.sqlite import SqliteStore
+from lockfast.values import Ask, Place
 
 T = TypeVar("T")
 
@@ -97,8 +97,8 @@ class Worker:
 
     def __init__(self, path: Path, *, prelude: str = "") -> None:
         body = (
-            "import os, signal, sys, time, holdfast\n"
-            f"locks = holdfast.connect({f'sqlite:///{path}'!r})\n"
+            "import os, signal, sys, time, lockfast\n"
+            f"locks = lockfast.client.connect({f'sqlite:///{path}'!r})\n"
             f"{prelude}\n"
             "for line in sys.stdin:\n"
             "    exec(line, globals())\n"

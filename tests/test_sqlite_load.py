@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast.runtime.runner import run
-from holdfast.runtime.threads import ThreadRuntime
-from holdfast.stores.sqlite import SqliteStore, checkpoint
+import lockfast
+import lockfast.aio
+from lockfast.runtime.runner import run
+from lockfast.runtime.threads import ThreadRuntime
+from lockfast.stores.sqlite import SqliteStore, checkpoint
 from tests.support import lateness
 from tests.test_sqlite_kit import LONG, ask
 
@@ -41,7 +41,7 @@ def test_threads_never_hold_the_lock_together(target: str, count: int, rounds: i
                 fences.append(lease.fence)
                 number = seen + 1
 
-    with holdfast.connect(target) as locks:
+    with lockfast.client.connect(target) as locks:
         threads = [threading.Thread(target=work) for _ in range(count)]
         for thread in threads:
             thread.start()
@@ -57,7 +57,7 @@ def test_tasks_never_hold_the_lock_together(target: str) -> None:
     fences: list[int] = []
     inside = 0
 
-    async def work(locks: holdfast.aio.Locks) -> None:
+    async def work(locks: lockfast.aio.Locks) -> None:
         nonlocal inside
         for _ in range(10):
             async with locks.lock("report", ttl=20) as lease:
@@ -68,7 +68,7 @@ def test_tasks_never_hold_the_lock_together(target: str) -> None:
                 inside -= 1
 
     async def main() -> None:
-        async with holdfast.aio.connect(target) as locks, asyncio.TaskGroup() as group:
+        async with lockfast.aio.connect(target) as locks, asyncio.TaskGroup() as group:
             for _ in range(50):
                 group.create_task(work(locks))
 
@@ -82,13 +82,13 @@ def test_threads_and_tasks_share_one_lock(target: str) -> None:
     held: list[str] = []
 
     def threads_side() -> None:
-        with holdfast.connect(target) as locks:
+        with lockfast.client.connect(target) as locks:
             for _ in range(30):
                 with locks.lock("report"):
                     held.append("thread")
 
     async def tasks_side() -> None:
-        async with holdfast.aio.connect(target) as locks:
+        async with lockfast.aio.connect(target) as locks:
             for _ in range(30):
                 async with locks.lock("report"):
                     held.append("task")
@@ -114,7 +114,7 @@ def test_a_busy_file_does_not_stop_the_event_loop(target: str, tmp_path: Path) -
 
     async def main() -> None:
         lateness.watch()
-        async with holdfast.aio.connect(target) as locks:
+        async with lockfast.aio.connect(target) as locks:
             await locks.lock("report").inspect()
             writer = sqlite3.connect(tmp_path / "state" / "locks.db", isolation_level=None)
             writer.execute("BEGIN IMMEDIATE")
@@ -195,7 +195,7 @@ def test_forks_under_load_lose_nothing(target: str) -> None:
         except BaseException as error:
             failures.append(error)
 
-    with holdfast.connect(target) as locks:
+    with lockfast.client.connect(target) as locks:
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()

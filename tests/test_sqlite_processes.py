@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.support import lateness
 from tests.support.waiting import until
 from tests.test_sqlite_kit import Worker
@@ -28,17 +28,17 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def locks(path: Path) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+def locks(path: Path) -> Iterator[lockfast.Locks]:
+    with lockfast.client.connect(f"sqlite:///{path}") as locks:
         yield locks
 
 
-def waiting(locks: holdfast.Locks, count: int) -> None:
+def waiting(locks: lockfast.Locks, count: int) -> None:
     lock = locks.lock("report")
     until(lambda: lock.inspect().waiting == count, f"{count} processes to wait")
 
 
-def test_five_processes_get_the_lock_in_the_order_they_came(path: Path, locks: holdfast.Locks) -> None:
+def test_five_processes_get_the_lock_in_the_order_they_came(path: Path, locks: lockfast.Locks) -> None:
     with ExitStack() as stack:
         lease = locks.lock("report").acquire()
         assert lease is not None
@@ -55,7 +55,7 @@ def test_five_processes_get_the_lock_in_the_order_they_came(path: Path, locks: h
         assert fences == sorted(set(fences))
 
 
-def test_a_killed_holder_is_followed_when_its_ttl_is_over(path: Path, locks: holdfast.Locks) -> None:
+def test_a_killed_holder_is_followed_when_its_ttl_is_over(path: Path, locks: lockfast.Locks) -> None:
     with Worker(path) as holder:
         holder.tell(ACQUIRE.format(ttl=0.5))
         holder.hear()
@@ -65,7 +65,7 @@ def test_a_killed_holder_is_followed_when_its_ttl_is_over(path: Path, locks: hol
         assert watch.seconds < watch.most(0.5 + 0.25)
 
 
-def test_a_killed_waiter_at_the_head_is_passed_over_at_once(path: Path, locks: holdfast.Locks) -> None:
+def test_a_killed_waiter_at_the_head_is_passed_over_at_once(path: Path, locks: lockfast.Locks) -> None:
     with Worker(path) as first, Worker(path) as second:
         lease = locks.lock("report").acquire()
         assert lease is not None
@@ -82,7 +82,7 @@ def test_a_killed_waiter_at_the_head_is_passed_over_at_once(path: Path, locks: h
         assert len(list(inboxes.iterdir())) == 1  # the dead one's pipe went with it
 
 
-def test_a_process_killed_inside_a_transaction_harms_nobody(path: Path, locks: holdfast.Locks) -> None:
+def test_a_process_killed_inside_a_transaction_harms_nobody(path: Path, locks: lockfast.Locks) -> None:
     lease = locks.lock("report").acquire()
     assert lease is not None
     with Worker(path, prelude="import sqlite3") as victim:
@@ -118,7 +118,7 @@ def test_processes_never_hold_the_lock_together(path: Path, tmp_path: Path) -> N
     assert shared.read_text() == "150"
 
 
-def test_a_lock_passes_between_two_processes_within_milliseconds(path: Path, locks: holdfast.Locks) -> None:
+def test_a_lock_passes_between_two_processes_within_milliseconds(path: Path, locks: lockfast.Locks) -> None:
     """From before the release in one process to the lock held in the other, half of a hundred passes are below."""
     lock = locks.lock("report")
     answer = "with locks.lock('report'): print(time.monotonic(), flush=True)"
@@ -137,12 +137,12 @@ def test_a_lock_passes_between_two_processes_within_milliseconds(path: Path, loc
     assert statistics.median(times) < 0.003 + lateness.usual(started)
 
 
-def test_a_reader_that_dies_cannot_kill_the_one_who_releases(path: Path, locks: holdfast.Locks) -> None:
+def test_a_reader_that_dies_cannot_kill_the_one_who_releases(path: Path, locks: lockfast.Locks) -> None:
     """A program may have set SIGPIPE back to its default, which ends the process that writes into a dead pipe."""
     prelude = (
         "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
-        "from holdfast.stores.sqlite.pipe import Pipe, outlet_to\n"
-        "from holdfast.values import Push\n"
+        "from lockfast.stores.sqlite.pipe import Pipe, outlet_to\n"
+        "from lockfast.values import Push\n"
     )
     folder = path.with_name("pipes")
     folder.mkdir(parents=True)
@@ -160,7 +160,7 @@ def in_child(body: str, worker: Worker) -> str:
     return worker.hear()
 
 
-def test_a_forked_child_shares_nothing_and_the_parent_goes_on(path: Path, locks: holdfast.Locks) -> None:
+def test_a_forked_child_shares_nothing_and_the_parent_goes_on(path: Path, locks: lockfast.Locks) -> None:
     with Worker(path) as parent:
         parent.tell(ACQUIRE.format(ttl=30))
         fence = parent.hear().split()[1]
@@ -186,7 +186,7 @@ def test_a_forked_child_takes_locks_of_sqlite_of_its_own(path: Path) -> None:
         assert in_child(body, parent) == "True"
 
 
-def test_the_parents_death_does_not_hide_the_childs_locks(path: Path, locks: holdfast.Locks) -> None:
+def test_the_parents_death_does_not_hide_the_childs_locks(path: Path, locks: lockfast.Locks) -> None:
     body = (
         "lease = locks.lock('report').acquire(timeout=20); "
         "print('child holds', os.getpid(), flush=True); signal.pause()"

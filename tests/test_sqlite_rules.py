@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.stores.memory import Space
-from holdfast.stores.sqlite import SqliteStore, rules
-from holdfast.values import Granted, LockInfo, Next, Owner, Place, Push, Queued, Renewal, Taken
+from lockfast.stores.memory import Space
+from lockfast.stores.sqlite import SqliteStore, rules
+from lockfast.values import Granted, LockInfo, Next, Owner, Place, Push, Queued, Renewal, Taken
 from tests.test_sqlite_kit import COLOURS, LONG, Bed, Waiter, ask
 
 

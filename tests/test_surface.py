@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-import holdfast.aio
-import holdfast.aio.simple
-import holdfast.simple
-from holdfast import errors, fenced
-from holdfast.options import DEFAULTS
+import lockfast
+import lockfast.aio
+import lockfast.simple.aio
+import lockfast.simple
+from lockfast import errors, fenced
+from lockfast.client.options import DEFAULTS
 from tests.contract.driver import COLOURS, Driver, done, scenario
 from tests.support.servers import Server
 
@@ -32,7 +32,7 @@ WRONG = "wr0ng-Pa55"
 
 
 def test_names() -> None:
-    assert sorted(holdfast.__all__) == [
+    assert sorted(lockfast.__all__) == [
         "AcquireTimeout",
         "ConfigurationError",
         "Lease",
@@ -57,27 +57,27 @@ def test_names() -> None:
         "connect",
         "errors",
     ]
-    assert sorted(holdfast.aio.__all__) == ["Lease", "Lock", "Locks", "connect"]
-    for module in (holdfast, holdfast.aio):
+    assert sorted(lockfast.aio.__all__) == ["Lease", "Lock", "Locks", "connect"]
+    for module in (lockfast, lockfast.aio):
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
 def test_names_of_the_plain_functions() -> None:
     names = ["How", "acquire", "acquire_lock", "acquire_lock_with_timeout", "release", "release_lock"]
-    for module in (holdfast.simple, holdfast.aio.simple):
+    for module in (lockfast.simple, lockfast.simple.aio):
         assert sorted(module.__all__) == names
     for name in names[1:]:
-        assert signature(getattr(holdfast.simple, name)) == signature(getattr(holdfast.aio.simple, name))
+        assert signature(getattr(lockfast.simple, name)) == signature(getattr(lockfast.simple.aio, name))
 
 
 def test_names_for_who_comes_from_redis_py() -> None:
-    from holdfast.compat import redis_py
+    from lockfast.compat import redis_py
 
     assert sorted(redis_py.__all__) == ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "errors"]
 
 
 def test_version() -> None:
-    parts = holdfast.__version__.split(".")
+    parts = lockfast.__version__.split(".")
     assert len(parts) == 3
     assert all(part.isdecimal() for part in parts)
 
@@ -124,7 +124,7 @@ SIGNATURES = {
 }
 
 
-@pytest.mark.parametrize("module", [holdfast, holdfast.aio], ids=["threads", "asyncio"])
+@pytest.mark.parametrize("module", [lockfast, lockfast.aio], ids=["threads", "asyncio"])
 @pytest.mark.parametrize(("name", "wanted"), SIGNATURES.items(), ids=SIGNATURES)
 def test_signatures(module: Any, name: str, wanted: str) -> None:
     found = module
@@ -152,7 +152,7 @@ def test_signatures_of_the_guards() -> None:
             "set": "(self, key, value, *options)",
         }
     assert signature(fenced.file.FencedFile) == "(path, fence, *, patience=10.0)"
-    assert signature(fenced.sql.Guard) == "(table='holdfast_fence')"
+    assert signature(fenced.sql.Guard) == "(table='lockfast_fence')"
     assert signature(fenced.sql.Guard.check) == "(self, connection, name, fence)"
     assert signature(fenced.sql.update_row) == "(connection, table, where, values, fence, *, column='fence')"
 
@@ -172,11 +172,11 @@ def test_options_of_a_lock() -> None:
 
 
 def test_attributes_of_a_lease() -> None:
-    assert sorted(public(holdfast.Lease)) == [
+    assert sorted(public(lockfast.Lease)) == [
         *("__bool__", "acknowledged", "ensure_held", "export", "fence", "holder", "inherited", "lost"),
         *("name", "reasserted", "release", "remaining", "renew", "state", "ttl"),
     ]
-    assert sorted(public(type(holdfast.connect("memory://").lock("x").acquire(timeout=0).lost))) == [  # type: ignore[union-attr]
+    assert sorted(public(type(lockfast.client.connect("memory://").lock("x").acquire(timeout=0).lost))) == [  # type: ignore[union-attr]
         "__bool__",
         "is_set",
         "wait",
@@ -185,7 +185,7 @@ def test_attributes_of_a_lease() -> None:
 
 @pytest.mark.parametrize("kind", ["Lock", "Lease", "Locks"])
 def test_both_colours_have_the_same_names(kind: str) -> None:
-    blocking, awaited = public(getattr(holdfast, kind)), public(getattr(holdfast.aio, kind))
+    blocking, awaited = public(getattr(lockfast, kind)), public(getattr(lockfast.aio, kind))
     twins = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
     assert sorted(twins.get(name, name) for name in blocking) == sorted(awaited)
     for name, attribute in blocking.items():
@@ -194,12 +194,12 @@ def test_both_colours_have_the_same_names(kind: str) -> None:
 
 
 def test_fields_of_what_inspect_tells() -> None:
-    assert holdfast.LockInfo._fields == (
+    assert lockfast.LockInfo._fields == (
         *("name", "holder", "owner", "fence", "held_for", "ttl_left", "waiters", "waiting"),
     )
-    assert holdfast.WaiterInfo._fields == ("holder", "owner", "waiting_for")
-    assert holdfast.Owner._fields == ("host", "pid", "label")
-    assert {state.name: state.value for state in holdfast.State} == {
+    assert lockfast.WaiterInfo._fields == ("holder", "owner", "waiting_for")
+    assert lockfast.Owner._fields == ("host", "pid", "label")
+    assert {state.name: state.value for state in lockfast.State} == {
         "HELD": "held",
         "AT_RISK": "at risk",
         "LOST": "lost",
@@ -232,7 +232,7 @@ def test_the_error_tree() -> None:
         if isinstance(kind, type) and issubclass(kind, Exception)
     }
     assert found == TREE
-    assert all(getattr(holdfast, name) is getattr(errors, name) for name in TREE)
+    assert all(getattr(lockfast, name) is getattr(errors, name) for name in TREE)
     drawn = errors.__doc__ or ""
     assert all(name in drawn for name in TREE), "the docstring draws the tree"
 
@@ -274,12 +274,12 @@ def test_errors_pickle(error: Exception, protocol: int) -> None:
 
 
 def test_values_pickle() -> None:
-    owner = holdfast.Owner("host", 7, "label")
-    info = holdfast.LockInfo("thing", "holder", owner, 5, 1.5, 2.5, (holdfast.WaiterInfo("other", owner, 0.5),), 1)
+    owner = lockfast.Owner("host", 7, "label")
+    info = lockfast.LockInfo("thing", "holder", owner, 5, 1.5, 2.5, (lockfast.WaiterInfo("other", owner, 0.5),), 1)
     assert pickle.loads(pickle.dumps(info)) == info
-    assert type(pickle.loads(pickle.dumps(owner))) is holdfast.Owner
+    assert type(pickle.loads(pickle.dumps(owner))) is lockfast.Owner
     assert pickle.loads(pickle.dumps(errors.Outcome.UNKNOWN)) is errors.Outcome.UNKNOWN
-    assert pickle.loads(pickle.dumps(holdfast.State.AT_RISK)) is holdfast.State.AT_RISK
+    assert pickle.loads(pickle.dumps(lockfast.State.AT_RISK)) is lockfast.State.AT_RISK
 
 
 # What is loaded when
@@ -295,13 +295,13 @@ def loaded(program: str, *modules: str) -> list[str]:
 
 USE = "with locks.lock('thing', timeout=0) as lease: lease.ensure_held()\nlocks.close()"
 LOADS = [
-    ("import holdfast", ["redis", "valkey", "asyncio", "sqlite3", "inspect", "ssl", "subprocess"], []),
-    (f"import holdfast; locks = holdfast.connect('memory://')\n{USE}", ["redis", "asyncio", "sqlite3"], []),
-    ("import holdfast.aio; holdfast.aio.connect('memory://')", ["redis", "sqlite3", "asyncio"], ["asyncio"]),
-    ("import holdfast; holdfast.connect('sqlite:///locks.db')", ["redis", "asyncio", "sqlite3"], ["sqlite3"]),
-    ("import holdfast; holdfast.connect('redis://localhost')", ["sqlite3", "redis"], ["redis"]),
-    ("from holdfast import fenced; fenced.file, fenced.redis, fenced.sql", ["redis", "sqlite3", "sqlalchemy"], []),
-    ("import holdfast.testing", ["lupa", "hypothesis", "pytest"], []),
+    ("import lockfast", ["redis", "valkey", "asyncio", "sqlite3", "inspect", "ssl", "subprocess"], []),
+    (f"import lockfast; locks = lockfast.client.connect('memory://')\n{USE}", ["redis", "asyncio", "sqlite3"], []),
+    ("import lockfast.aio; lockfast.aio.connect('memory://')", ["redis", "sqlite3", "asyncio"], ["asyncio"]),
+    ("import lockfast; lockfast.client.connect('sqlite:///locks.db')", ["redis", "asyncio", "sqlite3"], ["sqlite3"]),
+    ("import lockfast; lockfast.client.connect('redis://localhost')", ["sqlite3", "redis"], ["redis"]),
+    ("from lockfast import fenced; fenced.file, fenced.redis, fenced.sql", ["redis", "sqlite3", "sqlalchemy"], []),
+    ("import lockfast.testing", ["lupa", "hypothesis", "pytest"], []),
 ]
 
 
@@ -365,7 +365,7 @@ async def test_a_password_that_does_not_fit(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     client = d.open(address(guarded_server, user, WRONG))
-    with pytest.raises(holdfast.StoreRefused, match="does not accept this user name and password") as caught:
+    with pytest.raises(lockfast.StoreRefused, match="does not accept this user name and password") as caught:
         await done(client.lock("thing").acquire(timeout=0))
     await done(client.close())
     assert no_password(told(caught.value) + logged(caplog) + f"{client!r}")
@@ -375,7 +375,7 @@ async def test_a_password_that_does_not_fit(
 async def test_a_password_that_is_missing(d: Driver, guarded_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     client = d.open(guarded_server.url)
-    with pytest.raises(holdfast.StoreRefused, match="asks for a password"):
+    with pytest.raises(lockfast.StoreRefused, match="asks for a password"):
         await done(client.lock("thing").acquire(timeout=0))
     await done(client.close())
 
@@ -386,7 +386,7 @@ async def test_an_account_that_may_too_little(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     client = d.open(address(guarded_server, "reader", PASSWORD))
-    with pytest.raises(holdfast.StoreRefused, match="may not do what a lock needs") as caught:
+    with pytest.raises(lockfast.StoreRefused, match="may not do what a lock needs") as caught:
         await done(client.lock("thing").acquire(timeout=0))
     await done(client.close())
     assert no_password(told(caught.value) + logged(caplog))
@@ -400,9 +400,9 @@ async def test_a_server_that_is_not_there(d: Driver, caplog: pytest.LogCaptureFi
         server.kill()
         client = d.open(url)
         for timeout in (0, 0.1):
-            with pytest.raises(holdfast.StoreUnavailable, match="No connection to the server") as caught:
+            with pytest.raises(lockfast.StoreUnavailable, match="No connection to the server") as caught:
                 await done(client.lock("thing").acquire(timeout=timeout))
-            assert caught.value.outcome is holdfast.Outcome.NOT_DONE
+            assert caught.value.outcome is lockfast.Outcome.NOT_DONE
             assert no_password(told(caught.value))
         await done(client.close())
     assert no_password(logged(caplog) + f"{client!r}")

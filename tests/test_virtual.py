@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.ports import Mailbox
-from holdfast.runtime.runner import run
-from holdfast.stores.redis.replies import code_of
-from holdfast.stores.redis.resp import Reader, ReplyError, pack
-from holdfast.stores.redis.store import RedisStore
-from holdfast.testing.virtual import Replica, VirtualRedis
-from holdfast.values import Ask, LockInfo, Place, Queued, Renewal, Taken
+from lockfast.ports import Mailbox
+from lockfast.runtime.runner import run
+from lockfast.stores.redis.protocol.error_replies import code_of
+from lockfast.stores.redis.protocol.resp import Reader, ReplyError, pack
+from lockfast.stores.redis.store import RedisStore
+from verify.virtual_server import Replica, VirtualRedis
+from lockfast.values import Ask, LockInfo, Place, Queued, Renewal, Taken
 from tests.conftest import require
 from tests.support.servers import KINDS, Server
 from tests.support.waiting import until

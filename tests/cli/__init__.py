@@ -1,1 +1,1 @@
-"""The `holdfast` command, driven as its users do: as a process, in a pseudo-terminal and without one."""
+"""The `lockfast` command, driven as its users do: as a process, in a pseudo-terminal and without one."""

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from tests.cli.driving import HOLDFAST, Place, Terminals
+import lockfast
+from tests.cli.driving import LOCKFAST, Place, Terminals
 from tests.support.servers import Server
 from tests.support.terminal import Pty
 
 
 def sqlite(folder: Path) -> Place:
     url = f"sqlite:///{folder}/locks.db"
-    with holdfast.connect(url) as locks:
+    with lockfast.client.connect(url) as locks:
         locks.lock("made").inspect()  # so that the file is there, as it is after the first use
     return Place(url, folder)
 
@@ -46,7 +46,7 @@ def terminals() -> Iterator[Terminals]:
     opened: list[Pty] = []
 
     def start(place: Place, *words: str, command: list[str] | None = None, **variables: str) -> Pty:
-        opened.append(Pty(command or [*HOLDFAST, *words], place.environment(**variables)))
+        opened.append(Pty(command or [*LOCKFAST, *words], place.environment(**variables)))
         return opened[-1]
 
     yield start

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import lockfast
 from tests.support.terminal import LONGEST, Pty
 from tests.support.waiting import until
 
-HOLDFAST = [sys.executable, "-m", "holdfast"]
+LOCKFAST = [sys.executable, "-m", "lockfast"]
 
 
 class Place:
@@ -32,12 +32,12 @@ class Place:
     def environment(self, **more: str) -> dict[str, str]:
         unwanted = ("CI", "NO_COLOR", "COLUMNS", "LINES", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
         kept = {name: value for name, value in os.environ.items() if name not in unwanted}
-        return {**kept, "TERM": "xterm-256color", "HOLDFAST_URL": self.url, "PYTHONIOENCODING": "utf-8", **more}
+        return {**kept, "TERM": "xterm-256color", "LOCKFAST_URL": self.url, "PYTHONIOENCODING": "utf-8", **more}
 
     def run(self, *words: str, given: bytes | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""
         done = subprocess.run(
-            [*HOLDFAST, *words],
+            [*LOCKFAST, *words],
             input=given,
             stdin=subprocess.DEVNULL if given is None else None,
             env=self.environment(**variables),
@@ -57,7 +57,7 @@ class Place:
     def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
         """Begin a command; it is killed when the test ends."""
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        process = subprocess.Popen([*HOLDFAST, *words], env=self.environment(), cwd=self.folder, **options)
+        process = subprocess.Popen([*LOCKFAST, *words], env=self.environment(), cwd=self.folder, **options)
         self._started.append(process)
         return process
 
@@ -68,15 +68,15 @@ class Place:
         assert process.stdout.readline() == b"ready\n"
         return process
 
-    def inspect(self, name: str) -> holdfast.LockInfo:
-        with holdfast.connect(self.url) as locks:
+    def inspect(self, name: str) -> lockfast.LockInfo:
+        with lockfast.client.connect(self.url) as locks:
             return locks.lock(name).inspect()
 
-    def await_waiting(self, name: str, count: int, timeout: float = LONGEST) -> holdfast.LockInfo:
-        with holdfast.connect(self.url) as locks:
+    def await_waiting(self, name: str, count: int, timeout: float = LONGEST) -> lockfast.LockInfo:
+        with lockfast.client.connect(self.url) as locks:
             lock = locks.lock(name)
 
-            def reached() -> holdfast.LockInfo | None:
+            def reached() -> lockfast.LockInfo | None:
                 info = lock.inspect()
                 return info if info.waiting == count else None
 

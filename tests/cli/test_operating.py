@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.cli import completion
-from holdfast.cli.main import COMMANDS, main
+import lockfast
+from lockfast.cli import completion
+from lockfast.cli.main import COMMANDS, main
 from tests.cli.driving import Place, descendants
 from tests.support.servers import Server
 from tests.support.terminal import LONGEST
@@ -19,7 +19,7 @@ from tests.support.terminal import LONGEST
 def test_a_list_of_locks(place: Place) -> None:
     assert place.run("ls").stdout == "No lock is held or waited for.\n"
     assert place.json("ls") == []
-    with holdfast.connect(place.url, label="nightly") as locks:
+    with lockfast.client.connect(place.url, label="nightly") as locks:
         lease = locks.lock("report:nightly").acquire()
         assert lease is not None
         locks.lock("backup").acquire()
@@ -64,7 +64,7 @@ def test_breaking(place: Place) -> None:
     told = place.json("break", "--yes", "job")
     assert (told["broken"]["owner"]["label"], told["now"]["locked"]) == ("next", False)
     again = place.run("break", "--yes", "job")
-    assert (again.returncode, again.stderr) == (1, "holdfast: 'job' is free: nobody holds it.\n")
+    assert (again.returncode, again.stderr) == (1, "lockfast: 'job' is free: nobody holds it.\n")
     del next_one
 
 
@@ -72,7 +72,7 @@ EVIL = "evil\x1b[2J\x07\r\u202e"
 
 
 def test_names_and_labels_of_strangers_cannot_steer_a_terminal(served: Place, valkey: Server) -> None:
-    key = f"holdfast:{{{EVIL}}}:m"
+    key = f"lockfast:{{{EVIL}}}:m"
     valkey.raw("SET", EVIL, "mallory-id", "PX", "60000")
     valkey.raw("SET", key, f"1700000000000000 mallor host:1:{EVIL}", "PX", "60000")
     for words in (["ls"], ["ls", "--names"], ["top"]):
@@ -110,7 +110,7 @@ def test_a_store_that_does_not_answer(embedded: Place) -> None:
     assert done.stdout.startswith("bad      connection   No connection to the server")
     done = embedded.run("ls", "--url", "redis://127.0.0.1:1")
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"holdfast: .*\n", done.stderr)
+    assert re.fullmatch(r"lockfast: .*\n", done.stderr)
 
 
 def test_an_account_that_may_too_little(served: Place, valkey: Server) -> None:
@@ -155,11 +155,11 @@ def test_called_wrongly(words: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert not words or err.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["show", "holdfast:x"], ["show", ""], ["ls", "--url", "nonsense"], ["ls", ""]])
+@pytest.mark.parametrize("words", [["show", "lockfast:x"], ["show", ""], ["ls", "--url", "nonsense"], ["ls", ""]])
 def test_values_that_cannot_be(embedded: Place, words: list[str]) -> None:
     done = embedded.run(*words)
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"holdfast: .*\n", done.stderr)
+    assert re.fullmatch(r"lockfast: .*\n", done.stderr)
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
@@ -167,11 +167,11 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
     assert main([command, "--help"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert f"$ holdfast {command}" in out or f"(holdfast {command}" in out
+    assert f"$ lockfast {command}" in out or f"(lockfast {command}" in out
 
 
 def test_a_reader_who_leaves_early_is_no_error(embedded: Place) -> None:
-    with holdfast.connect(embedded.url) as locks:
+    with lockfast.client.connect(embedded.url) as locks:
         for number in range(2000):
             locks.lock(f"{number:0100}", renew=False).acquire(timeout=0)
         process = embedded.start("ls")
@@ -185,10 +185,10 @@ def test_a_reader_who_leaves_early_is_no_error(embedded: Place) -> None:
 
 
 COMPLETIONS = [
-    (["holdfast", ""], "completion"),
-    (["holdfast", "ru"], "run"),
-    (["holdfast", "run", "--at"], "--at-least"),
-    (["holdfast", "show", "rep"], "report:nightly"),
+    (["lockfast", ""], "completion"),
+    (["lockfast", "ru"], "run"),
+    (["lockfast", "run", "--at"], "--at-least"),
+    (["lockfast", "show", "rep"], "report:nightly"),
 ]
 
 
@@ -207,11 +207,11 @@ def test_completion_scripts(shell: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("words", "wanted"), COMPLETIONS)
 def test_completing_in_bash(tmp_path: Path, words: list[str], wanted: str) -> None:
-    (tmp_path / "holdfast").write_text("#!/bin/sh\necho report:nightly\n")
-    (tmp_path / "holdfast").chmod(0o755)
+    (tmp_path / "lockfast").write_text("#!/bin/sh\necho report:nightly\n")
+    (tmp_path / "lockfast").chmod(0o755)
     program = (
         f"{completion.bash()}\nCOMP_WORDS=({' '.join(map(repr, words))})\n"
-        f"COMP_CWORD={len(words) - 1}\n_holdfast\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""
+        f"COMP_CWORD={len(words) - 1}\n_lockfast\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""
     )
     path = f"{tmp_path}:/usr/bin:/bin"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`holdfast run`: exit codes, signals, process groups, what is left when something is killed, and who comes first."""
+"""`lockfast run`: exit codes, signals, process groups, what is left when something is killed, and who comes first."""
 
 import hashlib
 import os
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.cli.main import main
-from holdfast.stores.sqlite import quick
-from tests.cli.driving import HOLDFAST, Place, await_gone, descendants, ended, is_alive
+import lockfast
+from lockfast.cli.main import main
+from lockfast.stores.sqlite import quick
+from tests.cli.driving import LOCKFAST, Place, await_gone, descendants, ended, is_alive
 from tests.support.servers import Server
 from tests.support.terminal import LONGEST
 from tests.support.waiting import until
@@ -61,7 +61,7 @@ def test_a_command_that_is_not_there_or_no_program(place: Place) -> None:
     for command, code in list(commands.items())[: 4 if place.is_embedded else 1]:
         done = place.run("run", "job", "--", command)
         assert done.returncode == code
-        assert re.fullmatch(r"holdfast: '.*' cannot be run: .*\.\n", done.stderr)
+        assert re.fullmatch(r"lockfast: '.*' cannot be run: .*\.\n", done.stderr)
     assert not place.inspect("job").locked
 
 
@@ -84,7 +84,7 @@ def test_a_store_that_cannot_be_used(embedded: Place) -> None:
             continue  # the default place: it may be there
         assert (done.returncode, done.stdout) == (code, ""), url
         assert done.stderr.count("\n") == 1
-        assert done.stderr.startswith("holdfast: ")
+        assert done.stderr.startswith("lockfast: ")
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,16 @@ def test_called_wrongly(words: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert main(["run", *words]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert re.fullmatch(r"holdfast: .* Try holdfast run --help\.\n", err)
+    assert re.fullmatch(r"lockfast: .* Try lockfast run --help\.\n", err)
 
 
 @pytest.mark.parametrize(
-    "words", [["--ttl", "0", "job"], ["holdfast:x"], ["evil\nname"], ["job", "--label", "x" * 200]], ids=repr
+    "words", [["--ttl", "0", "job"], ["lockfast:x"], ["evil\nname"], ["job", "--label", "x" * 200]], ids=repr
 )
 def test_values_that_cannot_be(embedded: Place, words: list[str]) -> None:
     done = embedded.run("run", *words, "true")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("holdfast: ")
+    assert done.stderr.startswith("lockfast: ")
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
 
@@ -135,11 +135,11 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_command_is_told_its_fence(place: Place) -> None:
-    done = place.run("run", "job", "--label", "us", *shell("env | grep ^HOLDFAST_; sleep 0"), HOLDFAST_FENCE="old")
+    done = place.run("run", "job", "--label", "us", *shell("env | grep ^LOCKFAST_; sleep 0"), LOCKFAST_FENCE="old")
     told = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    assert told["HOLDFAST_NAME"] == "job"
-    assert int(told["HOLDFAST_FENCE"]) == place.inspect("job").fence
-    assert len(told["HOLDFAST_HOLDER"]) >= 20
+    assert told["LOCKFAST_NAME"] == "job"
+    assert int(told["LOCKFAST_FENCE"]) == place.inspect("job").fence
+    assert len(told["LOCKFAST_HOLDER"]) >= 20
 
 
 def test_words_after_the_name_are_the_commands(embedded: Place) -> None:
@@ -150,7 +150,7 @@ def test_words_after_the_name_are_the_commands(embedded: Place) -> None:
 def test_standard_input_and_output_pass_through(place: Place) -> None:
     sent = os.urandom(10_000_000)
     process = subprocess.run(
-        [*HOLDFAST, "run", "job", "--", "sh", "-c", "cat; echo said >&2"],
+        [*LOCKFAST, "run", "job", "--", "sh", "-c", "cat; echo said >&2"],
         input=sent,
         env=place.environment(),
         capture_output=True,
@@ -187,7 +187,7 @@ def test_signals_are_passed_on_to_the_command_and_its_children(embedded: Place, 
 
 
 def test_under_nohup_a_hangup_is_ignored(embedded: Place) -> None:
-    words = [*HOLDFAST, "run", "job", "--", "sh", "-c", "echo ready; sleep 0.3; echo survived"]
+    words = [*LOCKFAST, "run", "job", "--", "sh", "-c", "echo ready; sleep 0.3; echo survived"]
     process = subprocess.Popen(
         ["nohup", *words], env=embedded.environment(), stdout=subprocess.PIPE, stdin=-3, stderr=-3
     )
@@ -215,7 +215,7 @@ def test_a_signal_while_waiting_leaves_no_place_behind(place: Place) -> None:
 
 
 def test_a_command_that_somebody_stops_keeps_its_lock(embedded: Place) -> None:
-    """Without a terminal no shell could go on with holdfast, so it goes on by itself and renews."""
+    """Without a terminal no shell could go on with lockfast, so it goes on by itself and renews."""
     process = embedded.start("run", "job", "--ttl", "3", *shell("echo $$; sleep 0.1; echo on"))
     (pid,) = lines(process, 1)
     os.kill(int(pid), signal.SIGSTOP)
@@ -236,14 +236,14 @@ def test_a_command_that_somebody_stops_keeps_its_lock(embedded: Place) -> None:
 def test_a_lost_lock_ends_the_whole_group(place: Place) -> None:
     process = place.start("run", "job", "--ttl", "6", "--grace", "0.3", *shell(TREE))
     pids = [int(line) for line in lines(process, 3)]
-    with holdfast.connect(place.url) as locks:
+    with lockfast.client.connect(place.url) as locks:
         broken = locks.lock("job").break_()
     assert broken is not None
     assert broken.owner is not None
     assert broken.owner.pid == process.pid
     _, err = process.communicate(timeout=LONGEST)
     assert process.returncode == 76
-    assert re.fullmatch(rb"holdfast: the lock 'job' was lost, so the command was ended: .*\.\n", err)
+    assert re.fullmatch(rb"lockfast: the lock 'job' was lost, so the command was ended: .*\.\n", err)
     assert not any(map(is_alive, pids))
 
 
@@ -255,7 +255,7 @@ def test_a_command_that_ends_when_asked_is_not_killed(embedded: Place) -> None:
     assert b"max_hold" in err
 
 
-def test_holdfast_killed_takes_its_command_along(place: Place) -> None:
+def test_lockfast_killed_takes_its_command_along(place: Place) -> None:
     process = place.start("run", "job", "--grace", "0.2", *shell(TREE))
     pids = [int(line) for line in lines(process, 3)]
     family = descendants(process.pid)
@@ -264,7 +264,7 @@ def test_holdfast_killed_takes_its_command_along(place: Place) -> None:
     await_gone(*family)
 
 
-def test_holdfast_killed_while_it_waits_leaves_nothing_running(place: Place) -> None:
+def test_lockfast_killed_while_it_waits_leaves_nothing_running(place: Place) -> None:
     place.held("job")
     waiting = place.start("run", "job", *shell("echo never"))
     place.await_waiting("job", 1)
@@ -293,7 +293,7 @@ def test_stopped_past_its_deadline_it_ends_the_command_when_it_runs_again(place:
 
 def test_a_command_that_outlasts_the_ttl_keeps_the_lock(place: Place) -> None:
     """On the embedded store the lock is taken without the library, which has to take over in time."""
-    process = place.start("run", "job", "--ttl", "3", *shell("echo $HOLDFAST_FENCE; sleep 4; echo $HOLDFAST_FENCE"))
+    process = place.start("run", "job", "--ttl", "3", *shell("echo $LOCKFAST_FENCE; sleep 4; echo $LOCKFAST_FENCE"))
     (fence,) = lines(process, 1)
     while process.poll() is None:
         info = place.inspect("job")
@@ -334,7 +334,7 @@ def test_a_store_that_stops_answering_ends_the_command_before_the_lease_ends(
 
 
 def test_started_without_input_and_output(embedded: Place) -> None:
-    words = shlex.join([*HOLDFAST, "run", "job", "--", "sh", "-c", "echo ran > out; ls -l /proc/self/fd > fds 2>&1"])
+    words = shlex.join([*LOCKFAST, "run", "job", "--", "sh", "-c", "echo ran > out; ls -l /proc/self/fd > fds 2>&1"])
     done = subprocess.run(
         ["sh", "-c", f"exec {words} <&- >&- 2>&-"],
         env=embedded.environment(),
@@ -353,8 +353,8 @@ def test_started_without_input_and_output(embedded: Place) -> None:
 @pytest.mark.timeout(200)
 def test_many_at_once_run_one_at_a_time_in_the_order_of_the_queue(place: Place) -> None:
     count = 50 if place.is_embedded else 12  # with a server each of them takes long to start
-    script = "mkdir inside || echo clash >> log; echo $PPID $HOLDFAST_FENCE >> log; rmdir inside"
-    with holdfast.connect(place.url) as locks:
+    script = "mkdir inside || echo clash >> log; echo $PPID $LOCKFAST_FENCE >> log; rmdir inside"
+    with lockfast.client.connect(place.url) as locks:
         lease = locks.lock("job").acquire()
         assert lease is not None
         processes = [place.start("run", "job", *shell(script)) for _ in range(count)]
@@ -373,9 +373,9 @@ def test_many_at_once_run_one_at_a_time_in_the_order_of_the_queue(place: Place) 
 
 COUNT = """
 import sys
-from holdfast.cli.main import main
+from lockfast.cli.main import main
 code = main({words!r})
-own = [name for name in sys.modules if name.partition(".")[0] == "holdfast"]
+own = [name for name in sys.modules if name.partition(".")[0] == "lockfast"]
 print(code, len(sys.modules), *sorted(sys.modules))
 """
 HEAVY = {
@@ -412,7 +412,7 @@ def test_a_short_command_loads_next_to_nothing(embedded: Place) -> None:
     baseline = set(loaded("import sys; print(*sys.modules)"))
     for _ in range(3):  # one in 256 is left to the library, which sweeps
         code, _, *modules = loaded(COUNT.format(words=["run", "job", "--", "true"]))
-        if "holdfast.connection" not in modules:
+        if "lockfast.client.locks" not in modules:
             break
     assert code == "0"
     assert not HEAVY & set(modules)
@@ -429,7 +429,7 @@ def test_on_a_server_nothing_is_loaded_that_is_not_needed(served: Place) -> None
         timeout=LONGEST,
         check=True,
     )
-    assert not {"sqlite3", "argparse", "holdfast.stores.sqlite", "holdfast.runtime.asyncio"} & set(ran.stdout.split())
+    assert not {"sqlite3", "argparse", "lockfast.stores.sqlite", "lockfast.runtime.asyncio"} & set(ran.stdout.split())
 
 
 def test_many_short_commands_leave_a_short_log_behind(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ import re
 import shlex
 import signal
 
-import holdfast
-from tests.cli.driving import HOLDFAST, Place, Terminals, await_gone, descendants, ended
+import lockfast
+from tests.cli.driving import LOCKFAST, Place, Terminals, await_gone, descendants, ended
 from tests.support.terminal import ESCAPES
 from tests.support.waiting import until
 
@@ -26,7 +26,7 @@ def test_quiet_says_nothing(embedded: Place, terminals: Terminals) -> None:
 
 
 def test_ctrl_c_is_the_commands(place: Place, terminals: Terminals) -> None:
-    """It reaches the command and its children, not holdfast, which gives the lock back and ends as the command did."""
+    """It reaches the command and its children, not lockfast, which gives the lock back and ends as the command did."""
     script = "trap 'echo tidy; exit 5' INT; echo ready; while :; do sleep 0.02; done"
     screen = terminals(place, "run", "job", "--", "sh", "-c", script)
     screen.await_text("ready")
@@ -68,7 +68,7 @@ def test_the_command_reads_the_terminal(embedded: Place, terminals: Terminals) -
 def test_ctrl_z_and_fg(embedded: Place, terminals: Terminals) -> None:
     bash = terminals(embedded, command=["bash", "--norc", "--noprofile", "-i"], PS1="$ ")
     script = "echo begun; read line; echo got $line"
-    bash.type(f"{shlex.join([*HOLDFAST, 'run', 'job', '--', 'sh', '-c', script])}\n")
+    bash.type(f"{shlex.join([*LOCKFAST, 'run', 'job', '--', 'sh', '-c', script])}\n")
     bash.await_text("\rbegun")
     bash.type("\x1a")
     bash.await_text("Stopped")
@@ -77,7 +77,7 @@ def test_ctrl_z_and_fg(embedded: Place, terminals: Terminals) -> None:
     assert embedded.inspect("job").locked
     at = len(bash.look())
     bash.type("fg\n")
-    bash.await_text("holdfast", at)  # bash says what it goes on with
+    bash.await_text("lockfast", at)  # bash says what it goes on with
     bash.type("and on\n")
     bash.await_text("got and on")
     bash.type("echo code $?; exit\n")
@@ -121,7 +121,7 @@ def test_the_live_view(place: Place, terminals: Terminals) -> None:
     screen.await_text("report:nightly")
     assert "\x1b[?1049h" in screen.text
     assert "2 held, 0 waiting" in ESCAPES.sub("", screen.text)
-    with holdfast.connect(place.url) as locks:
+    with lockfast.client.connect(place.url) as locks:
         for _ in range(20):
             with locks.lock("busy"):
                 pass

@@ -19,9 +19,9 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
-import holdfast
-import holdfast.aio
-from holdfast.runtime.runner import run
+import lockfast
+import lockfast.aio
+from lockfast.runtime.runner import run
 from tests.support.servers import Server
 
 T = TypeVar("T")
@@ -185,7 +185,7 @@ class Threads(Driver):
 
     @staticmethod
     def open(target: Any, **options: Any) -> Any:
-        return holdfast.connect(target, **options)
+        return lockfast.client.connect(target, **options)
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         run(self._play(scenario))
@@ -250,7 +250,7 @@ class Tasks(Driver):
 
     @staticmethod
     def open(target: Any, **options: Any) -> Any:
-        return holdfast.aio.connect(target, **options)
+        return lockfast.aio.connect(target, **options)
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         asyncio.run(self._play_and_wait(scenario))

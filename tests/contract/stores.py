@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.contract.driver import COLOURS
 from tests.support.servers import KINDS, Server
 from tests.support.topologies import Group
@@ -38,7 +38,7 @@ class Surroundings(NamedTuple):
 
 
 def _sqlite(around: Surroundings) -> Place:
-    if not (Path(holdfast.__file__).parent / "stores" / "sqlite" / "__init__.py").exists():
+    if not (Path(lockfast.__file__).parent / "stores" / "sqlite" / "__init__.py").exists():
         pytest.skip("the SQLite store is missing")
     return Place(f"sqlite:///{around.folder}/locks.db")
 

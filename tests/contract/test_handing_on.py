@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import ConfigurationError, LeaseLost, LockError, NotHeld, State
+from lockfast import ConfigurationError, LeaseLost, LockError, NotHeld, State
 from tests.contract.driver import BOUND, Driver, done, scenario
 
 

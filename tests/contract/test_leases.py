@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import LeaseLost, State
+from lockfast import LeaseLost, State
 from tests.contract.driver import BOUND, Driver, done, scenario
 from tests.traps.watching import Stopwatch
 

@@ -9,7 +9,7 @@ NAMES = [
     *(" ", "  ", "two words", " before", "after ", "a\u00a0b"),
     *("Ж", "數據", "🔒", "e\u0301", "\u00e9", "\u202eevil", "\u200b", "\ufeff"),
     *("%s", "%", "*", "?[a]", "\\", "'", '"', "'; DROP TABLE lock; --", "$1", "KEYS[1]", "..", "/", "a/b", "-"),
-    *("0", "1", "None", "nil", "HOLDFAST:", "holdfast", "holdfast", "x" * 1024, "é" * 512),
+    *("0", "1", "None", "nil", "LOCKFAST:", "lockfast", "lockfast", "x" * 1024, "é" * 512),
 ]
 
 

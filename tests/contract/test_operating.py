@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.contract.driver import BOUND, Driver, done, scenario
 from tests.contract.stores import SERVERS, only
 
@@ -13,7 +13,7 @@ async def names(d: Driver, *args: Any, **options: Any) -> list[str]:
     return sorted(info.name for info in await listed(d, *args, **options))
 
 
-async def listed(d: Driver, *args: Any, **options: Any) -> list[holdfast.LockInfo]:
+async def listed(d: Driver, *args: Any, **options: Any) -> list[lockfast.LockInfo]:
     found = d.locks.list(*args, **options)
     if d.colour == "threads":
         return list(found)
@@ -81,7 +81,7 @@ async def test_more_locks_than_one_part_holds_none_twice(d: Driver) -> None:
 @pytest.mark.parametrize("pattern", ["", None, 7, b"x"])
 @scenario
 async def test_patterns_that_cannot_be(d: Driver, pattern: Any) -> None:
-    with pytest.raises(holdfast.ConfigurationError):
+    with pytest.raises(lockfast.ConfigurationError):
         d.locks.list(pattern)
 
 
@@ -101,7 +101,7 @@ async def test_keys_that_only_look_like_ours_are_no_locks(d: Driver) -> None:
     assert d.server is not None
     await done(d.lock("thing").acquire(timeout=0))
     await done(d.lock("spoilt").acquire(timeout=0))
-    for key in ("holdfast:{thing}:m:other", "holdfast:{}:m", "holdfast:{x}:mine", b"holdfast:{\xff}:m"):
+    for key in ("lockfast:{thing}:m:other", "lockfast:{}:m", "lockfast:{x}:mine", b"lockfast:{\xff}:m"):
         d.server.raw("SET", key, "7 x y")
     d.server.raw("DEL", "spoilt")
     d.server.raw("HSET", "spoilt", "other", "data")
@@ -136,7 +136,7 @@ async def test_a_broken_lock_goes_to_the_next_and_its_holder_is_told(d: Driver) 
     successor = await contender.result()
     assert successor.fence > lease.fence
     assert await done(lease.lost.wait(BOUND))
-    with pytest.raises(holdfast.LeaseLost):
+    with pytest.raises(lockfast.LeaseLost):
         lease.ensure_held()
     assert (await done(d.lock().inspect())).holder == successor.holder
 
@@ -175,6 +175,6 @@ async def test_a_lock_of_another_program_can_be_broken(d: Driver, value: bytes) 
 async def test_a_key_with_other_data_is_left_alone(d: Driver) -> None:
     assert d.server is not None
     d.server.raw("HSET", "data", "field", "value")
-    with pytest.raises(holdfast.StoreProtocolError):
+    with pytest.raises(lockfast.StoreProtocolError):
         await done(d.lock("data").break_())
     assert d.server.raw("HGET", "data", "field") == "value"

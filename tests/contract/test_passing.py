@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import ConfigurationError, LeaseLost
-from holdfast.core import passing, rooms
-from holdfast.core.acquire import Grant
-from holdfast.runtime.runner import run
+from lockfast import ConfigurationError, LeaseLost
+from lockfast.core import local_handoff as passing
+from lockfast.core import local_queue as rooms
+from lockfast.core.acquire import Grant
+from lockfast.runtime.runner import run
 from tests.contract.driver import BOUND, Contender, Driver, Gate, TaskContender, done, held, scenario
 from tests.contract.stores import only
 

@@ -1,4 +1,4 @@
-"""The stores below the public names: each keeps the contract that `holdfast.testing.contract` checks.
+"""The stores below the public names: each keeps the contract that `lockfast.testing.contract` checks.
 
 The checks are checked too: each of them finds the store that breaks its rule.
 """
@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.ports import Mailbox, Store
-from holdfast.runtime.runner import run
-from holdfast.runtime.threads import ThreadRuntime
-from holdfast.stores.memory import Hub, MemoryStore
-from holdfast.testing import contract, footing
-from holdfast.testing.contract import CHECKS, check_store, run_check
-from holdfast.testing.footing import Bench, ContractBroken
-from holdfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal
+from lockfast.ports import Mailbox, Store
+from lockfast.runtime.runner import run
+from lockfast.runtime.threads import ThreadRuntime
+from lockfast.stores.memory import Hub, MemoryStore
+from lockfast.testing import contract
+from lockfast.testing import contract_kit as footing
+from lockfast.testing.contract import CHECKS, check_store, run_check
+from lockfast.testing.contract_kit import Bench, ContractBroken
+from lockfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal
 from tests.contract.driver import Driver, scenario
 
 Check = Callable[[Bench], Coroutine[Any, Any, None]]
@@ -25,7 +26,7 @@ Check = Callable[[Bench], Coroutine[Any, Any, None]]
 @scenario
 async def test_store_keeps_the_contract(d: Driver, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     if d.store == "quorum":
-        monkeypatch.setattr("holdfast.core.quorum.store.PATIENCE", 10.0)  # a check asks once, a lock would ask again
+        monkeypatch.setattr("lockfast.core.quorum.store.PATIENCE", 10.0)  # a check asks once, a lock would ask again
         monkeypatch.setattr(contract, "BRIEF", 0.4)  # each client dials ten connections before its first request
     await run_check(check, lambda: d.connect().store, d.locks.runtime)
 

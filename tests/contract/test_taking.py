@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from holdfast import AcquireTimeout, LeaseLost, NotHeld, State
+from lockfast import AcquireTimeout, LeaseLost, NotHeld, State
 from tests.contract.driver import Driver, done, held, scenario
 from tests.contract.stores import only
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import State
+from lockfast import State
 from tests.contract.driver import BOUND, Driver, TaskContender, done, held, scenario
 from tests.contract.stores import BETWEEN_PROCESSES, SERVERS, only
 from tests.support.lateness import lateness
@@ -184,11 +184,11 @@ async def test_a_waiter_whose_inbox_breaks_asks_again_and_keeps_its_place(d: Dri
 
 
 WAITING_PROCESS = {
-    "threads": "import holdfast, sys; holdfast.connect(sys.argv[1]).lock('thing').acquire()",
+    "threads": "import lockfast, sys; lockfast.client.connect(sys.argv[1]).lock('thing').acquire()",
     "asyncio": """
-import asyncio, holdfast.aio, sys
+import asyncio, lockfast.aio, sys
 async def main():
-    await holdfast.aio.connect(sys.argv[1]).lock("thing").acquire()
+    await lockfast.aio.connect(sys.argv[1]).lock("thing").acquire()
 asyncio.run(main())
 """,
 }

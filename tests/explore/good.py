@@ -1,7 +1,7 @@
 """Good locks, on which the checker must stay silent, with holders killed and stopped and messages lost."""
 
-from holdfast.errors import StoreUnavailable
-from holdfast.testing.world import Client, Model
+from lockfast.errors import StoreUnavailable
+from verify.world import Client, Model
 from tests.explore.kit import TTL, TTL_MS, Process
 
 RULES = frozenset({"ME", "SG", "OW", "NL", "ST", "ER"})

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.testing.process import Process, Program
-from holdfast.testing.world import Client, Model
+from verify.process import Process, Program
+from verify.world import Client, Model
 
 TTL = 3
 TTL_MS = 3000

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from hashlib import sha1
 from typing import Any
 
-from holdfast.stores.redis import scripts
-from holdfast.stores.redis.resp import bulks
+from lockfast.stores.redis.lua import scripts
+from lockfast.stores.redis.protocol.resp import bulks
 
 
 @contextmanager

@@ -7,13 +7,13 @@ What is left out is what cannot break a rule of the servers': queues, floors and
 
 from typing import Any
 
-from holdfast.core.quorum import rules
-from holdfast.core.validity import valid_until
-from holdfast.errors import StoreUnavailable
-from holdfast.stores.redis.keys import keys_of
-from holdfast.stores.redis.scripts import ACQUIRE, RELEASE
-from holdfast.testing.process import Process, Program
-from holdfast.testing.world import Client, Model
+from lockfast.core.quorum import rules
+from lockfast.core.validity import valid_until
+from lockfast.errors import StoreUnavailable
+from lockfast.stores.redis.keys import keys_of
+from lockfast.stores.redis.lua.scripts import ACQUIRE, RELEASE
+from verify.process import Process, Program
+from verify.world import Client, Model
 from tests.explore.kit import TTL, TTL_MS
 
 SERVERS = 3

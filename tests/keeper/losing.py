@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from holdfast.errors import StoreUnavailable
+from lockfast.errors import StoreUnavailable
 
 
 def lose(lease: Any, why: str = "the test took it away") -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import holdfast
-import holdfast.aio
-from holdfast.runtime.clock import now
+import lockfast
+import lockfast.aio
+from lockfast.runtime.clock import now
 from tests.support import guardian
 
 ROOT = Path(__file__).parents[2]
@@ -132,7 +132,7 @@ class Gap:
 def _held_at_first(lease: Any) -> bool:
     try:
         lease.ensure_held()
-    except holdfast.LeaseLost:
+    except lockfast.LeaseLost:
         return False
     return True
 
@@ -146,7 +146,7 @@ def frozen_threads(url: str, ttl: str) -> None:
         heard.append(now())
         called.set()
 
-    with holdfast.connect(url) as locks:
+    with lockfast.client.connect(url) as locks:
         lease = locks.lock("report", ttl=float(ttl), on_lost=on_lost).acquire()
         assert lease is not None
         gap = Gap(float(ttl) / 2)
@@ -163,7 +163,7 @@ def frozen_asyncio(url: str, ttl: str) -> None:
     async def main() -> None:
         heard: list[float] = []
         held, seen_at, cancelled_at = True, 0.0, 0.0
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             try:
                 async with locks.lock("report", ttl=float(ttl), on_lost=lambda _: heard.append(now())) as lease:
                     gap = Gap(float(ttl) / 2)
@@ -172,7 +172,7 @@ def frozen_asyncio(url: str, ttl: str) -> None:
                         await asyncio.sleep(0.001)
                     held, seen_at = _held_at_first(lease), now()
                     await asyncio.sleep(5)
-            except holdfast.LeaseLost:
+            except lockfast.LeaseLost:
                 cancelled_at = now()
             say(json.dumps({"held": held, "seen_at": seen_at or cancelled_at, "heard": heard, "woken": cancelled_at}))
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import LeaseLost, Locks, State
-from holdfast.stores.memory import hub
+import lockfast
+from lockfast import LeaseLost, Locks, State
+from lockfast.stores.memory import hub
 from tests.keeper.listening import BOUND
 from tests.keeper.losing import lose
 from tests.support.servers import Server
@@ -25,7 +25,7 @@ def place() -> str:
 
 @pytest.fixture
 def locks(place: str) -> Iterator[Locks]:
-    with holdfast.connect(f"memory://{place}") as locks:
+    with lockfast.client.connect(f"memory://{place}") as locks:
         yield locks
 
 
@@ -133,15 +133,15 @@ class TestTheEndOfTheBlock:
         """The body's own error, or none, comes out; not that the connection is closed."""
 
         async def refuse(*_: Any) -> bool:
-            raise holdfast.StoreUnavailable("down")
+            raise lockfast.StoreUnavailable("down")
 
-        monkeypatch.setattr("holdfast.core.keep.BUDGET", 0.05)
+        monkeypatch.setattr("lockfast.core.keepalive.BUDGET", 0.05)
         with pytest.raises(KeyError, match="own"), locks.lock("report"):  # noqa: PT012
             monkeypatch.setattr(locks.store, "release", refuse)
             locks.close()
 
             async def closed(*_: Any) -> bool:
-                raise holdfast.ConfigurationError("This connection was closed; nothing was sent.")
+                raise lockfast.ConfigurationError("This connection was closed; nothing was sent.")
 
             monkeypatch.setattr(locks.store, "release", closed)
             raise KeyError("the body's own")
@@ -219,7 +219,7 @@ class TestClosing:
 
     def test_does_not_hand_the_lock_to_one_who_waits_here(self, valkey: Server) -> None:
         for _ in range(20):
-            with holdfast.connect(valkey.url) as others, holdfast.connect(valkey.url) as locks:
+            with lockfast.client.connect(valkey.url) as others, lockfast.client.connect(valkey.url) as locks:
                 held = locks.lock("report", passing=False).acquire()
                 assert held is not None
                 outcomes: list[Any] = []
@@ -227,7 +227,7 @@ class TestClosing:
                 def wait(locks: Locks = locks, outcomes: list[Any] = outcomes) -> None:
                     try:
                         outcomes.append(locks.lock("report", passing=False).acquire(timeout=BOUND))
-                    except holdfast.ConfigurationError:
+                    except lockfast.ConfigurationError:
                         outcomes.append("closed")
 
                 waiters = [threading.Thread(target=wait) for _ in range(3)]
@@ -252,7 +252,7 @@ class TestClosing:
             return answer
 
         monkeypatch.setattr(locks.store, "acquire", acquire_and_close)
-        with pytest.raises(holdfast.ConfigurationError, match="closed"):
+        with pytest.raises(lockfast.ConfigurationError, match="closed"):
             locks.lock("report").acquire()
-        with holdfast.connect(f"memory://{place}") as others:
+        with lockfast.client.connect(f"memory://{place}") as others:
             assert not others.lock("report").locked()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import holdfast.aio
-from holdfast import LeaseLost, State
-from holdfast.stores.memory import hub
+import lockfast.aio
+from lockfast import LeaseLost, State
+from lockfast.stores.memory import hub
 from tests.keeper.listening import BOUND, Listener, running_task
 from tests.keeper.losing import Outage, lose
 from tests.support.waiting import until
@@ -275,7 +275,7 @@ class TestWhateverTheyDo:
             steps.append("ended")
             ended.set()
 
-        async with holdfast.aio.connect(f"memory://{place}") as locks:
+        async with lockfast.aio.connect(f"memory://{place}") as locks:
             lease = await locks.lock("report", on_lost=on_lost).acquire()
             lose(lease)
             assert steps == []

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-import holdfast.aio
-from holdfast import LeaseLost, LockError, State, scopes
-from holdfast.aio import Locks as AsyncLocks
+import lockfast.aio
+from lockfast import LeaseLost, LockError, State
+from lockfast.client import cancel_scope as scopes
+from lockfast.aio import Locks as AsyncLocks
 from tests.keeper.listening import BOUND
 from tests.keeper.losing import lose
 
@@ -21,7 +22,7 @@ LONG = 30.0
 @pytest.fixture
 async def locks() -> AsyncIterator[AsyncLocks]:
     """A client; whatever a test does, the task that ran it must not be left half cancelled."""
-    async with holdfast.aio.connect(f"memory://{uuid.uuid4()}") as locks:
+    async with lockfast.aio.connect(f"memory://{uuid.uuid4()}") as locks:
         yield locks
 
 

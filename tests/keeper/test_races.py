@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import State
+from lockfast import State
 from tests.keeper.listening import Listener
 from tests.keeper.virtual import World
 from tests.support.proxy import FaultProxy

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Locks, State
-from holdfast.core.holding import ALIVE
+from lockfast import Locks, State
+from lockfast.core.lease_state import ALIVE
 from tests.keeper.measuring import note
 from tests.keeper.virtual import World
 from tests.support.servers import Server
@@ -65,8 +65,8 @@ def test_little_of_a_core(valkey: Server, colour: Colour) -> None:
     share = used / done * MANY / (TTL / 3)
     assert note(f"share of a core, {MANY} leases with a ttl of {TTL:g} s, {colour.name}", share * 100, "%") < 2
     started = {thread.name for thread in threading.enumerate() if thread not in others}
-    late = {"holdfast-renewal"}  # one more, while an answer is late because the machine is busy
-    assert started - late == ({"holdfast-keeper"} if colour.name == "threads" else set())
+    late = {"lockfast-renewal"}  # one more, while an answer is late because the machine is busy
+    assert started - late == ({"lockfast-keeper"} if colour.name == "threads" else set())
     assert {client.state(lease) for lease in leases[::100]} <= ALIVE
     valkey.clear()
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import LeaseLost, State
-from holdfast.runtime.clock import now
+from lockfast import LeaseLost, State
+from lockfast.runtime.clock import now
 from tests.keeper.listening import SLACK, Listener
 from tests.keeper.measuring import note
 from tests.support.faults import Direction

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.support import guardian
 from tests.support.servers import Server
 
@@ -20,7 +20,7 @@ ALL, SHARED = ("memory", "sqlite", "valkey"), ("sqlite", "valkey")
 
 IMPORTS = """
 import asyncio, os, signal, sys, threading, time
-import holdfast, holdfast.aio
+import lockfast, lockfast.aio
 url = sys.argv[1]
 """
 
@@ -72,7 +72,7 @@ class Ending:
 def assert_free(url: str, *names: str) -> None:
     """At once: long before their ttl would have freed them. What was in memory is gone with the process anyway."""
     if not url.startswith("memory"):
-        with holdfast.connect(url) as locks:
+        with lockfast.client.connect(url) as locks:
             assert [name for name in names if locks.lock(name).locked()] == []
 
 
@@ -81,7 +81,7 @@ class TestThreads:
     def test_close(self, url: str) -> None:
         Ending(
             """
-            locks = holdfast.connect(url)
+            locks = lockfast.client.connect(url)
             leases = [locks.lock(name).acquire() for name in "abc"]
             locks.close()
             locks.close()
@@ -94,12 +94,12 @@ class TestThreads:
     @pytest.mark.parametrize("url", ALL, indirect=True)
     @pytest.mark.parametrize("end", ["", "sys.exit(0)"])
     def test_the_end_of_the_program(self, url: str, end: str) -> None:
-        text = "locks = holdfast.connect(url); leases = [locks.lock(name).acquire() for name in 'abc']"
+        text = "locks = lockfast.client.connect(url); leases = [locks.lock(name).acquire() for name in 'abc']"
         Ending(f"{text}; {end}", url).quiet()
         assert_free(url, *"abc")
 
     def test_an_error_in_the_body_is_the_only_complaint(self, url: str) -> None:
-        ending = Ending("with holdfast.connect(url).lock('a'): raise KeyError('the own')", url)
+        ending = Ending("with lockfast.client.connect(url).lock('a'): raise KeyError('the own')", url)
         assert ending.code == 1
         assert ending.complaints.splitlines()[-1] == "KeyError: 'the own'"
         assert ending.complaints.count("Traceback") == 1
@@ -109,7 +109,7 @@ class TestThreads:
     def test_an_interrupt_in_the_body(self, url: str) -> None:
         ending = Ending(
             """
-            with holdfast.connect(url).lock("a"):
+            with lockfast.client.connect(url).lock("a"):
                 print("held")
                 time.sleep(60)
             """,
@@ -124,10 +124,10 @@ class TestThreads:
     def test_an_interrupt_in_the_wait(self, url: str) -> None:
         ending = Ending(
             """
-            locks = holdfast.connect(url)
+            locks = lockfast.client.connect(url)
             taken = locks.lock("a").acquire()
             threading.Timer(0.2, lambda: print("held")).start()
-            with holdfast.connect(url).lock("a"):
+            with lockfast.client.connect(url).lock("a"):
                 print("not to be reached")
             """,
             url,
@@ -143,7 +143,7 @@ class TestThreads:
         """They are stopped wherever they are; the program neither waits for them nor crashes."""
         Ending(
             """
-            locks = holdfast.connect(url)
+            locks = lockfast.client.connect(url)
             held = threading.Event()
 
             def hold():
@@ -169,7 +169,7 @@ class TestThreads:
         """The end takes no longer than its budget, and what is left frees itself."""
         ending = Ending(
             f"""
-            locks = holdfast.connect(url)
+            locks = lockfast.client.connect(url)
             leases = [locks.lock(f"lock {{number}}").acquire() for number in range(50)]
             os.kill({fresh_server.pid}, signal.SIGSTOP)
             print("held", flush=True)
@@ -188,7 +188,7 @@ class TestAsyncio:
         Ending(
             """
             async def main():
-                async with holdfast.aio.connect(url) as locks:
+                async with lockfast.aio.connect(url) as locks:
                     leases = [await locks.lock(name).acquire() for name in "abc"]
                 assert {lease.state.value for lease in leases} == {"released"}
 
@@ -204,7 +204,7 @@ class TestAsyncio:
         Ending(
             """
             async def main():
-                locks = holdfast.aio.connect(url)
+                locks = lockfast.aio.connect(url)
                 leases = [await locks.lock(name).acquire() for name in "abc"]
 
             asyncio.run(main())
@@ -219,7 +219,7 @@ class TestAsyncio:
         Ending(
             """
             async def main():
-                locks = holdfast.aio.connect(url)
+                locks = lockfast.aio.connect(url)
                 return locks, [await locks.lock(name).acquire() for name in "abc"]
 
             loop = asyncio.new_event_loop()
@@ -235,7 +235,7 @@ class TestAsyncio:
         """The lock that the first one left is free for the second, long before its ttl."""
         Ending(
             """
-            locks = holdfast.aio.connect(url)
+            locks = lockfast.aio.connect(url)
 
             async def first():
                 return await locks.lock("a").acquire()
@@ -260,7 +260,7 @@ class TestAsyncio:
     def test_closing_in_another_loop_than_the_closed_one(self, url: str) -> None:
         Ending(
             """
-            locks = holdfast.aio.connect(url)
+            locks = lockfast.aio.connect(url)
 
             async def first():
                 return await locks.lock("a").acquire()
@@ -269,7 +269,7 @@ class TestAsyncio:
             lease = loop.run_until_complete(first())
             loop.close()
             asyncio.run(locks.close())
-            with holdfast.connect(url) as others:
+            with lockfast.client.connect(url) as others:
                 assert not others.lock("a").locked()
             """,
             url,
@@ -281,7 +281,7 @@ class TestAsyncio:
         ending = Ending(
             """
             async def main():
-                async with holdfast.aio.connect(url).lock("a"):
+                async with lockfast.aio.connect(url).lock("a"):
                     print("held")
                     await asyncio.sleep(60)
 
@@ -313,7 +313,7 @@ class TestAsyncio:
                         print("cleaned up")
 
             async def main():
-                locks = holdfast.aio.connect(url)
+                locks = lockfast.aio.connect(url)
                 task = asyncio.create_task(worker(locks))
                 while not await locks.lock("a").locked():
                     await asyncio.sleep(0.01)
@@ -332,7 +332,7 @@ class TestAsyncio:
         ending = Ending(
             """
             async def main():
-                async with holdfast.aio.connect(url) as locks:
+                async with lockfast.aio.connect(url) as locks:
                     async with locks.lock("a", ttl=1.5) as lease:
                         others = asyncio.all_tasks() - {asyncio.current_task()}
                         for task in others:
@@ -361,9 +361,9 @@ class TestProcesses:
         (tmp_path / "work_of_ours.py").write_text(
             textwrap.dedent(
                 """
-                import os, sys, holdfast
+                import os, sys, lockfast
 
-                locks = holdfast.connect(sys.argv[1])
+                locks = lockfast.client.connect(sys.argv[1])
 
                 def work(number):
                     assert locks.lock("the parent's").locked()
@@ -397,7 +397,7 @@ class TestProcesses:
         """The master loads the application, connection and all, and forks; workers come and go."""
         ending = Ending(
             f"""
-            locks = holdfast.connect(url)
+            locks = lockfast.client.connect(url)
             with locks.lock("loading"):
                 pass
             master = locks.lock("master").acquire()
@@ -429,7 +429,7 @@ class TestProcesses:
     def test_a_child_of_a_process_with_an_event_loop_uses_the_connection_in_its_own(self, url: str) -> None:
         ending = Ending(
             """
-            locks = holdfast.aio.connect(url)
+            locks = lockfast.aio.connect(url)
 
             async def use(name):
                 async with locks.lock(name, timeout=10):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import holdfast.aio
-from holdfast import LeaseLost, State
-from holdfast.runtime.clock import now
+import lockfast.aio
+from lockfast import LeaseLost, State
+from lockfast.runtime.clock import now
 from tests.keeper.listening import SLACK, Listener
 from tests.keeper.measuring import note
 from tests.keeper.programs import Program
@@ -84,7 +84,7 @@ class TestAHoggedInterpreter:
 class TestABlockedEventLoop:
     async def test_cancels_the_body_at_its_next_await(self, url: str, listener: Listener) -> None:
         went_on: list[str] = []
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             with pytest.raises(LeaseLost):  # noqa: PT012
                 async with locks.lock("report", ttl=TTL, **listener.options) as lease:
                     await asyncio.sleep(0)
@@ -106,7 +106,7 @@ class TestABlockedEventLoop:
         assert listener.calls[0].at - runs_again_at < SLACK + lateness()
 
     async def test_of_which_the_body_does_not_await_again(self, url: str) -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             with pytest.raises(LeaseLost):
                 async with locks.lock("report", ttl=TTL):
                     time.sleep(2 * TTL)  # noqa: ASYNC251

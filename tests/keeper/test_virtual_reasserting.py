@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast import LeaseLost, State
-from holdfast.errors import StoreUnavailable
-from holdfast.stores.memory import Space
-from holdfast.values import Ask
+from lockfast import LeaseLost, State
+from lockfast.errors import StoreUnavailable
+from lockfast.stores.memory import Space
+from lockfast.values import Ask
 from tests.keeper.virtual import World
 
 TTL = 3.0
@@ -50,7 +50,7 @@ def world() -> Iterator[Forgetful]:
 def test_a_valid_lease_is_taken_back_in(world: Forgetful, caplog: pytest.LogCaptureFixture) -> None:
     lease = world.acquire(ttl=TTL)
     world.forget()
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "lockfast"):
         world.time.run_for(TTL)
     assert (lease.state, lease.reasserted, world.words()) == (State.HELD, 1, [])
     ((ask, fence),) = world.asked

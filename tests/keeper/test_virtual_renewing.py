@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast import LeaseLost, State
-from holdfast.core.holding import ALIVE
-from holdfast.errors import LockError
+from lockfast import LeaseLost, State
+from lockfast.core.lease_state import ALIVE
+from lockfast.errors import LockError
 from tests.keeper.virtual import START, Trouble, World
 
 TTL = 3.0

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import LeaseLost, State
-from holdfast.core.acquire import Grant
-from holdfast.core.holding import ALIVE, MOVES, Holding
-from holdfast.errors import StoreProtocolError, StoreRefused
-from holdfast.values import Ask
+from lockfast import LeaseLost, State
+from lockfast.core.acquire import Grant
+from lockfast.core.lease_state import ALIVE, MOVES, Holding
+from lockfast.errors import StoreProtocolError, StoreRefused
+from lockfast.values import Ask
 from tests.keeper.virtual import START, Trouble, VirtualRuntime, World
 
 TTL = 3.0

@@ -13,12 +13,12 @@ from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
-from holdfast.connection import AsyncLocks
-from holdfast.errors import Outcome, StoreUnavailable
-from holdfast.facts import Facts
-from holdfast.ports import Mailbox, Reassert, Stage
-from holdfast.stores.memory import Space
-from holdfast.values import Answer, Ask, Granted, LockInfo, Owner, Page, Place, Renewal
+from lockfast.client.locks import AsyncLocks
+from lockfast.errors import Outcome, StoreUnavailable
+from lockfast.facts import Facts
+from lockfast.ports import Mailbox, Reassert, Stage
+from lockfast.stores.memory import Space
+from lockfast.values import Answer, Ask, Granted, LockInfo, Owner, Page, Place, Renewal
 
 Work = Coroutine[Any, Any, Any]
 Trouble = Literal["none", "refused", "silent", "deaf", "late", "stuck"]

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing import contract
-from holdfast.testing.contract import run_check
-from holdfast.values import Ask
+from lockfast.testing import contract
+from lockfast.testing.contract import run_check
+from lockfast.values import Ask
 from tests.contract.driver import COLOURS, Driver, done, scenario
 from tests.quorum.cycling import cycles
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 
-META = "holdfast:{thing}:m"
+META = "lockfast:{thing}:m"
 
 
 def fences(servers: list[Server]) -> list[int]:
@@ -111,7 +111,7 @@ async def test_a_look_at_all_locks_bears_a_node_that_is_ahead(
     d: Driver, fragile: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What reaches one of the nodes late gets a fence by that node's clock, greater than what the others agreed on."""
-    monkeypatch.setattr("holdfast.core.quorum.store.PATIENCE", 10.0)  # a check asks once, a lock would ask again
+    monkeypatch.setattr("lockfast.core.quorum.store.PATIENCE", 10.0)  # a check asks once, a lock would ask again
     with FaultProxy(fragile[2].port) as proxy:
         proxy.delay_requests(b"contract:", 0.02)
         urls = [server.url for server in fragile]

@@ -7,8 +7,8 @@ import pytest
 import redis
 import redis.asyncio
 
-import holdfast
-import holdfast.aio
+import lockfast
+import lockfast.aio
 from tests.contract.driver import Driver, done, scenario
 from tests.support.servers import Server
 
@@ -30,42 +30,42 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("targets", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
-@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect], ids=["threads", "asyncio"])
+@pytest.mark.parametrize("connect", [lockfast.client.connect, lockfast.aio.connect], ids=["threads", "asyncio"])
 def test_a_list_that_makes_no_quorum(connect: Any, targets: Any, words: str) -> None:
-    with pytest.raises(holdfast.ConfigurationError, match=words):
+    with pytest.raises(lockfast.ConfigurationError, match=words):
         connect(targets)
 
 
 @pytest.mark.parametrize("option", [{"sits_out": -1}, {"sits_out": "30"}, {"sits_out": float("nan")}, {"replicas": 1}])
 def test_an_option_that_makes_no_sense(option: dict[str, Any]) -> None:
-    with pytest.raises(holdfast.ConfigurationError):
-        holdfast.connect(URLS, **option)
+    with pytest.raises(lockfast.ConfigurationError):
+        lockfast.client.connect(URLS, **option)
 
 
 def test_clients_of_another_colour() -> None:
     mixed = [redis.Redis(port=1), redis.Redis(port=2), redis.asyncio.Redis(port=3)]
-    with pytest.raises(holdfast.ConfigurationError, match=r"holdfast\.aio\.connect"):
-        holdfast.connect(mixed)
-    with pytest.raises(holdfast.ConfigurationError, match=r"holdfast\.connect"):
-        holdfast.aio.connect(mixed)
+    with pytest.raises(lockfast.ConfigurationError, match=r"lockfast\.aio\.connect"):
+        lockfast.client.connect(mixed)
+    with pytest.raises(lockfast.ConfigurationError, match=r"lockfast\.connect"):
+        lockfast.aio.connect(mixed)
 
 
 def test_an_even_number_works_and_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "holdfast"):
-        holdfast.connect(URLS[:4]).close()
+    with caplog.at_level(logging.WARNING, "lockfast"):
+        lockfast.client.connect(URLS[:4]).close()
     assert "no more failures than one of 3" in caplog.text
 
 
 def test_no_password_shows() -> None:
     urls = [url.replace("//", "//user:s3cret@") for url in URLS]
-    assert "s3cret" not in repr(holdfast.connect(urls))
+    assert "s3cret" not in repr(lockfast.client.connect(urls))
 
 
 @scenario
 async def test_one_server_under_two_names_is_refused_at_the_first_use(d: Driver, five: list[Server]) -> None:
     twice = [five[0].url, five[1].url, five[0].url.replace("127.0.0.1", "localhost")]
     client = d.open(twice)
-    with pytest.raises(holdfast.ConfigurationError, match="one and the same server"):
+    with pytest.raises(lockfast.ConfigurationError, match="one and the same server"):
         await done(client.lock("thing").acquire(timeout=5))
     await done(client.close())
     assert [server.raw("EXISTS", "thing") for server in five[:2]] == [0, 0]
@@ -90,7 +90,7 @@ async def test_one_server_under_two_names_that_may_not_say_who_it_is(d: Driver, 
         server.raw("ACL", "SETUSER", "mute", "on", ">secret", "~*", "&*", "+@all", "-info")
     urls = [server.url.replace("//", "//mute:secret@") for server in five[:2]]
     client = d.open([*urls, urls[0].replace("127.0.0.1", "localhost")])
-    with pytest.raises(holdfast.ConfigurationError, match="one and the same server") as caught:
+    with pytest.raises(lockfast.ConfigurationError, match="one and the same server") as caught:
         await done(client.lock("thing").acquire(timeout=5))
     assert "secret" not in str(caught.value)
     await done(client.close())

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
-from holdfast.core.quorum.mailbox import QuorumMailbox
-from holdfast.core.quorum.round import Round
-from holdfast.values import Next, Queued
+from lockfast.core.quorum.mailbox import QuorumMailbox
+from lockfast.core.quorum.round import Round
+from lockfast.values import Next, Queued
 
 NODES = 5
 MAJORITY = 3

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from holdfast.core.quorum import rules
-from holdfast.core.quorum.rules import Standing
-from holdfast.testing.explorer import Explorer
-from holdfast.testing.world import Model
+from lockfast.core.quorum import rules
+from lockfast.core.quorum.rules import Standing
+from verify.explorer import Explorer
+from verify.world import Model
 from tests.explore import quorum
 
 

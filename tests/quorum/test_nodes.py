@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.contract.driver import COLOURS, Driver, done, scenario
 from tests.quorum.cycling import QUICK, cycles
 from tests.support.servers import Server
@@ -58,10 +58,10 @@ async def test_without_a_majority_it_says_what_each_node_said(d: Driver, fragile
     await cycles(lock, 3)
     for server in fragile[2:]:
         server.kill()
-    with pytest.raises(holdfast.QuorumNotReached) as caught:
+    with pytest.raises(lockfast.QuorumNotReached) as caught:
         await done(lock.acquire(timeout=0.3))
     error = caught.value
-    assert isinstance(error, holdfast.StoreUnavailable)
+    assert isinstance(error, lockfast.StoreUnavailable)
     assert [address for address, _ in error.votes] == [server.url for server in fragile]
     assert all(server.url in str(error) for server in fragile)
     await d.until(
@@ -108,7 +108,7 @@ async def test_a_lease_whose_majority_forgot_it_is_lost_and_its_rest_removed(d: 
     for server in fragile[:3]:
         server.raw("SET", "thing", "another", "PX", "20000")
     await d.until(lambda: lost, "the loss to be told")
-    assert lease.state is holdfast.State.LOST
+    assert lease.state is lockfast.State.LOST
     await d.until(lambda: [server.raw("EXISTS", "thing") for server in fragile[3:]] == [0, 0], "the rest to be removed")
     assert [server.raw("GET", "thing") for server in fragile[:3]] == ["another"] * 3
 
@@ -117,7 +117,7 @@ async def test_a_lease_whose_majority_forgot_it_is_lost_and_its_rest_removed(d: 
 async def test_nodes_that_restarted_lately_sit_out(d: Driver, fragile: list[Server]) -> None:
     """They may have forgotten what they granted, so they do not count until that has run out."""
     locks = d.connect(sits_out=3600)
-    with pytest.raises(holdfast.QuorumNotReached) as caught:
+    with pytest.raises(lockfast.QuorumNotReached) as caught:
         await done(locks.lock("thing").acquire(timeout=0.5))
     assert {vote for _, vote in caught.value.votes} == {"restarted, does not count yet"}
     assert [server.raw("EXISTS", "thing") for server in fragile] == [0] * 5

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.contract.driver import COLOURS, Driver, done, scenario
 from tests.quorum.cycling import cycles
 from tests.support.servers import Server
@@ -34,7 +34,7 @@ async def attempt(lock: Any) -> Any:
     """One try; servers that are too busy to answer one within its moment count as a refusal."""
     try:
         return await done(lock.acquire(timeout=0))
-    except holdfast.StoreUnavailable:
+    except lockfast.StoreUnavailable:
         return None
 
 
@@ -214,5 +214,5 @@ async def test_a_second_failed_acquire_on_a_shared_lock_object_does_not_touch_th
 async def test_who_did_not_get_it_is_told_so_and_no_error_is_raised(d: Driver) -> None:
     await done(d.lock(renew=False).acquire())
     assert await done(d.lock().acquire(timeout=0)) is None
-    with pytest.raises(holdfast.NotHeld):
+    with pytest.raises(lockfast.NotHeld):
         await done(d.lock().release())

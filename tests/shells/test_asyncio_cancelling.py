@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.connection import AsyncLocks
-from holdfast.core import acquire
-from holdfast.errors import LeaseLost
-from holdfast.runtime.asyncio import AsyncioRuntime
-from holdfast.stores.redis.asyncio import TaskInbox, TaskWire
-from holdfast.stores.redis.store import RedisStore
-from holdfast.testing.agenda import Clock
-from holdfast.testing.looping import VirtualLoop
-from holdfast.values import Owner
+from lockfast.client.locks import AsyncLocks
+from lockfast.core import acquire
+from lockfast.errors import LeaseLost
+from lockfast.runtime.asyncio import AsyncioRuntime
+from lockfast.stores.redis.transport.asyncio import TaskInbox, TaskWire
+from lockfast.stores.redis.store import RedisStore
+from lockfast.testing.virtual_threads import Clock
+from lockfast.testing.virtual_loop import VirtualLoop
+from lockfast.values import Owner
 from tests.explore.mutation import python
 from tests.shells.wires import LoopServer
 
@@ -195,7 +195,7 @@ async def once(play: Play, at: int | None, how: str) -> Ended:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Coroutine[Any, Any, Ended]], Ended]:
     """Run in an event loop of virtual time, with the shipped runtime on its clock."""
     clock = Clock()
-    monkeypatch.setattr("holdfast.runtime.asyncio.now", clock.now)
+    monkeypatch.setattr("lockfast.runtime.asyncio.now", clock.now)
 
     def play(work: Coroutine[Any, Any, Ended]) -> Ended:
         clock.__init__()  # type: ignore[misc]

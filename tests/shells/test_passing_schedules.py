@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from holdfast import leases
-from holdfast.connection import Locks
-from holdfast.core import express, passing, rooms
-from holdfast.core.holding import State
-from holdfast.errors import LockError
-from holdfast.runtime.runner import run
-from holdfast.stores.memory import Hub, MemoryStore
-from holdfast.values import Answer, Ask, Granted, Owner
+from lockfast.client import lease as leases
+from lockfast.client.locks import Locks
+from lockfast.core import express
+from lockfast.core import local_handoff as passing
+from lockfast.core import local_queue as rooms
+from lockfast.core.lease_state import State
+from lockfast.errors import LockError
+from lockfast.runtime.runner import run
+from lockfast.stores.memory import Hub, MemoryStore
+from lockfast.values import Answer, Ask, Granted, Owner
 from tests.explore.mutation import python
 from tests.shells.test_thread_schedules import SWITCHES, Patch, Place, patched, search
 

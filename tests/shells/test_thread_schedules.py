@@ -12,26 +12,27 @@ from typing import Any
 import pytest
 from greenlet import getcurrent
 
-from holdfast.core import keep
-from holdfast.core.acquire import Grant
-from holdfast.core.holding import ALIVE, Holding
-from holdfast.core.keep import Keeper
-from holdfast.core.validity import valid_until
-from holdfast.errors import StoreUnavailable
-from holdfast.runtime.runner import run
-from holdfast.stores.memory import Hub, MemoryStore
-from holdfast.stores.redis import link, threads
-from holdfast.stores.redis.link import SLICE, Link, Slot
-from holdfast.stores.redis.resp import Reader, pack
-from holdfast.stores.redis.threads import ThreadInbox, ThreadWire
-from holdfast.values import Ask, Granted, Push
+from lockfast.core import keepalive as keep
+from lockfast.core.acquire import Grant
+from lockfast.core.lease_state import ALIVE, Holding
+from lockfast.core.keepalive import Keeper
+from lockfast.core.validity import valid_until
+from lockfast.errors import StoreUnavailable
+from lockfast.runtime.runner import run
+from lockfast.stores.memory import Hub, MemoryStore
+from lockfast.stores.redis.transport import thread_link as link
+from lockfast.stores.redis.transport import threads
+from lockfast.stores.redis.transport.thread_link import SLICE, Link, Slot
+from lockfast.stores.redis.protocol.resp import Reader, pack
+from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadWire
+from lockfast.values import Ask, Granted, Push
 from tests.explore.mutation import python
 from tests.shells.turns import Choice, TurnLock, TurnRuntime, Turns, every_schedule
 
 pytestmark = pytest.mark.timeout(1800)  # a busy machine may take its time
 WIRE_FILES = (link.__file__, threads.__file__)
 KEEPER_FILES = (keep.__file__,)
-SWITCHES = int(os.environ.get("HOLDFAST_SWITCHES", "1"))
+SWITCHES = int(os.environ.get("LOCKFAST_SWITCHES", "1"))
 """Switches at lines, besides those where a thread waits; `make explore` plays all schedules with two."""
 
 

@@ -4,7 +4,7 @@ lost."""
 import asyncio
 from typing import Any
 
-from holdfast.runtime.asyncio import AsyncioRuntime
+from lockfast.runtime.asyncio import AsyncioRuntime
 
 
 async def after(rounds: int, name: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
 
-from holdfast.runtime.runner import run
-from holdfast.runtime.threads import ThreadRuntime
+from lockfast.runtime.runner import run
+from lockfast.runtime.threads import ThreadRuntime
 
 
 class Deadlock(Exception):

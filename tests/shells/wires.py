@@ -7,9 +7,9 @@ written to it reaches the server `LATENCY` later, in order, and so do the replie
 import asyncio
 from typing import Any
 
-from holdfast.stores.redis.resp import Reader, ReplyError
-from holdfast.testing.agenda import START
-from holdfast.testing.virtual import START_US, VirtualRedis
+from lockfast.stores.redis.protocol.resp import Reader, ReplyError
+from lockfast.testing.virtual_threads import START
+from verify.virtual_server import START_US, VirtualRedis
 
 LATENCY = 0.001
 

@@ -24,7 +24,7 @@ class Outsider:
         self._reserved: list[socket.socket] = [_reserve_port() for _ in range(ports)]
         self.ports: list[int] = [one.getsockname()[1] for one in self._reserved]
         self.port = self.ports[0]
-        self.folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{self.name}-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"lockfast-{self.name}-"))
         self._command: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
 

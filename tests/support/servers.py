@@ -101,7 +101,7 @@ class Server:
         self.port: int = self._reservation.getsockname()[1]
         if sys.platform != "linux":
             self._reservation.close()
-        self.directory = Path(tempfile.mkdtemp(prefix=f"holdfast-{kind}-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"lockfast-{kind}-"))
         self._command = [str(executable), *self._options(), *args]
         self._process: subprocess.Popen[bytes] | None = None
         self._admin: WireClient | None = None

@@ -21,7 +21,7 @@ def postgres_server() -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # where XDG_RUNTIME_DIR is not set, one of its packages says so
         from pgserver.postgres_server import get_server
-    folder = tempfile.mkdtemp(prefix="holdfast-postgres-")
+    folder = tempfile.mkdtemp(prefix="lockfast-postgres-")
     server = get_server(folder, cleanup_mode="stop")
     pid = server.get_pid() or 0
     guardian.watch(pid)

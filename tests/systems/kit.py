@@ -1,4 +1,4 @@
-"""A redis-py client of either colour and what holdfast offers for it, so that a scenario is written once.
+"""A redis-py client of either colour and what lockfast offers for it, so that a scenario is written once.
 
 As in `tests/contract/driver.py`: a scenario is a coroutine; on threads nothing in it suspends.
 """
@@ -15,11 +15,11 @@ from typing import Any
 import redis
 import redis.asyncio
 
-import holdfast
-import holdfast.aio
-import holdfast.aio.simple
-import holdfast.simple
-from holdfast.runtime.runner import run
+import lockfast
+import lockfast.aio
+import lockfast.simple.aio
+import lockfast.simple
+from lockfast.runtime.runner import run
 from tests.contract.driver import TaskContender, ThreadContender, done
 from tests.support.servers import Server
 
@@ -53,7 +53,7 @@ class Kit:
         return client
 
     def connect(self, url: str | None = None, **options: Any) -> Any:
-        """A connection of holdfast's; closed when the scenario ends."""
+        """A connection of lockfast's; closed when the scenario ends."""
         locks = self.library.connect(url or self.server.url, **options)
         self._clients.insert(0, locks)
         return locks
@@ -84,9 +84,9 @@ class Kit:
 
 class Threads(Kit):
     colour = "threads"
-    library = holdfast
+    library = lockfast
     redis = redis.Redis
-    simple = holdfast.simple
+    simple = lockfast.simple
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         run(self.play(scenario))
@@ -100,9 +100,9 @@ class Threads(Kit):
 
 class Tasks(Kit):
     colour = "asyncio"
-    library = holdfast.aio
+    library = lockfast.aio
     redis = redis.asyncio.Redis
-    simple = holdfast.aio.simple
+    simple = lockfast.simple.aio
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         asyncio.run(self.play(scenario))

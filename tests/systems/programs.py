@@ -8,7 +8,7 @@ Each prints a line when it has come to a point that a test waits for, and goes o
 import sys
 from collections.abc import Callable
 
-import holdfast
+import lockfast
 from tests.contract.driver import COLOURS, Driver, held
 from tests.keeper import programs
 from tests.keeper.programs import say, told
@@ -36,7 +36,7 @@ def run_a_job(colour: str, url: str, name: str, ttl: str) -> None:
 def read_and_write(url: str, kind: str, place: str, ttl: str) -> None:
     """Take the lock, read, be stopped past the ttl, and write all the same."""
     resource = {**FENCED, **UNGUARDED}[kind](place)
-    with holdfast.connect(url) as locks:
+    with lockfast.client.connect(url) as locks:
         lease = locks.lock("file:9527", ttl=float(ttl)).acquire()
         assert lease is not None
         seen = resource.read(lease.fence)
@@ -45,7 +45,7 @@ def read_and_write(url: str, kind: str, place: str, ttl: str) -> None:
         try:
             resource.write(lease.fence, f"{seen}, and what came too late")
             say("written")
-        except holdfast.StaleFence as refused:
+        except lockfast.StaleFence as refused:
             say("refused", refused.fence == lease.fence, refused.newest)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import redis
 
-from holdfast import fenced
+from lockfast import fenced
 
 
 class Resource(Protocol):

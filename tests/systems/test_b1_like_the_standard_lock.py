@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import ConfigurationError, LeaseLost, NotHeld, State
+import lockfast
+from lockfast import ConfigurationError, LeaseLost, NotHeld, State
 from tests.contract.driver import BOUND, Driver, done, held, scenario
 from tests.keeper.losing import lose
 
@@ -241,7 +241,7 @@ async def test_b1_two_objects_of_one_name_are_one_lock_and_two_objects(d: Driver
 
 
 def test_b1_the_end_of_a_thread_leaves_no_reference() -> None:
-    with holdfast.connect("memory://") as locks:
+    with lockfast.client.connect("memory://") as locks:
         lock = locks.lock("thing")
 
         def body() -> None:
@@ -258,7 +258,7 @@ def test_b1_a_cancelled_waiter_does_not_take_the_next_ones_turn() -> None:
     """As in the standard library's tests of `asyncio.Lock`: the lock goes on to whoever still waits."""
 
     async def main() -> None:
-        async with holdfast.aio.connect("memory://") as locks:
+        async with lockfast.aio.connect("memory://") as locks:
             lock = locks.lock("thing")
             lease = await lock.acquire()
             assert lease is not None

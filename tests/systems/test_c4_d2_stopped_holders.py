@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
-import holdfast
-from holdfast import fenced
+import lockfast
+from lockfast import fenced
 from tests.support.servers import Server
 from tests.systems.programs import Program
 from tests.systems.resources import FENCED, SCHEMA, UNGUARDED, postgres
@@ -41,7 +41,7 @@ def place(
         elif kind.startswith("postgres"):
             url = postgres_url()
             with postgres(url)() as db:
-                db.execute("DROP TABLE IF EXISTS files; DROP TABLE IF EXISTS holdfast_fence")
+                db.execute("DROP TABLE IF EXISTS files; DROP TABLE IF EXISTS lockfast_fence")
                 db.execute(SCHEMA)
                 db.execute(OLD)
                 fenced.sql.Guard().create(db)
@@ -54,7 +54,7 @@ def place(
 def overrun(url: str, kind: str, place: str) -> tuple[str, int, str]:
     """What the late writer said, the fence of the holder after it, and what is there in the end."""
     resource = {**FENCED, **UNGUARDED}[kind](place)
-    with holdfast.connect(url) as locks, Program("read_and_write", url, kind, place, TTL) as late:
+    with lockfast.client.connect(url) as locks, Program("read_and_write", url, kind, place, TTL) as late:
         assert late.line() == "read old"
         late.freeze()
         with locks.lock("file:9527", timeout=10) as lease:

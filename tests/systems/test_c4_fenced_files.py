@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import StaleFence
-from holdfast.fenced.file import FencedFile
+import lockfast
+from lockfast import StaleFence
+from lockfast.fenced.file import FencedFile
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def names(path: Path) -> list[str]:
 
 
 def test_c4_read_change_write(path: Path) -> None:
-    with holdfast.connect("memory://files") as locks:
+    with lockfast.client.connect("memory://files") as locks:
         for line in ("one", "two"):
             with locks.lock("file:9527") as lease:
                 page = FencedFile(path, lease)
@@ -100,7 +100,7 @@ def test_c4_a_link_leads_to_the_file_and_its_fence(path: Path) -> None:
 def test_c4_a_guard_that_something_else_wrote_to(path: Path) -> None:
     path.write_text("old", "utf-8")
     path.with_name("9527.txt.fence").write_text("surprise", "utf-8")
-    with pytest.raises(holdfast.StoreProtocolError, match="should hold a fence"):
+    with pytest.raises(lockfast.StoreProtocolError, match="should hold a fence"):
         FencedFile(path, 8).write_text("new")
     assert path.read_text("utf-8") == "old"
 
@@ -110,7 +110,7 @@ def test_c4_a_stopped_process_at_the_guard_is_not_passed_by(path: Path) -> None:
     number = os.open(path.with_name("9527.txt.fence"), os.O_RDWR)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)
-        with pytest.raises(holdfast.StoreUnavailable, match="does not go on"):
+        with pytest.raises(lockfast.StoreUnavailable, match="does not go on"):
             FencedFile(path, 9, patience=0.05).write_text("new")
     finally:
         os.close(number)
@@ -140,5 +140,5 @@ def test_c4_many_writers_and_the_greatest_fence_wins(path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [0, -1, True, None, "7", 1.5, 2**53, b"7"], ids=repr)
 def test_c4_what_is_no_fence(path: Path, bad: object) -> None:
-    with pytest.raises(holdfast.ConfigurationError, match="A fence is"):
+    with pytest.raises(lockfast.ConfigurationError, match="A fence is"):
         FencedFile(path, bad)  # type: ignore[arg-type]

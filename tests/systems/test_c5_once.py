@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import Outcome, StoreUnavailable
-from holdfast.once import Skipped
-from holdfast.values import Renewal
+import lockfast
+from lockfast.errors import Outcome, StoreUnavailable
+from lockfast.client.once import Skipped
+from lockfast.values import Renewal
 from tests.contract.driver import Driver, done, held, scenario
 from tests.contract.stores import only
 from tests.systems.programs import Program
@@ -127,10 +127,10 @@ async def test_c5_a_run_that_ends_by_sys_exit_0_succeeded(d: Driver) -> None:
 @scenario
 async def test_c5_a_stuck_run_is_bounded(d: Driver) -> None:
     """Past `at_most` it has lost its lease, and another runs."""
-    with pytest.raises(holdfast.LeaseLost, match="max_hold"):  # noqa: PT012
+    with pytest.raises(lockfast.LeaseLost, match="max_hold"):  # noqa: PT012
         async with held(d.locks.once("report", at_most=0.2)) as run:
             await d.until(lambda: start(d.connect().once("report")), "another to run it")
-            await d.until(lambda: run.state is holdfast.State.LOST, "the loss to be told")
+            await d.until(lambda: run.state is lockfast.State.LOST, "the loss to be told")
             await done(d.pause())
 
 
@@ -149,7 +149,7 @@ async def test_c5_a_runner_that_crashes_blocks_for_its_ttl_only(d: Driver) -> No
 @scenario
 async def test_c5_busy_raise(d: Driver) -> None:
     async with held(d.connect(label="web1").once("report")):
-        with pytest.raises(holdfast.AcquireTimeout, match=r"'report' was skipped: web1 .* took it") as caught:
+        with pytest.raises(lockfast.AcquireTimeout, match=r"'report' was skipped: web1 .* took it") as caught:
             await start(d.locks.once("report", busy="raise"))
     assert (caught.value.name, caught.value.timeout) == ("report", 0.0)
 
@@ -165,7 +165,7 @@ async def test_c5_busy_wait(d: Driver) -> None:
 @scenario
 async def test_c5_busy_wait_for_a_while(d: Driver) -> None:
     async with held(d.connect().once("report")):
-        with pytest.raises(holdfast.AcquireTimeout):
+        with pytest.raises(lockfast.AcquireTimeout):
             await start(d.locks.once("report", busy="wait", timeout=0.05))
 
 
@@ -189,7 +189,7 @@ async def test_c5_a_function_of_the_other_colour_is_refused(d: Driver) -> None:
 
     def right() -> None: ...
 
-    with pytest.raises(holdfast.ConfigurationError):
+    with pytest.raises(lockfast.ConfigurationError):
         d.locks.once("report")(wrong if d.colour == "threads" else right)
 
 
@@ -213,7 +213,7 @@ async def test_c5_a_function_of_the_other_colour_is_refused(d: Driver) -> None:
 )
 @scenario
 async def test_c5_bad_values(d: Driver, bad: dict[str, Any]) -> None:
-    with pytest.raises(holdfast.ConfigurationError):
+    with pytest.raises(lockfast.ConfigurationError):
         d.locks.once("report", **bad)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-import holdfast.aio
+import lockfast
+import lockfast.aio
 from tests.support.servers import Server
 from tests.support.waiting import until
 
@@ -23,7 +23,7 @@ def test_c5_apscheduler(valkey: Server) -> None:
     ran, skipped, connections, running = [], [], [], []
     at = datetime.now(UTC)
     for machine in range(MACHINES):
-        connections.append(locks := holdfast.connect(valkey.url, label=f"machine {machine}"))
+        connections.append(locks := lockfast.client.connect(valkey.url, label=f"machine {machine}"))
 
         @locks.once("report", every=3600)
         def report(machine: int) -> None:
@@ -55,7 +55,7 @@ async def test_c5_fastapi_lifespans(tmp_path: Path) -> None:
         @asynccontextmanager
         async def lifespan(app: object) -> AsyncIterator[None]:
             nonlocal tried
-            async with holdfast.aio.connect(f"sqlite:///{tmp_path}/locks/locks.db") as locks:
+            async with lockfast.aio.connect(f"sqlite:///{tmp_path}/locks/locks.db") as locks:
 
                 @locks.once("refresh", every=3600)
                 async def refresh() -> None:
@@ -80,7 +80,7 @@ def test_c5_a_thread_per_machine_that_fires_every_period(valkey: Server) -> None
     stop = threading.Event()
 
     def machine() -> None:
-        with holdfast.connect(valkey.url) as locks:
+        with lockfast.client.connect(valkey.url) as locks:
             while not stop.wait(0.02):
                 with locks.once("report", every=period) as run:
                     if run:

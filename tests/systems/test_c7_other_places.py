@@ -1,6 +1,6 @@
 """Row C7, other places for a lock: the same locks on a real etcd and a real ZooKeeper, in both colours.
 
-Both keep the contract of `holdfast.testing.contract` but for what the stores' own `__init__.py` name. `make test` runs
+Both keep the contract of `lockfast.testing.contract` but for what the stores' own `__init__.py` name. `make test` runs
 that in one colour each, as a colour is the same code on either, and `make faults` in both.
 """
 
@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from holdfast import ConfigurationError, LeaseLost, State, StoreUnavailable
-from holdfast.stores.etcd.records import lock_key, packed
-from holdfast.stores.zookeeper.nodes import holder_path
-from holdfast.testing import contract, footing
-from holdfast.testing.contract import CHECKS, run_check
-from holdfast.testing.footing import Bench, ContractBroken
-from holdfast.values import Renewal
+from lockfast import ConfigurationError, LeaseLost, State, StoreUnavailable
+from lockfast.stores.etcd.records import lock_key, packed
+from lockfast.stores.zookeeper.nodes import holder_path
+from lockfast.testing import contract
+from lockfast.testing import contract_kit as footing
+from lockfast.testing.contract import CHECKS, run_check
+from lockfast.testing.contract_kit import Bench, ContractBroken
+from lockfast.values import Renewal
 from tests.contract.driver import COLOURS, Driver, done, held, scenario
 from tests.support import etcd, zookeeper
 from tests.support.etcd import Etcd
@@ -186,8 +187,8 @@ async def test_c7_an_operator_lists_and_breaks(d: Driver, name: str) -> None:
 
 def test_c7_a_killed_holder_frees_the_lock(place: Place, name: str) -> None:
     program = (
-        "import holdfast, sys, time\n"
-        "lease = holdfast.connect(sys.argv[1]).lock(sys.argv[2], ttl=2).acquire()\n"
+        "import lockfast, sys, time\n"
+        "lease = lockfast.client.connect(sys.argv[1]).lock(sys.argv[2], ttl=2).acquire()\n"
         "print('held', flush=True)\n"
         "sys.stdin.read()\n"
     )

@@ -8,11 +8,11 @@ import pytest
 import redis
 import redis.asyncio
 
-import holdfast
-import holdfast.aio
-import holdfast.aio.simple
-import holdfast.simple
-from holdfast.compat import redis_py
+import lockfast
+import lockfast.aio
+import lockfast.simple.aio
+import lockfast.simple
+from lockfast.compat import redis_py
 from tests.support.topologies import Group
 from tests.systems import kit
 
@@ -26,12 +26,12 @@ def test_b1_and_a1_with_threads(shared_group: Callable[[str], Group], decode: bo
     client: Any = redis.RedisCluster(host=server.host, port=server.port, decode_responses=decode)
     for name in NAMES:
         for how in HOWS:
-            assert holdfast.simple.acquire(client, name, 10, "moto", how=how)
-            assert not holdfast.simple.acquire(client, name, 10, "nokia", how=how)
-            assert not holdfast.simple.release(client, name, "nokia", how=how)
-            assert holdfast.simple.release(client, name, "moto", how=how)
-        with holdfast.Lock(client, name):
-            assert not holdfast.simple.acquire(client, name, 10, "moto")
+            assert lockfast.simple.acquire(client, name, 10, "moto", how=how)
+            assert not lockfast.simple.acquire(client, name, 10, "nokia", how=how)
+            assert not lockfast.simple.release(client, name, "nokia", how=how)
+            assert lockfast.simple.release(client, name, "moto", how=how)
+        with lockfast.Lock(client, name):
+            assert not lockfast.simple.acquire(client, name, 10, "moto")
         lock: Any = client.lock(name, timeout=10, lock_class=redis_py.Lock)
         assert lock.acquire(blocking=False)
         assert lock.owned()
@@ -52,11 +52,11 @@ def test_b1_and_a1_with_asyncio(shared_group: Callable[[str], Group], decode: bo
         await client.initialize()
         for name in NAMES:
             for how in HOWS:
-                assert await holdfast.aio.simple.acquire(client, name, 10, "moto", how=how)
-                assert not await holdfast.aio.simple.acquire(client, name, 10, "nokia", how=how)
-                assert await holdfast.aio.simple.release(client, name, "moto", how=how)
-            async with holdfast.aio.Lock(client, name):
-                assert not await holdfast.aio.simple.acquire(client, name, 10, "moto")
+                assert await lockfast.simple.aio.acquire(client, name, 10, "moto", how=how)
+                assert not await lockfast.simple.aio.acquire(client, name, 10, "nokia", how=how)
+                assert await lockfast.simple.aio.release(client, name, "moto", how=how)
+            async with lockfast.aio.Lock(client, name):
+                assert not await lockfast.simple.aio.acquire(client, name, 10, "moto")
             lock: Any = client.lock(name, timeout=10, lock_class=redis_py.AsyncLock)
             assert await lock.acquire(blocking=False)
             assert await lock.owned()

@@ -20,8 +20,8 @@ import redis.lock
 import valkey as valkey_py
 from redis.exceptions import LockError, LockNotOwnedError
 
-import holdfast
-from holdfast.compat import redis_py
+import lockfast
+from lockfast.compat import redis_py
 from tests.contract.driver import done, held
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -345,7 +345,7 @@ def test_a_token_is_seen_by_its_own_thread_alone(valkey: Server, side: str) -> N
 @scenario
 async def test_names_that_only_redis_knows(k: Kit, side: str) -> None:
     client = k.client()
-    for name in (b"bytes", "with\nnewline", "holdfast:mine", "x" * 2000):
+    for name in (b"bytes", "with\nnewline", "lockfast:mine", "x" * 2000):
         first, second = (lock_of(k, side, client, name, timeout=10) for _ in range(2))
         assert await take(first)
         assert not await take(second)
@@ -372,7 +372,7 @@ def test_a_client_of_valkey_py(valkey: Server, decode: bool, protocol: int) -> N
 
 @pytest.mark.parametrize("scripts", [None, False])
 @scenario
-async def test_old_and_new_and_holdfast_take_turns(k: Kit, scripts: bool | None) -> None:
+async def test_old_and_new_and_lockfast_take_turns(k: Kit, scripts: bool | None) -> None:
     client, locks = k.client(), k.connect(scripts=scripts)
     inside = 0
     turns: list[int] = []
@@ -409,7 +409,7 @@ async def test_who_waits_in_our_queue_is_handed_the_lock_by_the_new_and_looks_af
             return await done(locks.lock("foo").acquire(timeout=20))
 
         waiting = k.start(wait)
-        await k.until(lambda: k.server.raw("ZCARD", "holdfast:{foo}:q") == 1, "the waiter")
+        await k.until(lambda: k.server.raw("ZCARD", "lockfast:{foo}:q") == 1, "the waiter")
         watch = Stopwatch()
         await done(lock.release())
         lease = await waiting.result()
@@ -419,7 +419,7 @@ async def test_who_waits_in_our_queue_is_handed_the_lock_by_the_new_and_looks_af
 
 
 @scenario
-async def test_the_new_lock_queues_with_holdfast_in_order(k: Kit) -> None:
+async def test_the_new_lock_queues_with_lockfast_in_order(k: Kit) -> None:
     client, locks = k.client(), k.connect()
     lease = await done(locks.lock("foo").acquire())
     order: list[str] = []
@@ -435,7 +435,7 @@ async def test_the_new_lock_queues_with_holdfast_in_order(k: Kit) -> None:
     contenders = []
     for number, work in enumerate((compat, full, compat)):
         contenders.append(k.start(work))
-        await k.until(lambda: k.server.raw("ZCARD", "holdfast:{foo}:q") == number + 1, "the waiter")  # noqa: B023
+        await k.until(lambda: k.server.raw("ZCARD", "lockfast:{foo}:q") == number + 1, "the waiter")  # noqa: B023
     await done(lease.release())
     for one in contenders:
         await one.result()
@@ -449,7 +449,7 @@ async def test_the_new_lock_queues_with_holdfast_in_order(k: Kit) -> None:
 async def test_without_a_timeout_the_lock_is_renewed_and_ends_after_a_crash(
     k: Kit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("holdfast.compat.redis_py.rules.UNLIMITED", 2.4)
+    monkeypatch.setattr("lockfast.compat.redis_py.rules.UNLIMITED", 2.4)
     client = k.client()
     for options in ({}, {"token": "mine"}):
         lock = lock_of(k, "ours", client)
@@ -484,7 +484,7 @@ def test_release_may_be_called_again_after_a_connection_error(proxy: FaultProxy,
         proxy.reset_connections()
         with pytest.raises(redis.exceptions.ConnectionError) as caught:
             lock.release()
-        assert isinstance(caught.value, holdfast.StoreUnavailable)
+        assert isinstance(caught.value, lockfast.StoreUnavailable)
         assert lock.local.token is not None
         proxy.accept()
         until(lambda: valkey.raw("GET", "foo") in (None, lock.local.token.decode()), "the lock")  # type: ignore[union-attr]
@@ -614,20 +614,20 @@ async def test_a_key_that_holds_other_data_is_an_error_and_no_endless_wait(k: Ki
 @scenario
 async def test_errors_are_of_both_libraries(k: Kit) -> None:
     lock = lock_of(k, "ours", k.client(), timeout=10)
-    with pytest.raises(holdfast.LockError):
+    with pytest.raises(lockfast.LockError):
         await done(lock.release())
     k.server.raw("ACL", "SETUSER", "nobody", "reset", "on", "nopass", "+ping")
     denied = lock_of(k, "ours", k.client(username="nobody", password=""), timeout=10)
     with pytest.raises(redis.exceptions.NoPermissionError):
         await done(denied.acquire(blocking=False))
-    with pytest.raises(holdfast.StoreRefused):
+    with pytest.raises(lockfast.StoreRefused):
         await done(denied.acquire(blocking=False))
 
 
 ERRORS = [
     redis_py.LockError("said", lock_name="foo"),
     redis_py.LockNotOwnedError("said", lock_name="foo"),
-    redis_py.errors.ConnectionError("said", outcome=holdfast.Outcome.UNKNOWN),
+    redis_py.errors.ConnectionError("said", outcome=lockfast.Outcome.UNKNOWN),
     redis_py.errors.NoPermissionError("said"),
     redis_py.errors.ResponseError("said"),
 ]
@@ -637,7 +637,7 @@ ERRORS = [
 def test_errors_show_themselves_as_theirs_do_and_pickle(error: Exception) -> None:
     theirs = getattr(redis.exceptions, type(error).__name__)
     assert isinstance(error, theirs)
-    assert isinstance(error, holdfast.LockError)
+    assert isinstance(error, lockfast.LockError)
     assert (str(error), repr(error)) == ("said", repr(theirs("said")))
     twin = pickle.loads(pickle.dumps(error))
     assert (type(twin), str(twin), vars(twin)) == (type(error), "said", vars(error))

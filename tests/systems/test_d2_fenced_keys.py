@@ -9,10 +9,10 @@ import redis.asyncio
 import valkey as valkey_py
 import valkey.asyncio
 
-import holdfast
-from holdfast import StaleFence
-from holdfast.fenced.redis import AsyncWriter, Writer
-from holdfast.stores.redis.keys import companion, slot
+import lockfast
+from lockfast import StaleFence
+from lockfast.fenced.redis import AsyncWriter, Writer
+from lockfast.stores.redis.keys import companion, slot
 from tests.contract.driver import done
 from tests.support.servers import Server
 
@@ -73,7 +73,7 @@ def test_d2_reading_counts(client: Any) -> None:
 
 
 def test_d2_fences_of_leases(client: Any) -> None:
-    with holdfast.connect(client) as locks:
+    with lockfast.client.connect(client) as locks:
         with locks.lock("doc:lock") as late:
             Writer(client, late).set("doc", "first")
         with locks.lock("doc:lock") as lease:
@@ -110,9 +110,9 @@ def test_d2_scripts_that_the_server_forgot(client: Any) -> None:
 
 def test_d2_how_long_the_guard_is_kept(client: Any) -> None:
     Writer(client, 8).set("doc", 1)
-    assert client.pttl("holdfast:{doc}:f") == -1
+    assert client.pttl("lockfast:{doc}:f") == -1
     Writer(client, 8, keep=60).set("doc", 1)
-    assert 50_000 < client.pttl("holdfast:{doc}:f") <= 60_000
+    assert 50_000 < client.pttl("lockfast:{doc}:f") <= 60_000
 
 
 def test_d2_true_fences_are_exact(client: Any) -> None:
@@ -126,7 +126,7 @@ def test_d2_true_fences_are_exact(client: Any) -> None:
 def test_d2_the_permissions_that_it_needs(valkey: Server) -> None:
     """As the page on permissions lists them."""
     needed = ("+evalsha", "+script|load", "+get", "+set", "+rpush")
-    valkey.raw("ACL", "SETUSER", "writer", "reset", "on", ">pw", "~doc", "~holdfast:{doc}:f", "-@all", *needed)
+    valkey.raw("ACL", "SETUSER", "writer", "reset", "on", ">pw", "~doc", "~lockfast:{doc}:f", "-@all", *needed)
     try:
         with redis.Redis.from_url(f"redis://writer:pw@{valkey.host}:{valkey.port}/0") as client:
             assert Writer(client, 8).call("RPUSH", "doc", "x") == 1
@@ -143,10 +143,10 @@ def test_d2_the_guard_is_in_the_slot_of_its_key(key: str) -> None:
 
 @pytest.mark.parametrize("bad", ["redis://localhost", 7, object()])
 def test_d2_what_is_no_client(bad: object) -> None:
-    with pytest.raises(holdfast.ConfigurationError, match="a client of redis-py or valkey-py"):
+    with pytest.raises(lockfast.ConfigurationError, match="a client of redis-py or valkey-py"):
         Writer(bad, 7)
 
 
 def test_d2_a_pipeline_is_no_client(valkey: Server) -> None:
-    with redis.Redis.from_url(valkey.url) as client, pytest.raises(holdfast.ConfigurationError):
+    with redis.Redis.from_url(valkey.url) as client, pytest.raises(lockfast.ConfigurationError):
         Writer(client.pipeline(), 7)

@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy
 from sqlalchemy.orm import Session
 
-import holdfast
-from holdfast import StaleFence
-from holdfast.fenced.sql import Guard, update_row
+import lockfast
+from lockfast import StaleFence
+from lockfast.fenced.sql import Guard, update_row
 from tests.support.waiting import until
 from tests.systems.resources import SCHEMA, postgres
 
@@ -39,7 +39,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, postgres_url: Calla
         made = Database("postgres", postgres(url), alchemy)
     with made.alchemy.begin() as db:
         db.execute(sqlalchemy.text("DROP TABLE IF EXISTS files"))
-        db.execute(sqlalchemy.text("DROP TABLE IF EXISTS holdfast_fence"))
+        db.execute(sqlalchemy.text("DROP TABLE IF EXISTS lockfast_fence"))
         db.execute(sqlalchemy.text(SCHEMA))
         db.execute(sqlalchemy.text("INSERT INTO files (name, body) VALUES ('text', 'old')"))
         Guard().create(db)
@@ -166,17 +166,17 @@ def waits_for_a_lock(database: Database) -> bool:
 
 @pytest.mark.parametrize("bad", ["", "files; drop table files", 'a"b', "a.b.c", "1st", None], ids=repr)
 def test_d2_names_of_tables_are_checked(bad: Any) -> None:
-    with pytest.raises(holdfast.ConfigurationError, match="name of a table or column"):
+    with pytest.raises(lockfast.ConfigurationError, match="name of a table or column"):
         Guard(bad)
 
 
 def test_d2_what_is_no_connection() -> None:
-    with pytest.raises(holdfast.ConfigurationError, match="connection or cursor of a DB-API driver"):
+    with pytest.raises(lockfast.ConfigurationError, match="connection or cursor of a DB-API driver"):
         Guard().check(object(), "text", 7)
 
 
 def test_d2_nothing_to_change(database: Database) -> None:
-    with database.alchemy.connect() as db, pytest.raises(holdfast.ConfigurationError, match="at least one column"):
+    with database.alchemy.connect() as db, pytest.raises(lockfast.ConfigurationError, match="at least one column"):
         update_row(db, "files", {}, {"body": "everything"}, 7)
 
 
@@ -184,12 +184,12 @@ def test_d2_a_column_without_a_fence(database: Database) -> None:
     with database.alchemy.connect() as db:
         db.execute(sqlalchemy.text("CREATE TABLE loose (name VARCHAR(9), fence BIGINT)"))
         db.execute(sqlalchemy.text("INSERT INTO loose VALUES ('text', NULL)"))
-        with pytest.raises(holdfast.ConfigurationError, match="is NULL"):
+        with pytest.raises(lockfast.ConfigurationError, match="is NULL"):
             update_row(db, "loose", {"name": "text"}, {"name": "new"}, 7)
         db.rollback()
 
 
 def test_d2_an_asyncio_connection_says_how() -> None:
     kind = type("AsyncConnection", (), {"__module__": "sqlalchemy.ext.asyncio.engine"})
-    with pytest.raises(holdfast.ConfigurationError, match="run_sync"):
+    with pytest.raises(lockfast.ConfigurationError, match="run_sync"):
         Guard().check(kind(), "text", 7)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import holdfast
-from holdfast import Locks
-from holdfast.reentrant import RLock
+import lockfast
+from lockfast import Locks
+from lockfast.client.rlock import RLock
 from tests.support.servers import Server
 
 BOUND = 20.0
@@ -24,7 +24,7 @@ SHORT = 0.1
 @pytest.fixture(params=["memory", "valkey9"])
 def locks(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) -> Iterator[Locks]:
     url = shared_server("valkey9").url if request.param == "valkey9" else f"memory://{id(request)}"
-    with holdfast.connect(url) as locks:
+    with lockfast.client.connect(url) as locks:
         yield locks
 
 
@@ -163,7 +163,7 @@ def test_d4_timeouts_that_make_no_sense(lock: RLock) -> None:
 
 
 def test_d4_a_timeout_is_waited_for_and_no_longer(lock: RLock) -> None:
-    assert lock.acquire(timeout=holdfast.values.MOST_SECONDS)
+    assert lock.acquire(timeout=lockfast.values.MOST_SECONDS)
     lock.release()
     lock.acquire()
     results: list[object] = []

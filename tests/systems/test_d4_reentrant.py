@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import holdfast.aio
-from holdfast import ConfigurationError, LeaseLost, NotHeld, State, StoreRefused
-from holdfast.core.reentry import Levels, Step
+import lockfast.aio
+from lockfast import ConfigurationError, LeaseLost, NotHeld, State, StoreRefused
+from lockfast.core.reentry import Levels, Step
 from tests.contract.driver import Driver, done, held, scenario
 from tests.contract.stores import only
 from tests.keeper.losing import lose
@@ -287,7 +287,7 @@ async def test_d4_threads_that_never_came_back_are_forgotten(d: Driver, monkeypa
     for _ in range(3):
         await d.start(leave_it).result()
     assert len(lock._levels) == 3
-    monkeypatch.setattr("holdfast.reentrant.MOST_CALLERS", 2)
+    monkeypatch.setattr("lockfast.client.rlock.MOST_CALLERS", 2)
     await d.start(leave_it).result()
     assert len(lock._levels) == 1
 
@@ -331,7 +331,7 @@ async def test_d4_a_generator_that_another_thread_ends(d: Driver) -> None:
 
 
 def test_d4_one_object_in_one_event_loop_after_another() -> None:
-    lock = holdfast.aio.connect("memory://").rlock("thing", ttl=5, timeout=0)
+    lock = lockfast.aio.connect("memory://").rlock("thing", ttl=5, timeout=0)
 
     async def twice() -> int:
         async with lock, lock:
@@ -344,7 +344,7 @@ def test_d4_one_object_in_one_event_loop_after_another() -> None:
 
 def test_d4_another_event_loop_is_another_caller() -> None:
     """Also while the loop of the holder stands still in its midst."""
-    locks = holdfast.aio.connect("memory://")
+    locks = lockfast.aio.connect("memory://")
     lock, plain = locks.rlock("thing", ttl=5), locks.lock("other", ttl=5)
 
     async def intrude() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import redis
 
-import holdfast
-from holdfast import Outcome, StoreUnavailable, UpdateConflict
-from holdfast.core import optimism
-from holdfast.core.optimism import GO_OVER, MOST_HEAT, Heat
-from holdfast.optimistic import _heat_of
-from holdfast.stores.redis.editing import ThreadSession
+import lockfast
+from lockfast import Outcome, StoreUnavailable, UpdateConflict
+from lockfast.core import contention as optimism
+from lockfast.core.contention import GO_OVER, MOST_HEAT, Heat
+from lockfast.client.update import _heat_of
+from lockfast.stores.redis.watch import ThreadSession
 from tests.contract.driver import Driver, done, scenario
 from tests.contract.stores import only
 from tests.support.servers import Server
@@ -111,7 +111,7 @@ async def test_e1_an_error_in_the_change_passes_and_nothing_is_written(d: Driver
     with pytest.raises(KeyError, match="own"):
         await done(d.locks.update("stock", fail))
     for bad in (True, object(), [1]):
-        with pytest.raises(holdfast.ConfigurationError, match="A value is"):
+        with pytest.raises(lockfast.ConfigurationError, match="A value is"):
             await done(d.locks.update("stock", lambda old, bad=bad: bad))
     assert stored(d) == "1"
     assert await done(d.locks.update("stock", more)) == 2, "what was watched before is not watched any more"
@@ -178,7 +178,7 @@ async def test_e1_a_lock_that_stays_taken(d: Driver) -> None:
 @only(stores=("memory", "sqlite"))
 @scenario
 async def test_e1_a_store_without_values_says_so(d: Driver) -> None:
-    with pytest.raises(holdfast.ConfigurationError, match="holds locks and no values"):
+    with pytest.raises(lockfast.ConfigurationError, match="holds locks and no values"):
         await done(d.locks.update("stock", more))
 
 
@@ -186,9 +186,9 @@ async def test_e1_a_store_without_values_says_so(d: Driver) -> None:
 @pytest.mark.parametrize("bad", [{"attempts": 0}, {"attempts": True}, {"timeout": -1}, {"adaptive": 1}], ids=str)
 @scenario
 async def test_e1_bad_values(d: Driver, bad: dict[str, Any]) -> None:
-    with pytest.raises(holdfast.ConfigurationError):
+    with pytest.raises(lockfast.ConfigurationError):
         await done(d.locks.update("stock", more, **bad))
-    with pytest.raises(holdfast.ConfigurationError):
+    with pytest.raises(lockfast.ConfigurationError):
         await done(d.locks.update("", more))
 
 
@@ -197,7 +197,7 @@ async def test_e1_bad_values(d: Driver, bad: dict[str, Any]) -> None:
 async def test_e1_a_key_of_another_type(d: Driver) -> None:
     assert d.server is not None
     d.server.raw("RPUSH", "stock", "x")
-    with pytest.raises(holdfast.StoreProtocolError, match="holds other data"):
+    with pytest.raises(lockfast.StoreProtocolError, match="holds other data"):
         await done(d.locks.update("stock", more))
 
 
@@ -209,7 +209,7 @@ async def test_e1_an_account_that_may_not_watch(d: Driver) -> None:
     d.server.raw("ACL", "SETUSER", "blind", "on", ">pw", "~*", "&*", "+@all", "-watch")
     client = d.open(f"redis://blind:pw@{d.server.host}:{d.server.port}/0")
     try:
-        with pytest.raises(holdfast.StoreRefused):
+        with pytest.raises(lockfast.StoreRefused):
             await done(client.update("stock", more))
     finally:
         await done(client.close())
@@ -227,7 +227,7 @@ async def test_e1_the_permissions_that_it_needs(d: Driver) -> None:
     client = d.open(f"redis://updater:pw@{d.server.host}:{d.server.port}/0")
     try:
         assert await done(client.update("stock", more)) == 1
-        with pytest.raises(holdfast.StoreRefused):
+        with pytest.raises(lockfast.StoreRefused):
             await done(client.update("another", more))
     finally:
         await done(client.close())
@@ -307,7 +307,7 @@ def test_e1_it_goes_together_with_redis_pys_transaction(valkey: Server) -> None:
                 )
 
     def ours() -> None:
-        with holdfast.connect(valkey.url) as locks:
+        with lockfast.client.connect(valkey.url) as locks:
             for _ in range(50):
                 locks.update("stock", more, attempts=10_000, timeout=60)
 

@@ -14,9 +14,9 @@ import redis
 import redis.asyncio
 import valkey as valkey_py
 
-import holdfast
-import holdfast.aio
-from holdfast import ConfigurationError, NotHeld
+import lockfast
+import lockfast.aio
+from lockfast import ConfigurationError, NotHeld
 from tests.contract.driver import done, held
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -68,7 +68,7 @@ async def test_b1_waiting_works_and_all_locks_of_a_client_share_two_connections(
             return int(mine.fence)
 
     waiting = [k.start(wait, number) for number in range(5)]
-    await k.until(lambda: k.server.raw("ZCARD", "holdfast:{counter}:q") == 5, "five waiters")
+    await k.until(lambda: k.server.raw("ZCARD", "lockfast:{counter}:q") == 5, "five waiters")
     assert connections(k.server) == before + 2
     await done(lease.release())
     assert len({await one.result() for one in waiting}) == 5
@@ -79,13 +79,13 @@ def connections(server: Server) -> int:
 
 
 def test_b1_a_client_of_valkey_py(valkey: Server) -> None:
-    with valkey_py.Valkey.from_url(valkey.url) as client, holdfast.Lock(client, "counter") as lease:
+    with valkey_py.Valkey.from_url(valkey.url) as client, lockfast.Lock(client, "counter") as lease:
         assert valkey.raw("GET", "counter") == lease.holder
     assert valkey.raw("EXISTS", "counter") == 0
 
 
 @pytest.mark.parametrize("client", [None, "redis://localhost", 7, object(), [1]], ids=lambda one: type(one).__name__)
-@pytest.mark.parametrize("library", [holdfast, holdfast.aio], ids=["threads", "asyncio"])
+@pytest.mark.parametrize("library", [lockfast, lockfast.aio], ids=["threads", "asyncio"])
 def test_b1_what_is_no_client(library: Any, client: Any) -> None:
     with pytest.raises(ConfigurationError):
         library.Lock(client, "counter")
@@ -93,24 +93,24 @@ def test_b1_what_is_no_client(library: Any, client: Any) -> None:
 
 def test_b1_a_client_of_the_other_colour() -> None:
     with pytest.raises(ConfigurationError, match="asyncio"):
-        holdfast.Lock(redis.asyncio.Redis(), "counter")
+        lockfast.Lock(redis.asyncio.Redis(), "counter")
     with pytest.raises(ConfigurationError, match="threads"):
-        holdfast.aio.Lock(redis.Redis(), "counter")
-    with holdfast.connect("memory://") as locks, pytest.raises(ConfigurationError, match=r"holdfast\.Lock"):
-        holdfast.aio.Lock(locks, "counter")
-    with pytest.raises(ConfigurationError, match=r"holdfast\.aio\.Lock"):
-        holdfast.Lock(holdfast.aio.connect("memory://"), "counter")
+        lockfast.aio.Lock(redis.Redis(), "counter")
+    with lockfast.client.connect("memory://") as locks, pytest.raises(ConfigurationError, match=r"lockfast\.Lock"):
+        lockfast.aio.Lock(locks, "counter")
+    with pytest.raises(ConfigurationError, match=r"lockfast\.aio\.Lock"):
+        lockfast.Lock(lockfast.aio.connect("memory://"), "counter")
 
 
 def test_b1_on_a_connection_it_is_the_same_as_its_lock() -> None:
-    with holdfast.connect("memory://") as locks, holdfast.Lock(locks, "counter", ttl=3) as lease:
+    with lockfast.client.connect("memory://") as locks, lockfast.Lock(locks, "counter", ttl=3) as lease:
         assert lease.ttl == 3
         assert locks.lock("counter").locked()
 
 
 def test_b1_the_connection_ends_after_its_client(fresh_server: Server) -> None:
     client = redis.Redis(port=fresh_server.port)
-    lock = holdfast.Lock(client, "counter")
+    lock = lockfast.Lock(client, "counter")
     lease = lock.acquire()
     assert lease is not None
     gone = weakref.ref(client)
@@ -130,7 +130,7 @@ def test_b1_the_connection_ends_after_its_client(fresh_server: Server) -> None:
 def test_b1_the_end_of_the_loop_gives_back_and_hangs_up(fresh_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     client = redis.asyncio.Redis(port=fresh_server.port)
-    lock = holdfast.aio.Lock(client, "counter", timeout=5)
+    lock = lockfast.aio.Lock(client, "counter", timeout=5)
 
     async def hold() -> None:
         await lock.acquire()
@@ -150,7 +150,7 @@ def test_b1_threads_that_meet_on_a_new_client_share_one_connection(valkey: Serve
 
         def make() -> None:
             start.wait(5)
-            found.append(holdfast.Lock(client, "counter")._client)
+            found.append(lockfast.Lock(client, "counter")._client)
 
         threads = [threading.Thread(target=make) for _ in range(8)]
         for thread in threads:
@@ -162,9 +162,9 @@ def test_b1_threads_that_meet_on_a_new_client_share_one_connection(valkey: Serve
 
 def test_b1_a_program_that_just_ends_gives_back(valkey: Server) -> None:
     program = f"""
-import holdfast, redis
+import lockfast, redis
 client = redis.Redis(port={valkey.port})
-lease = holdfast.Lock(client, "counter").acquire()
+lease = lockfast.Lock(client, "counter").acquire()
 print(lease.holder == client.get("counter").decode())
 """
     ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)

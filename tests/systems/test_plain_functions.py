@@ -7,9 +7,9 @@ import pytest
 import redis
 import redis.asyncio
 
-import holdfast.aio.simple
-import holdfast.simple
-from holdfast import ConfigurationError, StoreProtocolError, StoreRefused, StoreUnavailable
+import lockfast.simple.aio
+import lockfast.simple
+from lockfast import ConfigurationError, StoreProtocolError, StoreRefused, StoreUnavailable
 from tests.contract.driver import done
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -89,9 +89,9 @@ def test_a1_a_client_of_valkey_py_will_do(valkey: Server, how: Any) -> None:
     from valkey import Valkey
 
     with Valkey.from_url(valkey.url) as client:
-        assert holdfast.simple.acquire(client, "lock", 10, "moto", how=how)
-        assert not holdfast.simple.acquire(client, "lock", 10, "nokia", how=how)
-        assert holdfast.simple.release(client, "lock", "moto", how=how)
+        assert lockfast.simple.acquire(client, "lock", 10, "moto", how=how)
+        assert not lockfast.simple.acquire(client, "lock", 10, "nokia", how=how)
+        assert lockfast.simple.release(client, "lock", "moto", how=how)
 
 
 @pytest.mark.parametrize("first", HOWS)
@@ -113,7 +113,7 @@ async def test_a1_all_ways_and_all_locks_exclude_one_another(k: Kit, first: str,
     ("change", "message"),
     [
         ({"key": ""}, "must not be empty"),
-        ({"key": "holdfast:x"}, "holdfast's own"),
+        ({"key": "lockfast:x"}, "lockfast's own"),
         ({"uid": ""}, "holder id"),
         ({"uid": b"moto"}, "holder id"),
         ({"timeout": 0}, "timeout"),
@@ -134,13 +134,13 @@ async def test_a1_what_cannot_work_is_said_at_once(k: Kit, change: dict[str, Any
 
 
 def test_a1_a_client_of_the_other_colour_or_a_pipeline_is_refused(valkey: Server) -> None:
-    with pytest.raises(ConfigurationError, match=r"holdfast\.aio\.simple"):
-        holdfast.simple.acquire(redis.asyncio.Redis.from_url(valkey.url), "lock", 10, "moto")
+    with pytest.raises(ConfigurationError, match=r"lockfast\.aio\.simple"):
+        lockfast.simple.acquire(redis.asyncio.Redis.from_url(valkey.url), "lock", 10, "moto")
     with redis.Redis.from_url(valkey.url) as client:
         with pytest.raises(ConfigurationError, match="pipeline"):
-            holdfast.simple.acquire(client.pipeline(), "lock", 10, "moto")
-        with pytest.raises(ConfigurationError, match=r"of holdfast\.simple"):
-            asyncio.run(holdfast.aio.simple.acquire(client, "lock", 10, "moto"))
+            lockfast.simple.acquire(client.pipeline(), "lock", 10, "moto")
+        with pytest.raises(ConfigurationError, match=r"of lockfast\.simple"):
+            asyncio.run(lockfast.simple.aio.acquire(client, "lock", 10, "moto"))
 
 
 @each_how
@@ -166,20 +166,20 @@ async def test_a1_a_server_that_is_gone_is_unavailable(k: Kit, how: str) -> None
 
 
 def test_a1_a_call_whose_reply_was_lost_may_be_repeated(unsteady: redis.Redis, proxy: FaultProxy) -> None:
-    holdfast.simple.acquire(unsteady, "other", 10, "moto")  # now the server has the script
+    lockfast.simple.acquire(unsteady, "other", 10, "moto")  # now the server has the script
     proxy.drop_reply(b"EVALSHA")
     with pytest.raises(StoreUnavailable) as caught:
-        holdfast.simple.acquire(unsteady, "lock", 10, "moto")
-    assert caught.value.outcome is holdfast.Outcome.UNKNOWN
-    assert holdfast.simple.acquire(unsteady, "lock", 10, "moto") is True
+        lockfast.simple.acquire(unsteady, "lock", 10, "moto")
+    assert caught.value.outcome is lockfast.Outcome.UNKNOWN
+    assert lockfast.simple.acquire(unsteady, "lock", 10, "moto") is True
 
 
 def test_a2_a_transaction_whose_answer_was_lost_is_looked_up(unsteady: redis.Redis, proxy: FaultProxy) -> None:
     lost = proxy.drop_reply(b"EXEC")
-    assert holdfast.simple.acquire(unsteady, "lock", 10, "moto", how="transaction") is True
+    assert lockfast.simple.acquire(unsteady, "lock", 10, "moto", how="transaction") is True
     lost.wait()
     lost = proxy.drop_reply(b"EXEC")
-    assert holdfast.simple.release(unsteady, "lock", "moto", how="transaction") is True
+    assert lockfast.simple.release(unsteady, "lock", "moto", how="transaction") is True
     lost.wait()
 
 
@@ -245,7 +245,7 @@ def unwatched(server: Server, client: Meddler) -> bool:
 
 def test_a2_a_lost_race_is_a_clean_no(valkey: Server) -> None:
     with meddler(valkey, lambda: valkey.raw("SET", "lock", "nokia", "PX", 60_000)) as client:
-        assert holdfast.simple.acquire(client, "lock", 10, "moto", how="transaction") is False
+        assert lockfast.simple.acquire(client, "lock", 10, "moto", how="transaction") is False
         assert valkey.raw("GET", "lock") == "nokia"
         assert unwatched(valkey, client)
 
@@ -256,7 +256,7 @@ def test_a2_a_race_that_freed_the_lock_again_is_tried_again(valkey: Server) -> N
         valkey.raw("DEL", "lock")
 
     with meddler(valkey, come_and_go) as client:
-        assert holdfast.simple.acquire(client, "lock", 10, "moto", how="transaction") is True
+        assert lockfast.simple.acquire(client, "lock", 10, "moto", how="transaction") is True
         assert valkey.raw("GET", "lock") == "moto"
 
 
@@ -267,9 +267,9 @@ def test_a2_nothing_stays_watched_on_any_path(valkey: Server, held: str | None, 
         valkey.raw("SET", "lock", held)
     with meddler(valkey, lambda: None) as client:
         if call == "acquire":
-            holdfast.simple.acquire(client, "lock", 10, "moto", how="transaction")
+            lockfast.simple.acquire(client, "lock", 10, "moto", how="transaction")
         else:
-            holdfast.simple.release(client, "lock", "moto", how="transaction")
+            lockfast.simple.release(client, "lock", "moto", how="transaction")
         assert unwatched(valkey, client)
 
 
@@ -277,7 +277,7 @@ def test_a2_an_error_leaves_nothing_watched(valkey: Server) -> None:
     with meddler(valkey, lambda: None) as client:
         valkey.raw("HSET", "lock", "field", "value")
         with pytest.raises(StoreProtocolError):
-            holdfast.simple.acquire(client, "lock", 10, "moto", how="transaction")
+            lockfast.simple.acquire(client, "lock", 10, "moto", how="transaction")
         valkey.raw("DEL", "lock")
         assert unwatched(valkey, client)
 
@@ -374,9 +374,9 @@ def test_d3_redis_8_4_has_it_by_another_name(valkey: Server) -> None:
     with Redis84.from_url(valkey.url) as client:
         client.asked = []
         for _ in range(2):
-            assert holdfast.simple.acquire(client, "lock", 10, "moto", how="native")
-            assert holdfast.simple.release(client, "lock", "nokia", how="native") is False
-            assert holdfast.simple.release(client, "lock", "moto", how="native") is True
+            assert lockfast.simple.acquire(client, "lock", 10, "moto", how="native")
+            assert lockfast.simple.release(client, "lock", "nokia", how="native") is False
+            assert lockfast.simple.release(client, "lock", "moto", how="native") is True
         assert client.asked.count("DELIFEQ") == 1
         assert client.asked.count("DELEX") == 4
 
@@ -405,13 +405,13 @@ def test_a1_a_cancelled_call_leaves_nothing_behind(valkey: Server, how: Any) -> 
         async with redis.asyncio.Redis.from_url(valkey.url) as client:
             await client.ping()
             for steps in range(25):
-                task = asyncio.create_task(holdfast.aio.simple.acquire(client, "lock", 60, f"uid{steps}", how=how))
+                task = asyncio.create_task(lockfast.simple.aio.acquire(client, "lock", 60, f"uid{steps}", how=how))
                 for _ in range(steps):
                     await asyncio.sleep(0)
                 task.cancel()
                 try:
                     if await task:
-                        await holdfast.aio.simple.release(client, "lock", f"uid{steps}", how=how)
+                        await lockfast.simple.aio.release(client, "lock", f"uid{steps}", how=how)
                 except asyncio.CancelledError:
                     pass
             await asyncio.to_thread(until, lambda: not valkey.raw("EXISTS", "lock"), "the lock to be free")

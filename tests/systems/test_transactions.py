@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import State, StoreRefused, StoreUnavailable
-from holdfast.guarantees import Verdict
-from holdfast.runtime.runner import run
-from holdfast.runtime.threads import ThreadRuntime
-from holdfast.stores.redis.turns import Turns
+import lockfast
+from lockfast import State, StoreRefused, StoreUnavailable
+from lockfast.client.guarantees import Verdict
+from lockfast.runtime.runner import run
+from lockfast.runtime.threads import ThreadRuntime
+from lockfast.stores.redis.fallback.exclusive_turn import Turns
 from tests.contract.driver import done, held
 from tests.contract.stores import NO_SCRIPTS
 from tests.support.proxy import FaultProxy
@@ -126,7 +126,7 @@ async def test_a2_an_account_that_may_do_neither_is_told_of_the_better_way(
 @pytest.mark.parametrize("scripts", [0.5, "no", []])
 @scenario
 async def test_a2_scripts_is_a_yes_a_no_or_unknown(k: Kit, scripts: Any) -> None:
-    with pytest.raises(holdfast.ConfigurationError, match="scripts must be"):
+    with pytest.raises(lockfast.ConfigurationError, match="scripts must be"):
         k.connect(k.server.url, scripts=scripts)
 
 
@@ -177,9 +177,9 @@ async def test_a2_locks_are_listed_and_a_key_of_another_type_is_none(k: Kit) -> 
     k.server.raw("SET", "a:3", "another's")
     page = await locks.store.survey("a:*", "", locks.runtime.now() + 5)
     assert {info.name: info.holder for info in page.infos if info.locked}.get("a:1") == lease.holder
-    with pytest.raises(holdfast.StoreProtocolError, match="holds other data"):
+    with pytest.raises(lockfast.StoreProtocolError, match="holds other data"):
         await done(locks.lock("a:2").acquire(timeout=0))
-    with pytest.raises(holdfast.StoreProtocolError, match="holds other data"):
+    with pytest.raises(lockfast.StoreProtocolError, match="holds other data"):
         await done(locks.lock("a:2").inspect())
     assert (await done(locks.lock("a:3").inspect())).holder == "another's"
 
@@ -252,27 +252,27 @@ async def test_a2_the_permissions_that_the_page_lists_are_enough(k: Kit) -> None
 
 
 def test_a2_with_sentinels_and_nowhere_that_needs_scripts(shared_group: Callable[[str], Group]) -> None:
-    with holdfast.connect(shared_group("sentinel").url, scripts=False) as locks, locks.lock("thing") as lease:
+    with lockfast.client.connect(shared_group("sentinel").url, scripts=False) as locks, locks.lock("thing") as lease:
         assert locks.lock("thing").inspect().fence == lease.fence
         assert locks.lock("thing", passing=False).acquire(timeout=0) is None
     elsewhere: list[Any] = ["redis+cluster://localhost", ["redis://one", "redis://two", "redis://three"], "memory://"]
     for target in elsewhere:
-        with pytest.raises(holdfast.ConfigurationError):
-            holdfast.connect(target, scripts=False)
-    with pytest.raises(holdfast.ConfigurationError, match="need scripts"):
-        holdfast.connect("redis://localhost", scripts=False, replicas=1)
+        with pytest.raises(lockfast.ConfigurationError):
+            lockfast.client.connect(target, scripts=False)
+    with pytest.raises(lockfast.ConfigurationError, match="need scripts"):
+        lockfast.client.connect("redis://localhost", scripts=False, replicas=1)
 
 
 # Faults
 
 
 @pytest.fixture
-def plain(proxy: FaultProxy) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(proxy.url, scripts=False) as locks:
+def plain(proxy: FaultProxy) -> Iterator[lockfast.Locks]:
+    with lockfast.client.connect(proxy.url, scripts=False) as locks:
         yield locks
 
 
-def test_a2_a_lost_answer_to_exec_is_the_same_grant_again(plain: holdfast.Locks, proxy: FaultProxy) -> None:
+def test_a2_a_lost_answer_to_exec_is_the_same_grant_again(plain: lockfast.Locks, proxy: FaultProxy) -> None:
     lost = proxy.drop_reply(b"EXEC")
     lease = plain.lock("thing", ttl=10).acquire(timeout=5)
     lost.wait()
@@ -286,7 +286,7 @@ def test_a2_a_lost_answer_to_exec_is_the_same_grant_again(plain: holdfast.Locks,
 
 
 def test_a2_a_watch_that_was_lost_with_its_connection_guards_nothing_and_writes_nothing(
-    plain: holdfast.Locks, proxy: FaultProxy, valkey: Server
+    plain: lockfast.Locks, proxy: FaultProxy, valkey: Server
 ) -> None:
     """The reply to the look comes, then the connection is cut and another takes the lock: EXEC must not go out."""
     plain.lock("other").locked()
@@ -312,7 +312,7 @@ def test_a2_a_watch_that_was_lost_with_its_connection_guards_nothing_and_writes_
 
 def test_a2_a_cancelled_transaction_leaves_nothing_behind(valkey: Server) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(valkey.url, scripts=False) as locks:
+        async with lockfast.aio.connect(valkey.url, scripts=False) as locks:
             await locks.lock("thing").locked()
             for steps in range(20):
                 task = asyncio.create_task(locks.lock("thing").acquire(timeout=5))
@@ -350,7 +350,7 @@ def test_a2_a_turn_that_does_not_come_is_an_error_in_time() -> None:
 
 
 def test_a2_renewal_and_release_need_no_memory_and_taking_says_so(fresh_server: Server) -> None:
-    with holdfast.connect(fresh_server.url, scripts=False, store_timeout=0.2) as locks:
+    with lockfast.client.connect(fresh_server.url, scripts=False, store_timeout=0.2) as locks:
         lease = locks.lock("thing", ttl=10).acquire(timeout=0)
         assert lease is not None
         fresh_server.raw("CONFIG", "SET", "maxmemory", "1")

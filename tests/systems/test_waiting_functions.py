@@ -8,9 +8,9 @@ import pytest
 import redis
 import redis.asyncio
 
-import holdfast.aio.simple
-import holdfast.simple
-from holdfast import StoreUnavailable
+import lockfast.simple.aio
+import lockfast.simple
+from lockfast import StoreUnavailable
 from tests.contract.driver import done
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -95,19 +95,19 @@ async def test_e2_a_lock_that_nobody_gives_back_ends_after_thirty_seconds(k: Kit
 
 def test_e3_released_by_watch_and_multi_even_if_others_touch_the_key(any_server: Server) -> None:
     with meddler(any_server, lambda: any_server.raw("EXPIRE", "market", 60), times=20) as client:
-        identifier = holdfast.simple.acquire_lock(client, "market", 1, 60)
+        identifier = lockfast.simple.acquire_lock(client, "market", 1, 60)
         assert identifier
-        assert holdfast.simple.release_lock(client, "market", identifier, how="transaction") is True
+        assert lockfast.simple.release_lock(client, "market", identifier, how="transaction") is True
         assert type(client).left == 0
     assert any_server.raw("EXISTS", "market") == 0
 
 
 def test_e3_a_key_that_never_comes_to_rest_is_an_error_and_no_guess(valkey: Server) -> None:
     with meddler(valkey, lambda: valkey.raw("EXPIRE", "market", 60), times=1000) as client:
-        identifier = holdfast.simple.acquire_lock(client, "market", 1, 60)
+        identifier = lockfast.simple.acquire_lock(client, "market", 1, 60)
         assert identifier
         with pytest.raises(StoreUnavailable, match="changed by others"):
-            holdfast.simple.release_lock(client, "market", identifier, how="transaction")
+            lockfast.simple.release_lock(client, "market", identifier, how="transaction")
     assert valkey.raw("GET", "market") == identifier
 
 
@@ -141,10 +141,10 @@ def test_e4_when_the_last_answer_is_lost_nothing_is_left_behind(
     proxy: FaultProxy,
     valkey: Server,
 ) -> None:
-    holdfast.simple.acquire_lock(unsteady, "other")
+    lockfast.simple.acquire_lock(unsteady, "other")
     proxy.drop_reply(b"EVALSHA")
     with pytest.raises(StoreUnavailable):
-        holdfast.simple.acquire_lock(unsteady, "market")
+        lockfast.simple.acquire_lock(unsteady, "market")
     assert valkey.raw("EXISTS", "market") == 0
 
 
@@ -154,7 +154,7 @@ def test_e4_a_cancelled_wait_leaves_nothing_behind(valkey: Server, how: Any) -> 
         async with redis.asyncio.Redis.from_url(valkey.url) as client:
             valkey.raw("SET", "market", "another", "PX", 60_000)
             waiting = [
-                asyncio.create_task(holdfast.aio.simple.acquire_lock(client, "market", 30, how=how)) for _ in range(8)
+                asyncio.create_task(lockfast.simple.aio.acquire_lock(client, "market", 30, how=how)) for _ in range(8)
             ]
             await asyncio.sleep(0.02)
             valkey.raw("DEL", "market")
@@ -163,7 +163,7 @@ def test_e4_a_cancelled_wait_leaves_nothing_behind(valkey: Server, how: Any) -> 
             got = await asyncio.gather(*waiting, return_exceptions=True)
             for identifier in got:
                 if isinstance(identifier, str):
-                    await holdfast.aio.simple.release_lock(client, "market", identifier, how=how)
+                    await lockfast.simple.aio.release_lock(client, "market", identifier, how=how)
             await asyncio.to_thread(until, lambda: not valkey.raw("EXISTS", "market"), "the lock to be free")
 
     run_cancelling(main)

@@ -9,7 +9,7 @@ import time
 from collections import Counter, defaultdict
 from typing import Any
 
-from holdfast import State, StoreUnavailable
+from lockfast import State, StoreUnavailable
 from tests.contract.driver import Contender, Driver, done
 
 PATIENCE = 25.0

@@ -12,9 +12,9 @@ import redis.asyncio
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from holdfast import State, StoreError, StoreProtocolError
-from holdfast.stores.redis.keys import keys_of, slot
-from holdfast.stores.redis.messages import address_in
+from lockfast import State, StoreError, StoreProtocolError
+from lockfast.stores.redis.keys import keys_of, slot
+from lockfast.stores.redis.protocol.notifications import address_in
 from tests.conftest import require
 from tests.contract.driver import COLOURS, Driver, done
 from tests.support.topologies import Cluster, ClusterNode, Group, migrate
@@ -44,7 +44,7 @@ def shared(shared_group: Callable[[str], Group]) -> Cluster:
 @example(name="{{a}}")
 def test_the_server_sees_all_keys_of_a_lock_in_one_slot(shared: Cluster, name: str) -> None:
     keys = keys_of(name)
-    channel = address_in(keys.slot, "holdfast:inbox:x").encode()
+    channel = address_in(keys.slot, "lockfast:inbox:x").encode()
     node = shared.nodes[0]
     told = {node.raw("CLUSTER", "KEYSLOT", key) for key in (keys.lock, keys.meta, keys.queue, keys.waiters, channel)}
     assert told == {keys.slot} == {slot(name.encode())}
@@ -266,7 +266,7 @@ async def _pass_on(lock: Any) -> int:
 def _listening(node: ClusterNode, name: str) -> set[str]:
     """The inboxes of those who wait for the lock at this node, and are connected to it."""
     waiting = {entry.split(" ")[3] for entry in node.raw("HVALS", keys_of(name).waiters)}
-    connected: list[str] = node.raw("PUBSUB", "SHARDCHANNELS", "holdfast:inbox:*")
+    connected: list[str] = node.raw("PUBSUB", "SHARDCHANNELS", "lockfast:inbox:*")
     return waiting & set(connected)
 
 

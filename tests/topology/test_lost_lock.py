@@ -6,7 +6,7 @@ the greater fence. With acknowledgement the grant is given back before anybody r
 
 import pytest
 
-from holdfast import LeaseLost, State, StoreUnavailable
+from lockfast import LeaseLost, State, StoreUnavailable
 from tests.contract.driver import done
 from tests.support.topologies import Replicated
 from tests.topology.conftest import driver

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import ConfigurationError, State, StoreRefused, StoreUnavailable
+from lockfast import ConfigurationError, State, StoreRefused, StoreUnavailable
 from tests.contract.driver import COLOURS, done
 from tests.support.servers import Server
 from tests.support.topologies import Replicated

@@ -9,7 +9,7 @@ import redis.asyncio
 import valkey
 import valkey.asyncio
 
-from holdfast import State, StoreError, StoreUnavailable
+from lockfast import State, StoreError, StoreUnavailable
 from tests.contract.driver import COLOURS, Driver, done
 from tests.support.topologies import SERVICE, Group, Replicated, Sentinel
 from tests.topology.conftest import driver

@@ -16,8 +16,8 @@ from typing import Any, Self
 import redis
 import redis.asyncio
 
-import holdfast
-import holdfast.aio
+import lockfast
+import lockfast.aio
 
 LIMIT = 20.0
 """Seconds after which a call that does not end fails its test."""
@@ -52,12 +52,12 @@ class Client:
     def adopt(self, text: str, **options: Any) -> Any:
         return self.do(lambda: self.locks.adopt(text, **options))
 
-    def state(self, lease: Any) -> holdfast.State:
-        found: holdfast.State = self.do(lambda: lease.state)
+    def state(self, lease: Any) -> lockfast.State:
+        found: lockfast.State = self.do(lambda: lease.state)
         return found
 
-    def inspect(self, name: str) -> holdfast.LockInfo:
-        info: holdfast.LockInfo = self.do(self.locks.lock(name).inspect)
+    def inspect(self, name: str) -> lockfast.LockInfo:
+        info: lockfast.LockInfo = self.do(self.locks.lock(name).inspect)
         return info
 
     def warm_up(self) -> Self:
@@ -113,7 +113,7 @@ class Colour:
 
 class Threads(Colour):
     name = "threads"
-    connect_function = staticmethod(holdfast.connect)
+    connect_function = staticmethod(lockfast.client.connect)
     redis_module = redis
 
     def start(self, call: Callable[[], Any]) -> Any:
@@ -134,7 +134,7 @@ class Threads(Colour):
 
 class Asyncio(Colour):
     name = "asyncio"
-    connect_function = staticmethod(holdfast.aio.connect)
+    connect_function = staticmethod(lockfast.aio.connect)
     redis_module = redis.asyncio
 
     def __enter__(self) -> Self:

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import holdfast
-import holdfast.aio
-from holdfast import LeaseLost, LockError
+import lockfast
+import lockfast.aio
+from lockfast import LeaseLost, LockError
 
 NAMES = ("hunt:a", "hunt:b")
 WORKERS = 4
@@ -111,7 +111,7 @@ def hunt_with_threads(url: str, seconds: float, seed: int, witness: Witness) -> 
             except LockError:
                 pass
 
-    with holdfast.connect(url) as locks:
+    with lockfast.client.connect(url) as locks:
         workers = [threading.Thread(target=worker, args=(number,)) for number in range(WORKERS)]
         for thread in workers:
             thread.start()
@@ -144,7 +144,7 @@ async def hunt_with_tasks(url: str, seconds: float, seed: int, witness: Witness)
             except (LockError, TimeoutError):
                 await asyncio.sleep(0)
 
-    async with holdfast.aio.connect(url) as locks:
+    async with lockfast.aio.connect(url) as locks:
         await asyncio.gather(*(worker(number) for number in range(WORKERS)))
 
 

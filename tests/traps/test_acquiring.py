@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import holdfast.aio
-from holdfast.connection import AsyncLocks
+import lockfast.aio
+from lockfast.client.locks import AsyncLocks
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -86,7 +86,7 @@ class TestCancelled:
 
     @pytest.fixture
     async def locks(self, proxy: FaultProxy) -> AsyncIterator[AsyncLocks]:
-        async with holdfast.aio.connect(proxy.url) as locks:
+        async with lockfast.aio.connect(proxy.url) as locks:
             lease = await locks.lock("warm-up").acquire()
             assert lease is not None
             await lease.release()
@@ -94,7 +94,7 @@ class TestCancelled:
 
     @pytest.fixture
     async def holders(self, valkey: Server) -> AsyncIterator[AsyncLocks]:
-        async with holdfast.aio.connect(valkey.url) as locks:
+        async with lockfast.aio.connect(valkey.url) as locks:
             for name in self.NAMES:
                 await locks.lock(name).acquire()
             yield locks
@@ -155,7 +155,7 @@ class TestCancelled:
 
     async def test_while_connecting(self, valkey: Server, proxy: FaultProxy) -> None:
         proxy.stall()
-        async with holdfast.aio.connect(proxy.url) as locks:
+        async with lockfast.aio.connect(proxy.url) as locks:
             await self.cancel_at(locks, lambda: asyncio.to_thread(proxy.wait_stalled))
             proxy.unstall()
             self.check_free(valkey)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from redis._parsers import _AsyncRESP2Parser, _AsyncRESP3Parser, _RESP2Parser, _RESP3Parser
 
-import holdfast
-from holdfast import StoreRefused
+import lockfast
+from lockfast import StoreRefused
 from tests.conftest import require
 from tests.support.servers import Server, available
 from tests.traps.colours import Client, Colour
@@ -181,7 +181,7 @@ class TestTls:
         self, secure: tuple[Server, int], certificate: tuple[Path, Path]
     ) -> None:
         """Another thread may be reading it: what comes then is for the keys' owner alone, and no reply."""
-        with holdfast.connect(f"rediss://127.0.0.1:{secure[1]}/0?ssl_ca_certs={certificate[1]}") as locks:
+        with lockfast.client.connect(f"rediss://127.0.0.1:{secure[1]}/0?ssl_ca_certs={certificate[1]}") as locks:
             with locks.lock("report"):
                 pass
             store: Any = locks.store

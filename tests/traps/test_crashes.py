@@ -51,10 +51,10 @@ def test_many_dead_waiters_are_skipped_at_once(colour: Colour, us: Client, valke
     us.warm_up_inbox()
     with Program("wait", colour.name, valkey.url, "report") as dead:
         await_queue(valkey, "report", 1)
-        place = valkey.raw("HGETALL", "holdfast:{report}:w")[1]
+        place = valkey.raw("HGETALL", "lockfast:{report}:w")[1]
         for number in range(500):  # as many again, each with the dead one's address
-            valkey.raw("ZADD", "holdfast:{report}:q", number, f"dead-{number}")
-            valkey.raw("HSET", "holdfast:{report}:w", f"dead-{number}", place)
+            valkey.raw("ZADD", "lockfast:{report}:q", number, f"dead-{number}")
+            valkey.raw("HSET", "lockfast:{report}:w", f"dead-{number}", place)
         dead.kill()
         waiting = us.acquiring("report")
         await_queue(valkey, "report", 502)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-import holdfast.aio
+import lockfast
+import lockfast.aio
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.traps.watching import Stopwatch, await_queue, normal_clients, pubsub_clients, traces
@@ -30,7 +30,7 @@ async def test_two_thousand_tasks_get_the_lock_in_order(valkey: Server) -> None:
             if number == TASKS // 2:
                 connections.append(normal_clients(valkey) + pubsub_clients(valkey))
 
-    async with holdfast.aio.connect(valkey.url) as locks:
+    async with lockfast.aio.connect(valkey.url) as locks:
         lease = await locks.lock("report").acquire()
         assert lease is not None
         tasks = [asyncio.create_task(queue_up(number)) for number in range(TASKS)]
@@ -56,7 +56,7 @@ def test_three_hundred_threads_share_the_connections(valkey: Server) -> None:
         except BaseException as error:
             futures[number].set_exception(error)
 
-    with holdfast.connect(valkey.url) as locks:
+    with lockfast.client.connect(valkey.url) as locks:
         lease = locks.lock("report").acquire()
         assert lease is not None
         for number in range(THREADS):
@@ -78,9 +78,9 @@ async def test_a_hand_over_wakes_one_and_asks_nothing(valkey: Server, proxy: Fau
     """Twenty wait, and when one of them gets the lock, nobody else comes running."""
 
     def asks() -> int:
-        return sum(any(b"holdfast:inbox:" in arg for arg in args) for args in proxy.requests if args[0] != b"SUBSCRIBE")
+        return sum(any(b"lockfast:inbox:" in arg for arg in args) for args in proxy.requests if args[0] != b"SUBSCRIBE")
 
-    async with holdfast.aio.connect(valkey.url) as holder, holdfast.aio.connect(proxy.url) as locks:
+    async with lockfast.aio.connect(valkey.url) as holder, lockfast.aio.connect(proxy.url) as locks:
         lease = await holder.lock("report").acquire()
         assert lease is not None
         waiting = [asyncio.create_task(locks.lock("report").acquire()) for _ in range(20)]

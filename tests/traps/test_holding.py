@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast import Lease, LeaseLost, Lock, NotHeld, State, StoreUnavailable
+import lockfast
+import lockfast.aio
+from lockfast import Lease, LeaseLost, Lock, NotHeld, State, StoreUnavailable
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -36,7 +36,7 @@ class TestRelease:
                 fail_and_repeat(lambda: client.release(lease))
 
         def by_the_lock() -> None:
-            with holdfast.connect(proxy.url) as locks:
+            with lockfast.client.connect(proxy.url) as locks:
                 lock = locks.lock("report:lock")
                 lock.acquire()
                 fail_and_repeat(lock.release)
@@ -89,7 +89,7 @@ class TestRelease:
         lock = us.locks.lock("report", ttl=0.1, renew=False)
         first = us.do(lock.acquire)
         second = us.do(lambda: lock.acquire(timeout=20))
-        with caplog.at_level(logging.WARNING, "holdfast"):
+        with caplog.at_level(logging.WARNING, "lockfast"):
             assert us.release(first) is False
         assert any("gone" in record.message or "lost" in record.message for record in caplog.records)
         assert second.fence > first.fence
@@ -97,7 +97,7 @@ class TestRelease:
         assert us.release(second) is True
 
     def test_of_two_who_share_a_lock_object_frees_ones_own(self, valkey: Server) -> None:
-        with holdfast.connect(valkey.url) as locks:
+        with lockfast.client.connect(valkey.url) as locks:
             lock = locks.lock("report", ttl=0.1, renew=False)
             lock.acquire()
             other: list[Any] = []
@@ -108,7 +108,7 @@ class TestRelease:
             assert valkey.raw("GET", "report") == other[0].holder
 
     async def test_of_two_tasks_that_share_a_lock_object_frees_ones_own(self, valkey: Server) -> None:
-        async with holdfast.aio.connect(valkey.url) as locks:
+        async with lockfast.aio.connect(valkey.url) as locks:
             lock = locks.lock("report", ttl=0.1, renew=False)
             await lock.acquire()
             other = await asyncio.create_task(lock.acquire(timeout=20))
@@ -126,7 +126,7 @@ class TestRelease:
             else:
                 locks.adopt(lease.export()).release()
 
-        with holdfast.connect(valkey.url) as locks:
+        with lockfast.client.connect(valkey.url) as locks:
             lock = locks.lock("report")
             with lock as lease:
                 give_back(lock, lease)
@@ -221,7 +221,7 @@ class TestRenewalFails:
         assert client.release(lease) is True
 
     def test_threads_hear_of_it_at_the_end_of_the_block(self, valkey: Server) -> None:
-        with holdfast.connect(valkey.url) as locks:
+        with lockfast.client.connect(valkey.url) as locks:
             lock = locks.lock("report", ttl=0.3)
             with pytest.raises(LeaseLost) as lost, lock as lease:  # noqa: PT012
                 valkey.raw("DEL", "report")
@@ -230,7 +230,7 @@ class TestRenewalFails:
 
     async def test_asyncio_cancels_the_block(self, valkey: Server) -> None:
         reached: list[str] = []
-        async with holdfast.aio.connect(valkey.url) as locks:
+        async with lockfast.aio.connect(valkey.url) as locks:
             with pytest.raises(LeaseLost):  # noqa: PT012
                 async with locks.lock("report", ttl=0.3):
                     valkey.raw("DEL", "report")

@@ -52,7 +52,7 @@ def nth(count: int, match: Match) -> Match:
 
 def companions(name: str) -> dict[str, str]:
     """The keys that stand beside the lock's own: meta, queue, waiters."""
-    return {kind: f"holdfast:{{{name}}}:{kind}" for kind in "mqw"}
+    return {kind: f"lockfast:{{{name}}}:{kind}" for kind in "mqw"}
 
 
 def queue_length(server: Server, name: str) -> int:

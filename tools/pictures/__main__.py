@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import holdfast
-from tests.cli.driving import HOLDFAST, Place
+import lockfast
+from tests.cli.driving import LOCKFAST, Place
 from tests.support.terminal import ESCAPES, Pty
 from tests.support.waiting import until
 from tools.pictures.screen import Screen
@@ -23,13 +23,13 @@ PROMPT = "\x1b[2m$\x1b[0m "
 
 def main() -> int:
     FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lockfast-pictures-") as folder:
         place = Place(f"sqlite:///{folder}/locks.db", Path(folder))
         try:
             _stage(place)
-            _picture(place, "ls", ["ls"], "holdfast ls lists five locks, their holders and how many wait")
+            _picture(place, "ls", ["ls"], "lockfast ls lists five locks, their holders and how many wait")
             _picture(
-                place, "show", ["show", "report:nightly"], "holdfast show tells all about one lock, with its queue"
+                place, "show", ["show", "report:nightly"], "lockfast show tells all about one lock, with its queue"
             )
             _waiting(place)
             _top(place)
@@ -52,7 +52,7 @@ def _stage(place: Place) -> None:
 
 
 def _screen(place: Place, words: list[str]) -> Pty:
-    return Pty([*HOLDFAST, *words], place.environment(), (HEIGHT, WIDTH))
+    return Pty([*LOCKFAST, *words], place.environment(), (HEIGHT, WIDTH))
 
 
 def _save(name: str, typed: str, text: str, title: str) -> None:
@@ -66,7 +66,7 @@ def _save(name: str, typed: str, text: str, title: str) -> None:
 def _picture(place: Place, name: str, words: list[str], title: str) -> None:
     shown = _screen(place, words)
     shown.end()
-    _save(name, f"holdfast {' '.join(words)}", shown.text, title)
+    _save(name, f"lockfast {' '.join(words)}", shown.text, title)
     shown.close()
 
 
@@ -78,7 +78,7 @@ def _waiting(place: Place) -> None:
     shown.type("\x03")
     shown.end()
     shown.close()
-    _save("run", "holdfast run deploy:web -- make deploy", text, "holdfast run says whom it waits for and its place")
+    _save("run", "lockfast run deploy:web -- make deploy", text, "lockfast run says whom it waits for and its place")
 
 
 def _top(place: Place) -> None:
@@ -97,14 +97,14 @@ def _top(place: Place) -> None:
     screen = Screen(WIDTH)
     screen.feed(text)
     path = FOLDER / "command-top.svg"
-    title = "holdfast top shows locks as they change hands"
+    title = "lockfast top shows locks as they change hands"
     path.write_text(drawn(screen.rows(), title, WIDTH), encoding="utf-8")
     print(path)
 
 
 def _busy(url: str, stop: threading.Event) -> None:
     """Locks that change hands all the time."""
-    with holdfast.connect(url, label="importer") as locks:
+    with lockfast.client.connect(url, label="importer") as locks:
         while not stop.is_set():
             for name in ("import:orders", "import:customers"):
                 with locks.lock(name):

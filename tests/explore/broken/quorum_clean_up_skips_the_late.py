@@ -1,6 +1,6 @@
 """The clean-up leaves out the server that did not answer, and that one had said yes."""
 
-from holdfast.errors import StoreUnavailable
+from lockfast.errors import StoreUnavailable
 from tests.explore.kit import TTL_MS, Process, exhibit
 
 SERVERS = 3

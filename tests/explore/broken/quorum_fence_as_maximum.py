@@ -1,6 +1,6 @@
 """Each server counts for itself, and the greatest of a majority's numbers is not greater than all before."""
 
-from holdfast.errors import StoreUnavailable
+from lockfast.errors import StoreUnavailable
 from tests.explore.kit import TTL, TTL_MS, Process, exhibit
 
 SERVERS = 3

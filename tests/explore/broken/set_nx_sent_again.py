@@ -1,6 +1,6 @@
 """The reply to SET NX was lost, and the retry is refused by one's own key."""
 
-from holdfast.errors import StoreUnavailable
+from lockfast.errors import StoreUnavailable
 from tests.explore.kit import TTL, TTL_MS, Process, exhibit
 
 

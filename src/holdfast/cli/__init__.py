@@ -1,1 +1,0 @@
-"""The `holdfast` command: `main.py` finds the sub-command, which is one module or folder here; `terminal.py` prints."""

@@ -1,1 +1,0 @@
-"""Drop-in faces for people who come from other libraries: their names, holdfast behind them."""

@@ -1,0 +1,96 @@
+"""lockfast: a lock that several processes on several machines can trust.
+
+How to read this tree. `connect.py` turns a target into a store and returns `connection.Locks`; that makes `locks.Lock`,
+which hands out `leases.Lease`. These are thin. What happens is decided in `core/`, which is pure and knows only
+`ports.py`; `runtime/` (threads, asyncio) and `stores/` (memory, sqlite, redis) stand behind those ports. `values.py`
+and `errors.py` are what everybody speaks in.
+
+>>> import lockfast
+>>> locks = lockfast.client.connect("memory://")
+>>> with locks.lock("file:9527", ttl=10) as lease:
+...     lease.fence > 0
+True
+"""
+
+from __future__ import annotations
+
+from lockfast._version import __version__
+from lockfast.client.connect import connect
+
+TYPE_CHECKING = False
+"""As in `typing`, which is not loaded: see `connect.py`."""
+
+if TYPE_CHECKING:
+    from lockfast import errors
+    from lockfast.client.locks import Locks
+    from lockfast.core.lease_state import State
+    from lockfast.errors import (
+        AcquireTimeout,
+        ConfigurationError,
+        LeaseLost,
+        LockError,
+        NotHeld,
+        Outcome,
+        QuorumNotReached,
+        StaleFence,
+        StoreError,
+        StoreProtocolError,
+        StoreRefused,
+        StoreUnavailable,
+        UpdateConflict,
+    )
+    from lockfast.client.lease import Lease
+    from lockfast.client.lock import Lock
+    from lockfast.values import LockInfo, Owner, WaiterInfo
+
+__all__ = [
+    "AcquireTimeout",
+    "ConfigurationError",
+    "Lease",
+    "LeaseLost",
+    "Lock",
+    "LockError",
+    "LockInfo",
+    "Locks",
+    "NotHeld",
+    "Outcome",
+    "Owner",
+    "QuorumNotReached",
+    "StaleFence",
+    "State",
+    "StoreError",
+    "StoreProtocolError",
+    "StoreRefused",
+    "StoreUnavailable",
+    "UpdateConflict",
+    "WaiterInfo",
+    "__version__",
+    "connect",
+    "errors",
+]
+
+_HOMES = {
+    "Lease": "leases",
+    "Lock": "locks",
+    "LockInfo": "values",
+    "Locks": "connection",
+    "Owner": "values",
+    "State": "core.holding",
+    "WaiterInfo": "values",
+}
+"""Where a public name is defined, if not among the errors. It is loaded when first asked for."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'lockfast' has no attribute {name!r}")
+    from importlib import import_module
+
+    home = import_module("lockfast." + _HOMES.get(name, "errors"))
+    value = home if name == "errors" else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,19 @@
+"""The asyncio colour of the public names: `from lockfast import aio`, then `aio.connect(...)`.
+
+>>> import asyncio
+>>> from lockfast import aio
+>>> async def main():
+...     async with aio.connect("memory://") as locks, locks.lock("file:9527", ttl=10) as lease:
+...         return lease.remaining > 9
+>>> asyncio.run(main())
+True
+"""
+
+from __future__ import annotations
+
+from lockfast.client.connect import connect_asyncio as connect
+from lockfast.client.locks import AsyncLocks as Locks
+from lockfast.client.lease import AsyncLease as Lease
+from lockfast.client.lock import AsyncLock as Lock
+
+__all__ = ["Lease", "Lock", "Locks", "connect"]

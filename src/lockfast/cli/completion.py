@@ -1,0 +1,109 @@
+"""`lockfast completion`: a script that teaches a shell the commands, their options, and the names of locks."""
+
+from __future__ import annotations
+
+import argparse
+
+from lockfast.cli.main import COMMANDS, RUN
+from lockfast.cli.run.options import FLAGS, VALUES
+
+SHELLS = ("bash", "zsh", "fish")
+NAMED = ("run", "show", "break", "ls")
+"""The commands whose first word is a lock's name."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print a script for your shell that completes commands, options and the names of locks."
+    parser.epilog = (
+        'examples:\n  $ eval "$(lockfast completion bash)"      # in ~/.bashrc\n'
+        '  $ eval "$(lockfast completion zsh)"       # in ~/.zshrc\n'
+        "  $ lockfast completion fish > ~/.config/fish/completions/lockfast.fish"
+    )
+    parser.add_argument("shell", choices=SHELLS)
+
+
+def run(args: argparse.Namespace) -> int:
+    print({"bash": bash, "zsh": zsh, "fish": fish}[args.shell](), end="")
+    return 0
+
+
+def options_of(command: str) -> list[str]:
+    """The options of a command, longest names only where there are two."""
+    if command == RUN:
+        return sorted(word for word in (*FLAGS, *VALUES) if word.startswith("--"))
+    from importlib import import_module
+
+    parser = argparse.ArgumentParser(prog=command)
+    import_module(COMMANDS[command][0]).add_arguments(parser)
+    return sorted(option for action in parser._actions for option in action.option_strings if option.startswith("--"))
+
+
+def bash() -> str:
+    cases = "\n".join(f'    {name}) options="{" ".join(options_of(name))}" ;;' for name in COMMANDS)
+    return f"""\
+_lockfast() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" options=""
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W "{" ".join(COMMANDS)}" -- "$word"))
+    return
+  fi
+  case "$command" in
+{cases}
+  esac
+  case "$command:$word" in
+    *:-*) COMPREPLY=($(compgen -W "$options" -- "$word")) ;;
+    completion:*) COMPREPLY=($(compgen -W "{" ".join(SHELLS)}" -- "$word")) ;;
+    {"|".join(f"{name}:*" for name in NAMED)})
+      if [ "$COMP_CWORD" -eq 2 ]; then
+        COMPREPLY=($(compgen -W "$(lockfast ls --names 2>/dev/null)" -- "$word"))
+      else
+        COMPREPLY=($(compgen -c -- "$word"))
+      fi ;;
+  esac
+}}
+complete -o default -F _lockfast lockfast
+"""
+
+
+def zsh() -> str:
+    commands = " ".join(f"'{name}:{COMMANDS[name][1]}'" for name in COMMANDS)
+    cases = "\n".join(f"    {name}) options=({' '.join(options_of(name))}) ;;" for name in COMMANDS)
+    return f"""\
+_lockfast() {{
+  local -a commands options
+  commands=({commands})
+  if (( CURRENT == 2 )); then
+    _describe command commands
+    return
+  fi
+  case "$words[2]" in
+{cases}
+  esac
+  if [[ "$words[CURRENT]" == -* ]]; then
+    compadd -- $options
+  elif [[ "$words[2]" == completion ]]; then
+    compadd {" ".join(SHELLS)}
+  elif (( CURRENT == 3 )); then
+    compadd -- ${{(f)"$(lockfast ls --names 2>/dev/null)"}}
+  else
+    _normal -p lockfast
+  fi
+}}
+compdef _lockfast lockfast
+"""
+
+
+def fish() -> str:
+    lines = ["complete -c lockfast -f"]
+    for name, (_, summary, _) in COMMANDS.items():
+        lines.append(f"complete -c lockfast -n __fish_use_subcommand -a {name} -d '{summary}'")
+        lines += [
+            f"complete -c lockfast -n '__fish_seen_subcommand_from {name}' -l {option.removeprefix('--')}"
+            for option in options_of(name)
+        ]
+    lines += [
+        f"complete -c lockfast -n '__fish_seen_subcommand_from {name}' -a '(lockfast ls --names 2>/dev/null)'"
+        for name in NAMED
+    ]
+    lines.append(f"complete -c lockfast -n '__fish_seen_subcommand_from completion' -a '{' '.join(SHELLS)}'")
+    return "\n".join(lines) + "\n"

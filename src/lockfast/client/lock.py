@@ -1,0 +1,241 @@
+"""`Lock`: a named thing that one can try to hold, in two colours; what they have in common is in `locking.py`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast
+
+from lockfast.core import express
+from lockfast.core import local_handoff as passing
+from lockfast.core.acquire import Grant
+from lockfast.errors import LockError, closed_error
+from lockfast.client.guard import check_function
+from lockfast.client.lease import AsyncLease, Lease
+from lockfast.client.base_lock import BaseLock
+from lockfast.runtime.runner import run
+from lockfast.values import LockInfo, Seconds
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Lock(BaseLock[Lease]):
+    """A named lock, for threads. One object may be shared by many.
+
+    >>> import lockfast
+    >>> lock = lockfast.client.connect("memory://").lock("doc:lock", ttl=10)
+    >>> with lock as lease:
+    ...     lease.state.value, lock.locked()
+    ('held', True)
+    >>> lock.locked()
+    False
+    """
+
+    _lease_class = Lease
+    _awaited = False
+
+    def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
+        """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
+        try:
+            if blocking is True and timeout is None:
+                return self._remember(self._take())
+            return self._remember(run(self._acquire(blocking, timeout)))
+        except LockError:
+            self._client._closed_under_us()
+            raise
+
+    def release(self) -> bool:
+        """Give back the lease that this thread got from this object; False when it had gone already."""
+        return cast(Lease, self._last()).release()
+
+    def locked(self) -> bool:
+        """Whether anyone holds the lock right now."""
+        return self.inspect().locked
+
+    def inspect(self) -> LockInfo:
+        """Who holds the lock, since when and how long, its fence, and who waits, in order."""
+        return run(self._inspect())
+
+    def break_(self, holder: str | None = None) -> LockInfo | None:
+        """Take the lock away from whoever holds it, or only from `holder` as `inspect()` told it, and hand it on.
+
+        The fence moves on, and the old holder is told that its lease is lost. What it hit, as it was just before;
+        None when there was nobody to take it from. The old holder may still be at work: only a resource that
+        checks fences is safe from it.
+
+        >>> import lockfast
+        >>> lock = lockfast.client.connect("memory://", label="stuck").lock("doc:break")
+        >>> lease = lock.acquire()
+        >>> lock.break_(lock.inspect().holder).owner.label
+        'stuck'
+        >>> lock.locked()
+        False
+        """
+        return run(self._break(holder))
+
+    def _take(self, frame: int = 0) -> Lease:
+        """As `_acquire` for who waits as long as it takes, and by the short way where there is one."""
+        client, room = self._client, self._room
+        direct = client.store.direct
+        if direct is not None and (room is None or room.home is not client.passing):
+            room = self._find_room()
+        if (
+            direct is None
+            or room is None
+            or room.crowded
+            or client._closed
+            or self._options.timeout is not None
+            or self._reenters
+        ):
+            return run(self._acquire(True, None, frame))  # type: ignore[return-value]
+        runtime, wish = client.runtime, self._wish
+        reached, lease = express.acquire(room, direct, runtime, wish, client.patience, self._new_lease)
+        try:
+            if lease is None:
+                lease = self._new_lease()
+            if type(reached) is not Grant:
+                begun, forever = reached, client.no_deadline
+                granted = run(passing.acquire(room, client.store, runtime, wish, forever, True, begun))
+                if granted is None:
+                    raise AssertionError("a wait without a limit ended without a grant")
+                reached = granted
+                room.crowded = granted.queued
+            lease._begin(reached)
+            if not client._closed:
+                if frame:
+                    self._begin_block(lease, frame)
+                return lease
+        except LockError:
+            raise
+        except BaseException:  # an interrupt; this and the rest as in `_acquire`
+            run(self._undo(room, reached, lease))
+            raise
+        run(lease._release())
+        raise closed_error()
+
+    def _new_lease(self) -> Lease:
+        return Lease(self)
+
+    def __enter__(self) -> Lease:
+        try:
+            return self._take(id(sys._getframe(1)))
+        except LockError:
+            self._client._closed_under_us()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        blocks = self._blocks
+        # Nearly always there is but one; who begins another meanwhile stands behind it.
+        block = blocks.pop(0) if len(blocks) == 1 else self._find_block(id(sys._getframe(1)))
+        self._leave(block.lease, error)
+
+    def _leave(self, lease: Lease, error: BaseException | None) -> None:
+        first = None
+        if not self._reenters:
+            done = lease._return() if lease._tenancy is None else lease._pass_on(lease._tenancy)
+            if done is True:
+                return
+            first = done or None
+        lost = run(self._exit(lease, error, first))
+        if lost is not None and error is None:
+            raise lost
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """As a decorator: every call of `function` runs under the lock."""
+        check_function(function, awaited=False)
+
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return guarded
+
+
+class AsyncLock(BaseLock[AsyncLease]):
+    """A named lock, for asyncio: the same names, awaited.
+
+    >>> import asyncio, lockfast.aio
+    >>> async def main():
+    ...     async with lockfast.aio.connect("memory://") as locks:
+    ...         async with locks.lock("doc:async-lock") as lease:
+    ...             return lease.state.value
+    >>> asyncio.run(main())
+    'held'
+    """
+
+    _lease_class = AsyncLease
+    _awaited = True
+
+    def __init__(self, client: Any, name: str, **chosen: Any) -> None:
+        super().__init__(client, name, **chosen)
+        if self._options.cancel_on_loss:
+            from lockfast.client.cancel_scope import open_scope  # here, so that threads need not load asyncio
+
+            self._open_scope = open_scope
+
+    async def acquire(
+        self,
+        blocking: bool = True,
+        timeout: Seconds | None = None,
+    ) -> AsyncLease | None:
+        """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
+        return self._remember(await self._acquire(blocking, timeout))
+
+    async def release(self) -> bool:
+        """Give back the lease that this task got from this object; False when it had gone already."""
+        return await self._last()._release()
+
+    async def locked(self) -> bool:
+        """Whether anyone holds the lock right now."""
+        return (await self.inspect()).locked
+
+    async def inspect(self) -> LockInfo:
+        """Who holds the lock, since when and how long, its fence, and who waits, in order."""
+        return await self._inspect()
+
+    async def break_(self, holder: str | None = None) -> LockInfo | None:
+        """Take the lock away from whoever holds it, or only from `holder`, and hand it on; as for `Lock.break_`."""
+        return await self._break(holder)
+
+    def __aenter__(self) -> Coroutine[Any, Any, AsyncLease]:
+        return self._acquire(True, None, id(sys._getframe(1)))  # type: ignore[return-value]
+
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Coroutine[Any, Any, None]:
+        blocks = self._blocks
+        block = blocks.pop(0) if len(blocks) == 1 else self._find_block(id(sys._getframe(1)))
+        return self._leave(block.lease, error)
+
+    async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
+        # A re-entrant lock's blocks share a lease; the outermost ends the scope.
+        our_cancel = False
+        if lease._cancelling >= 0 and not (self._blocks and any(block.lease is lease for block in self._blocks)):
+            if lease._cancelled:
+                from lockfast.client.cancel_scope import close_scope  # loaded by whoever has set `_cancelled`
+
+                our_cancel = close_scope(lease, error)
+            else:
+                lease._cancelling = -1
+        if lease._tenancy is not None and not self._reenters and lease._pass_on(lease._tenancy):
+            return
+        lost = await self._exit(lease, error)
+        if lost is not None and (error is None or our_cancel):
+            raise lost from error
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """As a decorator on a coroutine function: every call runs under the lock."""
+        check_function(function, awaited=True)
+
+        @functools.wraps(function)
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async with self:
+                return await function(*args, **kwargs)  # type: ignore[misc]
+
+        return guarded  # type: ignore[return-value]

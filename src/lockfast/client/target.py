@@ -1,0 +1,155 @@
+"""From what `connect()` was given to a store. Loads only what the target needs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from lockfast.errors import ConfigurationError
+from lockfast.ports import Runtime, Store
+from lockfast.values import Seconds, seconds, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+log = logging.getLogger("lockfast")
+
+TCP_SCHEMES = ("redis", "rediss", "valkey", "valkeys")
+REDIS_SCHEMES = frozenset(
+    {*TCP_SCHEMES, "unix", *(f"{one}+{kind}" for one in TCP_SCHEMES for kind in ("sentinel", "cluster"))}
+)
+SCHEMES = (
+    "redis://, rediss://, valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster://, etcd://, "
+    "zookeeper://, sqlite:///path and memory://"
+)
+REDIS_OPTIONS = ("replicas", "replica_timeout", "aof", "reassert", "service", "scripts")
+
+
+def checked_timeout(value: Seconds) -> float:
+    return seconds(value, "store_timeout", least=0.05)
+
+
+def store_of(target: Any, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
+    if isinstance(target, list | tuple):
+        return _quorum(target, runtime, colour, **choices)
+    for option in choices:
+        if option not in REDIS_OPTIONS:
+            raise ConfigurationError(
+                f"connect() does not know the option {shown(option)}. It knows label and store_timeout, and for Redis "
+                f"and Valkey {', '.join(REDIS_OPTIONS)}."
+            )
+    if target is None:
+        target = os.environ.get("LOCKFAST_URL") or "sqlite://"
+    if isinstance(target, str):
+        return _store_of_url(target, runtime, colour, choices)
+    from lockfast.stores.redis.options import choices_of
+    from lockfast.stores.redis.factory import store_of_client
+
+    return store_of_client(target, runtime, colour, choices_of(choices))
+
+
+def _store_of_url(url: str, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
+    scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
+    if not separator or not scheme.replace("+", "").isalnum():
+        # The beginning of a broken URL may be a password, so it is not shown.
+        raise ConfigurationError(
+            f"The target of connect() is no URL: it does not begin with a scheme and '://'. Give one of {SCHEMES}."
+        )
+    if scheme in REDIS_SCHEMES:
+        from lockfast.stores.redis.options import choices_of
+        from lockfast.stores.redis.factory import store_of_url
+
+        return store_of_url(url, runtime, colour, choices_of(choices))
+    if scheme in ("memory", "sqlite", "etcd", "etcds", "zookeeper") and choices:
+        raise ConfigurationError(
+            f"The option {shown(next(iter(choices)))} belongs to Redis and Valkey; {scheme}:// has no replicas."
+        )
+    if scheme == "memory":
+        from lockfast.stores.memory import MemoryStore, hub
+
+        return MemoryStore(hub(rest), runtime), f"memory://{rest}"
+    if scheme == "sqlite":
+        return _sqlite_store(rest, runtime, colour)
+    if scheme in ("etcd", "etcds"):
+        return _etcd_store(url, runtime, colour)
+    if scheme == "zookeeper":
+        return _zookeeper_store(url, runtime, colour)
+    raise ConfigurationError(f"connect() does not know the scheme {shown(scheme + '://')}. It knows {SCHEMES}.")
+
+
+def _quorum(
+    targets: Sequence[Any], runtime: Any, colour: str, *, sits_out: Seconds = 0.0, **unknown: Any
+) -> tuple[Store, str]:
+    """A quorum of the servers in the list; one alone is simply that server."""
+    from lockfast.core.quorum.store import QuorumStore
+    from lockfast.stores.redis.factory import node_of
+
+    if unknown:
+        raise ConfigurationError(
+            f"connect() does not know the option {shown(next(iter(unknown)))} for a list of servers. It knows label, "
+            "store_timeout and sits_out."
+        )
+    absence = seconds(sits_out, "sits_out")
+    _check_size(targets)
+    nodes = []
+    for target in targets:
+        if isinstance(target, str) and target.partition("://")[0].lower() not in REDIS_SCHEMES:
+            raise ConfigurationError("A quorum is made of Redis or Valkey servers: give their URLs or clients.")
+        nodes.append(node_of(target, runtime, colour))
+    _check_addresses([address for _, address in nodes])
+    shown_as = f"a quorum of {', '.join(address for _, address in nodes)}"
+    return QuorumStore(nodes, runtime, runtime.together, sits_out=absence), shown_as
+
+
+def _check_size(targets: Sequence[Any]) -> None:
+    if not targets:
+        raise ConfigurationError("A quorum needs servers, and this list is empty. Give three or five.")
+    if len(targets) < 3:
+        raise ConfigurationError(
+            f"A list of {len(targets)} makes no quorum that survives the failure of a server. Give three or five that "
+            "fail independently; to use one server alone, give it without a list."
+        )
+    if len(targets) % 2 == 0:
+        log.warning("A quorum of %d servers bears no more failures than one of %d.", len(targets), len(targets) - 1)
+
+
+def _check_addresses(addresses: Sequence[str]) -> None:
+    """Whatever the database: it is the server that fails."""
+    seen: set[str] = set()
+    for address in addresses:
+        server = address.rpartition("?db=" if address.startswith("unix:") else "/")[0]
+        if server in seen:
+            raise ConfigurationError(
+                f"{address} is in the list twice, so it would vote twice. Name each server of a quorum once."
+            )
+        seen.add(server)
+
+
+def _etcd_store(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+    from lockfast.stores.etcd.calls import TaskCalls, ThreadCalls
+    from lockfast.stores.etcd.store import EtcdStore
+
+    calls = ThreadCalls(url, runtime) if colour == "threads" else TaskCalls(url, runtime)
+    return EtcdStore(calls, runtime), calls.shown
+
+
+def _zookeeper_store(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+    from lockfast.stores.zookeeper.session import Session
+    from lockfast.stores.zookeeper.store import ZooKeeperStore
+
+    session = Session(url, runtime, colour)
+    return ZooKeeperStore(session, runtime), session.shown
+
+
+def _sqlite_store(rest: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+    from lockfast.stores.sqlite import SqliteStore, default_path
+
+    if rest and not rest.startswith("/"):
+        raise ConfigurationError(
+            "A sqlite URL has three slashes and then the path: sqlite:///locks.db is relative, "
+            "sqlite:////var/lib/app/locks.db is absolute, and sqlite:// alone is the default place."
+        )
+    path = rest[1:] or str(default_path())
+    return SqliteStore(path, runtime, colour=colour), f"sqlite:///{path}"

@@ -1,0 +1,73 @@
+"""Errors that are redis-py's and lockfast's at once, so that whoever catches either goes on to do so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis.exceptions as theirs
+
+from lockfast import errors as ours
+
+
+class LockError(theirs.LockError, ours.LockError):
+    """`redis.exceptions.LockError`.
+
+    >>> issubclass(LockError, ours.LockError) and issubclass(LockError, theirs.LockError)
+    True
+    """
+
+    def __init__(self, message: str | None = None, lock_name: object = None) -> None:
+        super().__init__(message)
+        self.lock_name = lock_name  # type: ignore[assignment]
+
+
+class LockNotOwnedError(LockError, theirs.LockNotOwnedError):
+    """`redis.exceptions.LockNotOwnedError`."""
+
+
+class ConnectionError(ours.StoreUnavailable, theirs.ConnectionError):  # noqa: A001
+    """`redis.exceptions.ConnectionError`, which also tells the `outcome`.
+
+    >>> ConnectionError("gone").outcome.value
+    'not done'
+    """
+
+    def __init__(self, message: str, *, outcome: ours.Outcome = ours.Outcome.NOT_DONE) -> None:
+        theirs.ConnectionError.__init__(self, message)
+        self.outcome = outcome
+
+
+class NoPermissionError(ours.StoreRefused, theirs.NoPermissionError):
+    """`redis.exceptions.NoPermissionError`.
+
+    >>> isinstance(NoPermissionError("not you"), PermissionError)
+    True
+    """
+
+    def __init__(self, message: str) -> None:
+        theirs.NoPermissionError.__init__(self, message)
+
+
+class ResponseError(ours.StoreProtocolError, theirs.ResponseError):
+    """`redis.exceptions.ResponseError`.
+
+    >>> str(ResponseError("the key holds other data"))
+    'the key holds other data'
+    """
+
+    def __init__(self, message: str) -> None:
+        theirs.ResponseError.__init__(self, message)
+
+
+@contextmanager
+def as_theirs() -> Iterator[None]:
+    """Errors of lockfast's leave the block as errors of both."""
+    try:
+        yield
+    except ours.StoreUnavailable as error:
+        raise ConnectionError(str(error), outcome=error.outcome) from error
+    except ours.StoreRefused as error:
+        raise NoPermissionError(str(error)) from error
+    except ours.StoreProtocolError as error:
+        raise ResponseError(str(error)) from error

@@ -1,0 +1,156 @@
+"""Passing on: threads or tasks of one connection hand a lock to one another without asking the store.
+
+What the store grants is then a *tenancy*: one holder id, a block of fences, and a little more ttl than a lease has. Its
+leases follow one another: whoever gives one back hands the tenancy to the first who waits in the same *room*, which is
+one name on one connection.
+
+    in the room                                        who comes now
+    nobody asks or holds                               asks the store for a lease
+    one asks or holds, with a lease of its own         asks the store for a tenancy
+    one asks for a tenancy, or has one to pass on      takes a seat
+
+Rules kept here:
+
+- A tenancy is passed on for `SPAN` seconds from when it was granted. Then it is given back to the store, which hands
+  the lock to whoever waits there: nobody who waits elsewhere is kept out for longer than that and the last hold.
+- A passed lease is worth what a fresh one is: `EXTRA` is asked for on top of the ttl. Only leases of equal ttl follow
+  one another, so that a crash never blocks the others for longer than the crashed one's own ttl and that.
+- Each lease has a fence of its own, greater than the one before and less than that of any later grant.
+- Seats are served first come, first served. Who waits in one for its patience and is not passed the lock goes to the
+  store for a place of its own. Of those that waited in the store, one within two spans is passed on: however many
+  places a room has there, who waits behind them waits for no more than twice as long as for their holds alone, and one
+  span.
+- What is lost is not passed on, and neither is what is at risk: who waits then asks the store.
+- Without others of its own room, an acquisition asks the store just as it would without passing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, NamedTuple, final
+
+from lockfast.core.acquire import Attempt, Grant
+from lockfast.core.deadline import Deadline
+from lockfast.core.first import First
+from lockfast.core.release import give_back
+from lockfast.core.local_queue import SPAN, Lead, Room, Seat, Tenancy, Wish
+from lockfast.core.validity import DRIFT, worth
+from lockfast.ports import Runtime, Store
+from lockfast.values import Answer, Ask
+
+
+@final
+class Asked(NamedTuple):
+    """A lease was asked for already, and what came of that."""
+
+    ask: Ask
+    first: First[Answer]
+
+
+Begun = Seat | Lead | Asked
+"""How far an acquisition has come that began otherwise (see `express.py`)."""
+EXTRA = SPAN / (1 - DRIFT) + 0.0005
+"""Seconds of ttl asked for on top, so that the last lease of the span is worth as much as the first."""
+
+
+def acquire(
+    room: Room | None,
+    store: Store,
+    runtime: Runtime,
+    wish: Wish,
+    deadline: Deadline,
+    blocking: bool,
+    begun: Begun | None = None,
+) -> Coroutine[Any, Any, Grant | None]:
+    """A grant, passed on or of the store; None when there was none until the deadline. Without a room, nothing is
+    passed on. With what `begun` gave, it goes on from there. To be awaited at once: it may have a seat already."""
+    askers = None
+    if room is not None:
+        askers = room.askers
+        if begun is None and blocking:
+            begun = room.enter(runtime, wish)
+        if type(begun) is Seat:
+            return _sit(room, store, runtime, begun, deadline)
+        if type(begun) is Lead:
+            return _ask_for_tenancy(room, store, runtime, wish, deadline, begun)
+    if type(begun) is Asked:
+        return Attempt(store, runtime, begun.ask, deadline, blocking, askers, first=begun.first).run()
+    name, ttl, owner = wish
+    ask = tuple.__new__(Ask, (name, runtime.new_holder(), ttl, owner, 1, 0))
+    return Attempt(store, runtime, ask, deadline, blocking, askers).run()
+
+
+async def _ask_for_tenancy(
+    room: Room, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, lead: Lead
+) -> Grant | None:
+    ask = Ask(wish.name, lead.holder, wish.ttl, wish.owner)
+    wide = ask._replace(ttl=ask.ttl + EXTRA, fences=lead.fences)
+    grant: Grant | None = None
+    try:
+        grant = await Attempt(store, runtime, wide, deadline, blocking=True, spare=EXTRA).run()
+    finally:
+        if grant is None:
+            room.gave_up(lead.holder)
+    if grant is None:
+        return None
+    now = runtime.now()
+    tenancy = Tenancy(room, ask, grant, lead.fences, now)
+    room.granted(tenancy, grant.queued, now)
+    return tenancy.first(grant)
+
+
+async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline: Deadline) -> Grant | None:
+    """Wait in a seat to be passed the lock, or until it is time to ask the store."""
+    ends = deadline.at
+    try:
+        while True:
+            await seat.waker.wait(seat.patient_until if ends is None else deadline.earliest(seat.patient_until))
+            now = runtime.now()
+            over = ends is not None and deadline.passed(now)
+            outcome = room.leave(seat) if over else room.look(runtime, seat, now)
+            if outcome is None:
+                if over:
+                    return None
+            elif type(outcome) is Lead:
+                break
+            elif worth(outcome.valid_until - now, outcome.ask.ttl):
+                return outcome
+            else:
+                await _send_on(store, runtime, outcome)  # we slept too long: let the store decide anew
+                ask = Ask(seat.wish.name, runtime.new_holder(), seat.wish.ttl, seat.wish.owner)
+                return await Attempt(store, runtime, ask, deadline, True, room.askers).run()
+    except GeneratorExit:
+        room.leave(seat)
+        raise  # the coroutine is being destroyed: no await is possible any more
+    except BaseException:  # cancelled or interrupted: what was passed to us meanwhile goes on to the next
+        await withdraw(room, store, runtime, seat)
+        raise
+    return await _ask_for_tenancy(room, store, runtime, seat.wish, deadline, outcome)
+
+
+async def withdraw(room: Room | None, store: Store, runtime: Runtime, reached: Grant | Begun) -> None:
+    """Undo what an acquisition has reached that was interrupted before anybody had the lease. What it has undone itself
+    by then is undone once more, which changes nothing."""
+    if type(reached) is Grant:
+        await _send_on(store, runtime, reached)
+    elif type(reached) is Asked:
+        ask = reached.ask
+        await give_back(store, runtime, ask.name, ask.holder, ask.ttl, inline=True)
+    elif room is not None and type(reached) is Seat:
+        grant = room.leave(reached)
+        if grant is not None:
+            await _send_on(store, runtime, grant)
+    elif room is not None and type(reached) is Lead:
+        room.gave_up(reached.holder)
+
+
+async def _send_on(store: Store, runtime: Runtime, grant: Grant) -> None:
+    """Get rid of a grant that its taker can't use."""
+    ask, tenancy, now = grant.ask, grant.tenancy, runtime.now()
+    if tenancy is not None and worth(grant.valid_until - now, ask.ttl) and tenancy.room.pass_on(tenancy, None, now):
+        return
+    try:
+        await give_back(store, runtime, ask.name, ask.holder, ask.ttl + EXTRA, inline=True)
+    finally:
+        if tenancy is not None:
+            tenancy.end()

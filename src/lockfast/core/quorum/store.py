@@ -1,0 +1,335 @@
+"""`QuorumStore`: `ports.Store` made of the stores of several independent servers.
+
+    ask all at once ──majority granted, one fence──▶ GRANTED
+          │          ──majority granted, fences differ──▶ raise the lower ones ──▶ GRANTED
+          │          ──too few answers──▶ QuorumNotReached
+          └─ no majority ──with a place──▶ QUEUED: `mailbox.py` waits for the other votes
+                         └─without──▶ split vote? give way or insist, and ask again; else give back, TAKEN
+
+Rules kept here:
+
+- What may have been left on a node is given back there too, whatever it answered: what it did not answer is unknown.
+- A grant counts from before the first request of its round, and is not given when little is left of its ttl.
+- A lease is renewed when a majority renews it, and lost when that is impossible.
+- Not promised: order. Each node has its queue, and they can differ.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from lockfast.core import backoff
+from lockfast.core.quorum import keeping, looking, rules
+from lockfast.core.quorum.mailbox import QuorumMailbox
+from lockfast.core.quorum.nodes import PATIENCE, Node, Nodes
+from lockfast.core.quorum.round import Round, vote
+from lockfast.core.quorum.rules import Standing
+from lockfast.errors import QuorumNotReached, StoreError
+from lockfast.facts import Facts
+from lockfast.ports import Mailbox, NodeStore, Reassert, Runtime, Together
+from lockfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Queued, Renewal, Taken, clean
+
+log = logging.getLogger("lockfast")
+
+MOST_ROUNDS = 8
+"""Rounds of a try that others split; each time those who are behind give way."""
+MOST_TRACES = 100_000
+
+
+class Trace(NamedTuple):
+    """What an acquisition may have left on the nodes: what it asked for, which nodes, and what fence it was given."""
+
+    ask: Ask
+    asked: set[int]
+    fence: int = 0
+
+
+class QuorumStore:
+    """`traces` are by holder id and `_boxes` by address: one of an acquisition each."""
+
+    def __init__(
+        self,
+        stores: Sequence[tuple[NodeStore, str]],
+        runtime: Runtime,
+        together: Together,
+        *,
+        sits_out: float = 0.0,
+    ) -> None:
+        self._floor = rules.Floor()
+        self.nodes = Nodes(stores, runtime, together, self._floor, sits_out)
+        self.runtime = runtime
+        self.traces: dict[str, Trace] = {}
+        self._boxes: dict[str, QuorumMailbox] = {}
+
+    confirms = False
+    direct = None
+    reserves = False  # a lock that is passed on within a process would make those on other hosts wait even longer
+    connected = True  # its nodes are dialled in the background
+    reassert: Reassert | None = None  # a node's own, where a majority stands: see `_put_back`
+
+    @property
+    def grace(self) -> float:
+        graces = sorted(node.store.grace for node in self.nodes.all)
+        return graces[self.nodes.majority - 1]
+
+    @property
+    def listening(self) -> bool:
+        return all(node.store.listening for node in self.nodes.all if node.admitted) and any(
+            node.admitted for node in self.nodes.all
+        )
+
+    def mailbox(self, holder: str) -> Mailbox:
+        return QuorumMailbox(self, holder)
+
+    def add_box(self, box: QuorumMailbox) -> None:
+        self._boxes[box.holder] = box
+
+    def remove_box(self, box: QuorumMailbox) -> None:
+        self._boxes.pop(box.holder, None)
+
+    def limit(self, until: float) -> float:
+        """Until when one node may take: others may have answered long ago."""
+        return min(until, self.runtime.now() + PATIENCE)
+
+    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+        among = await self.nodes.reach(until)
+        box = None if place is None else self._boxes.get(place.address)
+        round_ = Round(self.runtime.now(), 0 if place is None else place.turn)
+        ask = self._traced(ask, round_.asked_at)
+        if box is not None and place is not None:
+            await box.refresh(until)
+            box.ticket = box.ticket or place.ticket or 0
+        await self.ask_for_votes(ask, among, round_, box, until)
+        granted = await self.settle(ask, round_, until)
+        if granted is not None:
+            return granted
+        if round_.answered < self.nodes.majority:
+            raise round_.failure(self.nodes)
+        if box is not None and place is not None:
+            box.start(ask, round_)
+            ticket = box.ticket if place.ticket is None else place.ticket
+            return Queued(ticket, round_.position(self.nodes), round_.time_left(self.nodes))
+        return await self._try_again(ask, round_, until)
+
+    def _traced(self, ask: Ask, now: float) -> Ask:
+        """`ask` with the fence to propose; the same for each request of an acquisition, so that a repeat is one."""
+        trace = self.traces.get(ask.holder)
+        floor = self._floor.propose(now) if trace is None else trace.fence or trace.ask.floor
+        ask = ask._replace(floor=floor)
+        if len(self.traces) >= MOST_TRACES:
+            for holder in list(self.traces)[: MOST_TRACES // 100]:  # of leases that were never given back
+                self.traces.pop(holder, None)
+        self.traces[ask.holder] = Trace(ask, set()) if trace is None else trace._replace(ask=ask)
+        return ask
+
+    async def ask_for_votes(
+        self, ask: Ask, among: Sequence[Node], round_: Round, box: QuorumMailbox | None, until: float
+    ) -> None:
+        limit = self.limit(until)
+        turn = round_.turn
+        before = self._note_asked(ask, among)
+
+        def work(node: Node) -> Any:
+            place = None if box is None else box.place(node, turn)
+            return node.store.acquire(ask, place, limit)
+
+        await vote(self.nodes, among, round_, work, before)
+
+    def _note_asked(self, ask: Ask, among: Sequence[Node]) -> int:
+        """Remember where traces may be left; the fence that the same acquisition got before, if it did."""
+        trace = self.traces.get(ask.holder)
+        if trace is None:
+            return 0
+        if len(trace.asked) < len(self.nodes.all):
+            trace.asked.update([node.number for node in among])
+        return trace.fence
+
+    async def settle(self, ask: Ask, round_: Round, until: float) -> Granted | None:
+        """The grant, if a majority gave it, all of these have one fence, and enough of its ttl is left."""
+        nodes = self.nodes
+        if len(round_.granted) < nodes.majority:
+            return None
+        self._floor.learn(round_.asked_at, round_.granted.values())
+        trace = self.traces.get(ask.holder)
+        before = 0 if trace is None else trace.fence
+        fence, behind = rules.highest(round_.granted, len(nodes.all), before)
+        if behind:
+            await self._raise(ask, fence, behind, round_, until)
+            if len(round_.granted) < nodes.majority or rules.highest(round_.granted, len(nodes.all), before)[1]:
+                return None
+        if not rules.is_worth_it(self.runtime.now(), round_.asked_at, ask.ttl):
+            log.debug("A majority granted a lock, but so slowly that little is left of its ttl of %g s.", ask.ttl)
+            return None
+        if trace is not None:
+            self.traces[ask.holder] = trace._replace(fence=fence)
+        return Granted(fence)
+
+    async def _raise(self, ask: Ask, fence: int, behind: Sequence[int], round_: Round, until: float) -> None:
+        """Write the largest fence to the nodes that gave less, before anyone uses it."""
+        higher = ask._replace(floor=fence)
+        among = [self.nodes.all[number] for number in behind]
+        limit = self.limit(until)
+        for number in behind:
+            del round_.granted[number]
+
+        def tell(node: Node, outcome: Any) -> bool:
+            round_.note(node, outcome)
+            return sum(one >= fence for one in round_.granted.values()) >= self.nodes.majority
+
+        await self.nodes.ask(among, lambda node: node.store.acquire(higher, None, limit), tell)
+
+    async def _try_again(self, ask: Ask, round_: Round, until: float) -> Answer:
+        """A try without a majority: while the vote is split and time is left, those who are behind give way."""
+        for attempt in range(1, MOST_ROUNDS):
+            if not round_.granted:
+                break
+            where = await self.standing(ask, until)
+            if where is Standing.TAKEN:
+                break
+            if where is Standing.BEHIND:
+                await self._undo(ask, until)
+            pause = backoff.pause(attempt, self.runtime.random()) / 4
+            if self.runtime.now() + pause >= until:
+                break
+            await self.runtime.sleep(pause)
+            round_ = Round(self.runtime.now())
+            await self.ask_for_votes(ask, await self.nodes.reach(until), round_, None, until)
+            granted = await self.settle(ask, round_, until)
+            if granted is not None:
+                return granted
+        left = round_.time_left(self.nodes)
+        await self._undo(ask, until)
+        self.traces.pop(ask.holder, None)
+        return Taken(left)
+
+    async def _undo(self, ask: Ask, until: float) -> None:
+        """Remove all traces of a try; what a node does not confirm is left to the background or the ttl."""
+        try:
+            await self.give_back(ask.name, ask.holder, until, self.traces.get(ask.holder), thorough=True)
+        except QuorumNotReached:
+            pass
+
+    async def standing(self, ask: Ask, until: float) -> Standing:
+        """Who holds the nodes that we do not."""
+        holders: list[str | None] = []
+
+        def tell(node: Node, outcome: Any) -> bool:
+            if isinstance(outcome, LockInfo):
+                holders.append(outcome.holder)
+            return False
+
+        limit = self.limit(until)
+        among = self.nodes.ready(self.runtime.now())
+        await self.nodes.ask(among, lambda node: node.store.inspect(ask.name, limit), tell)
+        return rules.standing(holders, ask.holder, len(self.nodes.all))
+
+    async def release(self, name: str, holder: str, until: float) -> bool:
+        trace = self.traces.pop(holder, None)  # first: what mends a lease meanwhile sees that it is given back
+        try:
+            return await self.give_back(name, holder, until, trace, thorough=False)
+        except BaseException:
+            if trace is not None:
+                self.traces[holder] = trace
+            raise
+
+    async def give_back(self, name: str, holder: str, until: float, trace: Trace | None, *, thorough: bool) -> bool:
+        """Give back on all nodes: on those that are connected now, on the others when they come back."""
+        nodes, now = self.nodes, self.runtime.now()
+        among = [node for node in nodes.all if node.store.connected]
+        gone_at = now + (trace.ask.ttl if trace is not None else 60.0)
+        for node in nodes.all:
+            if not node.store.connected and (trace is None or node.number in trace.asked):
+                node.owe(name, holder, gone_at)
+        awake = {node.number for node in among if node.can_be_asked(now)}
+        said: dict[int, str] = {}
+        votes: dict[int, bool] = {}
+
+        def tell(node: Node, outcome: Any) -> bool:
+            awake.discard(node.number)
+            if isinstance(outcome, StoreError):
+                said[node.number] = clean(str(outcome))
+                node.owe(name, holder, gone_at)
+            else:
+                votes[node.number] = outcome
+            return not awake or (not thorough and sum(votes.values()) >= nodes.majority)
+
+        limit = self.limit(until)
+        await nodes.ask(among, lambda node: node.store.release(name, holder, limit), tell)
+        for node in among:  # it is sent, and comes after what we asked before; but a silent node may lose it
+            if node.number not in votes and node.number not in said and not node.can_be_asked(now):
+                node.owe(name, holder, gone_at)
+        freed = sum(votes.values())
+        unheard = sum(node.number not in votes and node.store.connected for node in among)
+        # With nodes that may still say yes, "it had gone" would be a guess: a repeat tells.
+        if len(votes) < nodes.majority or freed < nodes.majority <= freed + unheard:
+            raise nodes.not_reached(said, sent=bool(among))
+        return freed >= nodes.majority
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool | None]:
+        return await keeping.renew(self, renewals, until)
+
+    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+        among = await self.nodes.reach(until)
+        round_ = Round(self.runtime.now())
+        ask = self._traced(ask, round_.asked_at)
+        limit = self.limit(until)
+
+        async def work(node: Node) -> Granted | Taken:
+            return await node.store.adopt(ask, old_holder, limit) or Taken(None)
+
+        await vote(self.nodes, among, round_, work, self._note_asked(ask, among))
+        granted = await self.settle(ask, round_, until)
+        if granted is None and len(round_.lefts) < self.nodes.majority:
+            raise round_.failure(self.nodes)  # it is gone only if a majority says so: the silent may have it
+        if granted is None:
+            await self._undo(ask, until)
+        return granted
+
+    @property
+    def notices(self) -> bool:
+        return any(node.store.notices for node in self.nodes.all)
+
+    def on_change(self, tell: Callable[[str | None], None]) -> None:
+        for node in self.nodes.all:
+            node.store.on_change(tell)
+
+    def listen(self) -> None:
+        for node in self.nodes.all:
+            node.store.listen()
+
+    async def inspect(self, name: str, until: float) -> LockInfo:
+        return await looking.inspect(self.nodes, name, self.limit(until), until)
+
+    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+        return await looking.survey(self.nodes, pattern, cursor, self.limit(until), until)
+
+    async def take_away(self, name: str, holder: str, until: float) -> bool:
+        return await looking.take_away(self.nodes, name, holder, self.limit(until), until)
+
+    async def facts(self, until: float) -> Facts:
+        return await looking.facts(self.nodes, self.runtime.now(), self.limit(until), until)
+
+    def hang_up(self) -> None:
+        for node in self.nodes.all:
+            node.store.hang_up()
+
+    async def end_waits(self) -> None:
+        """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
+
+    async def close(self) -> None:
+        self.nodes.close()
+        first, *others = self.nodes.all
+        await first.store.close()  # this tells all who wait, and gives them time to leave all queues
+        for box in list(self._boxes.values()):
+            box.close()
+        for node in others:
+            await node.store.close()
+
+    def forget(self, *, forked: bool) -> None:
+        self.traces.clear()
+        self._boxes.clear()
+        for node in self.nodes.all:
+            node.store.forget(forked=forked)
+        self.nodes.reset()

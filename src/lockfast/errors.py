@@ -1,0 +1,173 @@
+"""What can go wrong, as a tree.
+
+    LockError
+    ├── AcquireTimeout (TimeoutError)         the lock stayed taken for the whole timeout
+    ├── LeaseLost                             the lease ended before its holder gave it back
+    ├── NotHeld (RuntimeError)                asked to give back what this caller never held
+    ├── StaleFence                            a write was refused: a later holder has been there
+    ├── UpdateConflict                        a value changed under every attempt to change it
+    ├── ConfigurationError (ValueError)       a value or a set-up that cannot work, found before any request
+    └── StoreError
+        ├── StoreUnavailable (ConnectionError)  no usable answer; `outcome` says what is known
+        │   └── QuorumNotReached                too few nodes answered; `votes` has what each one said
+        ├── StoreRefused (PermissionError)      the account or its permissions do not suffice
+        └── StoreProtocolError                  an answer that a healthy store would not give
+
+Rules kept here: every error pickles (a message, then plain attributes), says in one or two sentences what
+happened, what that means for the lock and what to do, and never carries a password.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Outcome(enum.Enum):
+    """What is known of a request that got no usable answer.
+
+    >>> Outcome.UNKNOWN.value
+    'unknown'
+    """
+
+    NOT_DONE = "not done"
+    UNKNOWN = "unknown"
+
+
+class LockError(Exception):
+    """Any failure of lockfast; catch it to catch them all.
+
+    >>> issubclass(AcquireTimeout, LockError)
+    True
+    """
+
+
+class AcquireTimeout(LockError, TimeoutError):
+    """The lock stayed taken for the whole timeout; nothing was left behind.
+
+    >>> error = AcquireTimeout("taken", name="report", timeout=2.0)
+    >>> error.name, error.timeout
+    ('report', 2.0)
+    """
+
+    def __init__(self, message: str, *, name: str | None = None, timeout: float | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.timeout = timeout
+
+
+class LeaseLost(LockError):
+    """The lease ended before its holder gave it back: what was written since may collide.
+
+    >>> LeaseLost("gone", name="report", fence=7).fence
+    7
+    """
+
+    def __init__(self, message: str, *, name: str | None = None, fence: int | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.fence = fence
+
+
+class NotHeld(LockError, RuntimeError):
+    """A release or a renewal by a caller that holds no lease.
+
+    >>> raise NotHeld("acquire first")
+    Traceback (most recent call last):
+    lockfast.errors.NotHeld: acquire first
+    """
+
+
+class StaleFence(LockError):
+    """A write was refused, because a later holder of the lock has been there; nothing was changed.
+
+    >>> error = StaleFence("refused", name="file:9527", fence=7, newest=8)
+    >>> error.fence, error.newest
+    (7, 8)
+    """
+
+    def __init__(
+        self, message: str, *, name: str | None = None, fence: int | None = None, newest: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.fence = fence
+        self.newest = newest
+
+
+class UpdateConflict(LockError):
+    """The value changed under every attempt to change it; nothing was written.
+
+    >>> UpdateConflict("too busy", key="stock:7", attempts=100).attempts
+    100
+    """
+
+    def __init__(self, message: str, *, key: str | None = None, attempts: int | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.attempts = attempts
+
+
+class ConfigurationError(LockError, ValueError):
+    """A value or a set-up that cannot work; nothing was sent to a store.
+
+    >>> import lockfast
+    >>> lockfast.client.connect("memory://").lock("")
+    Traceback (most recent call last):
+    lockfast.errors.ConfigurationError: A lock's name must not be empty.
+    """
+
+
+def closed_error() -> ConfigurationError:
+    """What a closed connection answers."""
+    return ConfigurationError("This connection was closed; nothing was sent. Call connect() again.")
+
+
+class StoreError(LockError):
+    """The store could not do what was asked.
+
+    >>> issubclass(StoreUnavailable, StoreError) and issubclass(StoreRefused, StoreError)
+    True
+    """
+
+
+class StoreUnavailable(StoreError, ConnectionError):
+    """No usable answer from the store; `outcome` tells whether the request may have been carried out.
+
+    >>> StoreUnavailable("connection refused").outcome
+    <Outcome.NOT_DONE: 'not done'>
+    """
+
+    def __init__(self, message: str, *, outcome: Outcome = Outcome.NOT_DONE) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class QuorumNotReached(StoreUnavailable):
+    """Fewer than a majority of a quorum's nodes gave a usable answer; `votes` pairs each node with what it said.
+
+    >>> error = QuorumNotReached("1 of 3", votes=(("redis://a:6379/0", "granted"), ("redis://b:6379/0", "no answer")))
+    >>> dict(error.votes)["redis://b:6379/0"]
+    'no answer'
+    """
+
+    def __init__(
+        self, message: str, *, votes: tuple[tuple[str, str], ...] = (), outcome: Outcome = Outcome.NOT_DONE
+    ) -> None:
+        super().__init__(message, outcome=outcome)
+        self.votes = votes
+
+
+class StoreRefused(StoreError, PermissionError):
+    """The store knows us and says no: wrong credentials, or a permission that is missing.
+
+    >>> isinstance(StoreRefused("NOPERM"), PermissionError)
+    True
+    """
+
+
+class StoreProtocolError(StoreError):
+    """An answer that a healthy store would not give, such as a key that holds other data.
+
+    >>> isinstance(StoreProtocolError("the key holds a hash"), LockError)
+    True
+    """

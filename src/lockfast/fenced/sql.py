@@ -1,0 +1,157 @@
+"""Rows of SQLite or PostgreSQL that refuse late writers: through any DB-API connection, or SQLAlchemy.
+
+Two ways:
+
+- A guard table (`Guard`): one row for each resource, with the greatest fence seen. `check` it first in the transaction
+  that writes; whatever the transaction then does to whatever tables, it is committed under that fence or not at all.
+- A column (`update_row`): the fence stands in the protected row itself, and one UPDATE both checks and writes.
+
+Rules kept here:
+
+- Nothing is committed or rolled back here: the transaction is the caller's, and `StaleFence` is its reason to end it.
+- Who has checked has the guard's row locked until its transaction ends (SQLite: the file), so the check still holds
+  when it commits.
+- Names of tables and columns are quoted, and values always travel as parameters.
+
+Not guaranteed: anything on a connection that commits each statement by itself (autocommit): there the check and the
+write are two transactions, so only `update_row` is safe.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from lockfast.errors import ConfigurationError
+from lockfast.fenced.fences import Fenced, fence_of, refused
+from lockfast.values import shown
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
+_PARAMETER = re.compile(r":(\w+)")
+
+
+class Guard:
+    """The greatest fence seen of each resource, in a table of their own.
+
+    >>> import sqlite3
+    >>> db = sqlite3.connect(":memory:")
+    >>> guard = Guard()
+    >>> guard.create(db)
+    >>> guard.check(db, "file:9527", 7)
+    >>> guard.check(db, "file:9527", 6)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    lockfast.errors.StaleFence: The write to 'file:9527' was refused: it came with fence 6, ...
+    """
+
+    def __init__(self, table: str = "lockfast_fence") -> None:
+        self._table = _quoted(table)
+
+    def create(self, connection: Any) -> None:
+        """Make the table, if it is not there. Needs the right to; or put the statement into your migrations."""
+        _execute(connection, self.schema, {})
+
+    @property
+    def schema(self) -> str:
+        """The statement that makes the table."""
+        return f"CREATE TABLE IF NOT EXISTS {self._table} (name VARCHAR(1024) PRIMARY KEY, fence BIGINT NOT NULL)"
+
+    def check(self, connection: Any, name: str, fence: Fenced | int) -> None:
+        """Raise `StaleFence` if a later holder has been here; from now on older ones are refused."""
+        number = fence_of(fence)
+        changed = _execute(
+            connection,
+            f"INSERT INTO {self._table} (name, fence) VALUES (:name, :fence) "
+            f"ON CONFLICT (name) DO UPDATE SET fence = excluded.fence WHERE {self._table}.fence <= excluded.fence",
+            {"name": name, "fence": number},
+        ).rowcount
+        if changed == 0:
+            found = _execute(connection, f"SELECT fence FROM {self._table} WHERE name = :name", {"name": name})
+            raise refused(name, number, found.fetchone()[0])
+
+
+def update_row(
+    connection: Any,
+    table: str,
+    where: Mapping[str, Any],
+    values: Mapping[str, Any],
+    fence: Fenced | int,
+    *,
+    column: str = "fence",
+) -> bool:
+    """Change the row that `where` finds, unless its fence column has a greater one; False when there is no such row.
+
+    >>> import sqlite3
+    >>> db = sqlite3.connect(":memory:")
+    >>> _ = db.execute("create table files (name text primary key, body text, fence bigint not null default 0)")
+    >>> _ = db.execute("insert into files (name) values ('9527')")
+    >>> update_row(db, "files", {"name": "9527"}, {"body": "new"}, 7)
+    True
+    >>> update_row(db, "files", {"name": "9527"}, {"body": "late"}, 6)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    lockfast.errors.StaleFence: The write to 'files' was refused: it came with fence 6, ...
+    """
+    if not where or not values:
+        raise ConfigurationError("update_row() needs at least one column to find the row by, and one to change.")
+    number, guard, target = fence_of(fence), _quoted(column), _quoted(table)
+    found = {f"w{at}": value for at, value in enumerate(where.values())}
+    new = {f"v{at}": value for at, value in enumerate(values.values())}
+    changes = ", ".join([f"{_quoted(name)} = :v{at}" for at, name in enumerate(values)] + [f"{guard} = :fence"])
+    condition = " AND ".join(f"{_quoted(name)} = :w{at}" for at, name in enumerate(where))
+    statement = f"UPDATE {target} SET {changes} WHERE {condition} AND {guard} <= :fence"
+    if _execute(connection, statement, {**new, **found, "fence": number}).rowcount:
+        return True
+    row = _execute(connection, f"SELECT {guard} FROM {target} WHERE {condition}", found).fetchone()
+    if row is None:
+        return False
+    if row[0] is None:
+        raise ConfigurationError(f"The column {shown(column)} of {shown(table)} is NULL; give it a default of 0.")
+    raise refused(table, number, row[0])
+
+
+def _quoted(name: object) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ConfigurationError(f"The name of a table or column is letters, digits and _, not {shown(name)}.")
+    return ".".join(f'"{part}"' for part in name.split("."))
+
+
+def _execute(connection: Any, statement: str, values: dict[str, Any]) -> Any:
+    """Run a statement with `:named` parameters on whatever the caller has; something with rows and a rowcount."""
+    if _is_sqlalchemy(connection):
+        from sqlalchemy import text
+
+        return connection.execute(text(statement), values)
+    call = _in_style(_style(connection), statement, values)
+    cursor = connection.cursor() if hasattr(connection, "cursor") else connection
+    cursor.execute(*call)
+    return cursor
+
+
+def _is_sqlalchemy(connection: Any) -> bool:
+    kind = type(connection)
+    if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in kind.__mro__):
+        raise ConfigurationError(
+            "An asyncio connection of SQLAlchemy runs this with: await connection.run_sync(lambda sync: ...)."
+        )
+    return any(base.__module__.startswith("sqlalchemy.") for base in kind.__mro__)
+
+
+def _style(connection: Any) -> str:
+    """How the driver wants its parameters; its module says so."""
+    module = sys.modules.get(type(connection).__module__.partition(".")[0])
+    style = getattr(module, "paramstyle", None)
+    if style not in ("qmark", "named", "format", "pyformat"):
+        raise ConfigurationError(
+            f"This needs a connection or cursor of a DB-API driver, or of SQLAlchemy, not {shown(type(connection))}."
+        )
+    return str(style)
+
+
+def _in_style(style: str, statement: str, values: dict[str, Any]) -> tuple[str, Any]:
+    if style == "named":
+        return statement, values
+    if style == "pyformat":
+        return _PARAMETER.sub(r"%(\1)s", statement), values
+    order = [values[name] for name in _PARAMETER.findall(statement)]
+    return _PARAMETER.sub("?" if style == "qmark" else "%s", statement), order

@@ -1,0 +1,155 @@
+"""What lies in etcd for one lock, and the parts of transactions on it.
+
+    lockfast/lock/NAME           the holder id: nothing but this decides who holds; on the holder's etcd lease
+    lockfast/meta/NAME           owner, start and fence of the grant, unless that is this key's own revision; likewise
+    lockfast/wait/NAME NUL id    one who waits: its owner and turn, on its own lease; first come by create revision
+
+An etcd lease is named after the holder, so that a repeat finds its own. A fence is the revision of etcd at the grant:
+it grows with every change in the whole cluster.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from lockfast.values import Owner, WaiterInfo, clean
+
+ROOT = b"lockfast/"
+
+
+def lock_key(name: str) -> bytes:
+    return ROOT + b"lock/" + name.encode()
+
+
+def meta_key(name: str) -> bytes:
+    return ROOT + b"meta/" + name.encode()
+
+
+def wait_key(name: str, holder: str = "") -> bytes:
+    return ROOT + b"wait/" + name.encode() + b"\0" + holder.encode()
+
+
+def lease_of(holder: str, generation: int = 0) -> int:
+    """The etcd lease of a holder; a longer one that takes its place has the next generation.
+
+    >>> 0 < lease_of("moto") < 2**63 and lease_of("moto") != lease_of("moto", 1)
+    True
+    """
+    return 1 + int.from_bytes(sha256(f"{generation} {holder}".encode()).digest()[:8], "big") % (2**62)
+
+
+def packed(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+class Record(NamedTuple):
+    """One key of etcd, with its value."""
+
+    key: bytes
+    value: bytes
+    lease: int
+    created: int
+    changed: int
+
+    @classmethod
+    def of(cls, kv: dict[str, Any]) -> Record:
+        return cls(
+            base64.b64decode(kv["key"]),
+            base64.b64decode(kv.get("value", "")),
+            int(kv.get("lease", 0)),
+            int(kv.get("create_revision", 0)),
+            int(kv.get("mod_revision", 0)),
+        )
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The value of a record that is JSON; what strangers wrote tells nothing."""
+        try:
+            found = json.loads(self.value)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class Seen(NamedTuple):
+    """A lock as one transaction read it."""
+
+    revision: int
+    lock: Record | None
+    meta: Record | None
+    queue: tuple[Record, ...]
+    waiting: int
+    own: Record | None
+
+    @property
+    def holder(self) -> str | None:
+        return None if self.lock is None else self.lock.value.decode("utf-8", "replace")
+
+    @property
+    def fence(self) -> int | None:
+        if self.meta is None:
+            return None
+        return int(self.meta.told.get("fence") or self.meta.changed)
+
+
+def meta_value(owner: str, since: float, fence: int | None = None) -> bytes:
+    return json.dumps({"owner": owner, "since": since, "fence": fence}, separators=(",", ":")).encode()
+
+
+def wait_value(owner: str, since: float, turn: int) -> bytes:
+    return json.dumps({"owner": owner, "since": since, "turn": turn}, separators=(",", ":")).encode()
+
+
+def holder_in(record: Record) -> str:
+    return record.key.rpartition(b"\0")[2].decode("utf-8", "replace")
+
+
+def waiter_info(record: Record, now: float) -> WaiterInfo:
+    told = record.told
+    since = told.get("since")
+    waiting_for = max(0.0, now - since) if isinstance(since, float) else 0.0
+    return WaiterInfo(clean(holder_in(record)), Owner.decode(str(told.get("owner", ""))), waiting_for)
+
+
+def is_free(name: str) -> dict[str, Any]:
+    return {"key": packed(lock_key(name)), "target": "VERSION", "result": "EQUAL", "version": 0}
+
+
+def is_held_by(name: str, holder: str) -> dict[str, Any]:
+    return {"key": packed(lock_key(name)), "target": "VALUE", "result": "EQUAL", "value": packed(holder.encode())}
+
+
+def is_unchanged(record: Record) -> dict[str, Any]:
+    return {"key": packed(record.key), "target": "MOD", "result": "EQUAL", "mod_revision": record.changed}
+
+
+def nobody_waits(name: str) -> dict[str, Any]:
+    return {**_queue(name), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
+
+
+def put(key: bytes, value: bytes, lease: int) -> dict[str, Any]:
+    return {"request_put": {"key": packed(key), "value": packed(value), "lease": lease}}
+
+
+def delete(key: bytes) -> dict[str, Any]:
+    return {"request_delete_range": {"key": packed(key)}}
+
+
+def get(key: bytes) -> dict[str, Any]:
+    return {"request_range": {"key": packed(key)}}
+
+
+def get_queue(name: str, most: int) -> dict[str, Any]:
+    return {"request_range": {**_queue(name), "limit": most, "sort_order": "ASCEND", "sort_target": "CREATE"}}
+
+
+def _queue(name: str) -> dict[str, Any]:
+    start = wait_key(name)
+    return {"key": packed(start), "range_end": packed(start[:-1] + b"\x01")}
+
+
+def records_in(response: dict[str, Any]) -> tuple[Record, ...]:
+    return tuple(map(Record.of, response["response_range"].get("kvs", ())))
