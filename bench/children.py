@@ -58,7 +58,7 @@ class Child:
             raise ChildFailed(answer.text)
         return answer
 
-    def ask(self, order: Any, timeout: float = ANSWER_SECONDS) -> Any:
+    def request(self, order: Any, timeout: float = ANSWER_SECONDS) -> Any:
         self.tell(order)
         return self.hear(timeout)
 

@@ -64,7 +64,7 @@ def time_cycles(
         sound: dict[str, Child] = {}
         for name, child in children.items():
             try:
-                child.ask(max(20, count // 4))  # connects, loads scripts, warms caches
+                child.request(max(20, count // 4))  # connects, loads scripts, warms caches
                 sound[name] = child
             except ChildFailed as error:
                 report.missing[name] = str(error)
@@ -78,7 +78,7 @@ def _rounds(bench: Bench) -> tuple[int, float]:
 
 def _batch(child: Child, count: int) -> Callable[[], Sample]:
     def batch() -> Sample:
-        sample: Sample = child.ask(count)
+        sample: Sample = child.request(count)
         return sample
 
     return batch

@@ -58,7 +58,7 @@ def _server_costs(bench: Bench) -> dict[int, list[float]]:
 
     server = bench.server
     server.clear()
-    with WireClient(server.port) as inbox, lockfast.client.connect(server.url) as locks:
+    with WireClient(server.port) as inbox, lockfast.connect(server.url) as locks:
         inbox.call("SUBSCRIBE", INBOX)
         queues = {waiters: _Queue(server, locks, waiters) for waiters in WAITERS}
         cases = {str(waiters): queue.burst for waiters, queue in queues.items()}
@@ -79,12 +79,12 @@ class _Queue:
 
     def _join(self, how_many: int) -> None:
         from lockfast.runtime.runner import run
-        from lockfast.values import Ask, Place
+        from lockfast.values import Claim, Enqueue
 
         for _ in range(how_many):
             holder = f"w{next(self._ids)}"
-            ask = Ask(self._name, holder, WAIT_SECONDS, "bench:1:")
-            run(self._locks.store.acquire(ask, Place(INBOX, 1, None), self._locks.runtime.now() + 5))
+            claim = Claim(self._name, holder, WAIT_SECONDS, "bench:1:")
+            run(self._locks.store.acquire(claim, Enqueue(INBOX, 1, None), self._locks.runtime.now() + 5))
             self._line.append(holder)
 
     def burst(self) -> float:
@@ -115,7 +115,7 @@ def _connections(server: Server, crowd: Crowd, waiters: int) -> int:
     def body(_: Connection) -> None:
         crowd(server.url, name, waiters)
 
-    with lockfast.client.connect(server.url) as locks, locks.lock(name, ttl=60):
+    with lockfast.connect(server.url) as locks, locks.lock(name, ttl=60):
         before = _clients(server)
         child = Child(body)
         with closing([child]):
@@ -136,7 +136,7 @@ def _tasks(url: str, name: str, waiters: int) -> None:
 def _threads(url: str, name: str, waiters: int) -> None:
     import lockfast
 
-    locks = lockfast.client.connect(url)
+    locks = lockfast.connect(url)
     for _ in range(waiters):
         threading.Thread(target=locks.lock(name, ttl=60).acquire, daemon=True).start()
     threading.Event().wait()

@@ -159,12 +159,12 @@ def in_turns(cases: Mapping[str, Callable[[], T]], rounds: int, seconds: float =
     after one that let it sleep.
     """
     results: dict[str, list[T]] = {name: [] for name in cases}
-    order, chance = list(cases), Random(ORDER_SEED)
+    order, randomness = list(cases), Random(ORDER_SEED)
     end = time.monotonic() + seconds
     for number_of_round in range(rounds):
         if number_of_round >= LEAST_ROUNDS and time.monotonic() > end:
             break
-        chance.shuffle(order)
+        randomness.shuffle(order)
         for name in order:
             results[name].append(cases[name]())
     return results

@@ -24,12 +24,12 @@ PROGRAMS = {
 MORE_PROGRAMS = {
     "import lockfast.aio": "import lockfast.aio",
     "lockfast --version": "from lockfast.cli.main import main; main(['--version'])",
-    "lockfast.client.connect(redis URL)": "import lockfast; lockfast.client.connect('redis://127.0.0.1:1')",
+    "lockfast.connect(redis URL)": "import lockfast; lockfast.connect('redis://127.0.0.1:1')",
 }
 MILLI = 1e3
 WITHOUT_REDIS = {
-    "memory://": "import sys, lockfast; lockfast.client.connect('memory://').lock('x').acquire()",
-    "sqlite:///": "import sys, lockfast; lockfast.client.connect('sqlite:///locks.db').lock('x').acquire()",
+    "memory://": "import sys, lockfast; lockfast.connect('memory://').lock('x').acquire()",
+    "sqlite:///": "import sys, lockfast; lockfast.connect('sqlite:///locks.db').lock('x').acquire()",
 }
 
 

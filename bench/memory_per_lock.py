@@ -97,18 +97,18 @@ def _bare(_: Server, locks: int) -> Iterator[bytes]:
 
 def _held(server: Server, locks: int, *, release: bool) -> Iterator[bytes]:
     """The requests that the client sends, without the client: it is the server that is measured."""
-    from lockfast.runtime.randomness import new_holder
+    from lockfast.runtime.randomness import new_holder_id
     from lockfast.stores.redis.lua import scripts
-    from lockfast.values import Ask
+    from lockfast.values import Claim
 
     for script in (scripts.ACQUIRE, scripts.RELEASE):
         server.raw("SCRIPT", "LOAD", script.text)  # now, not when the first request is made: it is not to be counted
 
     def requests() -> Iterator[bytes]:
         for number in range(locks):
-            ask = Ask(_name(number), new_holder(), TTL_SECONDS, "host.example:4711:")
-            yield scripts.acquire_request(ask, None)
+            claim = Claim(_name(number), new_holder_id(), TTL_SECONDS, "host.example:4711:")
+            yield scripts.acquire_request(claim, None)
             if release:
-                yield scripts.release_request(ask.name, ask.holder)
+                yield scripts.release_request(claim.name, claim.holder)
 
     return requests()

@@ -54,7 +54,7 @@ def _redis_py(url: str) -> Update:
 
 
 def _lockfast(adaptive: bool, url: str) -> Update:
-    locks = lockfast.client.connect(url)
+    locks = lockfast.connect(url)
     return lambda change: locks.update(KEY, change, adaptive=adaptive, attempts=100_000, timeout=60)
 
 

@@ -42,7 +42,7 @@ class Peer(NamedTuple):
 def lockfast_lock(url: str, name: str) -> Lock:
     import lockfast
 
-    return lockfast.client.connect(url).lock(name, ttl=TTL)
+    return lockfast.connect(url).lock(name, ttl=TTL)
 
 
 def _client(url: str) -> Any:
@@ -112,13 +112,13 @@ class _RawScripts(_RawLock):
 
     def __init__(self, url: str, name: str) -> None:
         from lockfast.stores.redis.lua import scripts
-        from lockfast.values import Ask
+        from lockfast.values import Claim
 
         super().__init__(url, name)
         for script in (scripts.ACQUIRE, scripts.RELEASE):
             self._socket.sendall(_packed(b"SCRIPT", b"LOAD", script.text))
             self._socket.recv(4096)
-        self._take = scripts.acquire_request(Ask(name, "v" * 20, float(TTL), "host:4711:"), None)
+        self._take = scripts.acquire_request(Claim(name, "v" * 20, float(TTL), "host:4711:"), None)
         self._give = scripts.release_request(name, "v" * 20)
 
 
@@ -156,7 +156,7 @@ def port_lock(path: str, name: str) -> Lock:
 def sqlite_lock(path: str, name: str) -> Lock:
     import lockfast
 
-    return lockfast.client.connect(f"sqlite:///{path}").lock(name, ttl=TTL)
+    return lockfast.connect(f"sqlite:///{path}").lock(name, ttl=TTL)
 
 
 LOCKFAST = Peer("lockfast", "", lockfast_lock)

@@ -67,8 +67,8 @@ def _share(value: float, values: Sequence[float], steep: bool) -> float:
 
 
 def _bar(name: str, value: float, share: float, y: int) -> list[str]:
-    room = WIDTH - LABEL - 90
-    width = max(2.0, room * share)
+    local_queue = WIDTH - LABEL - 90
+    width = max(2.0, local_queue * share)
     kind = "ours" if name.startswith("lockfast") or "import lockfast" in name else _theirs(name)
     return [
         f'<text x="{LABEL - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>',

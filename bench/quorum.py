@@ -25,8 +25,8 @@ def measure(bench: Bench) -> Report:
     with ExitStack() as stack:
         servers = [stack.enter_context(Server(bench.kind)) for _ in range(SERVERS)]
         urls = [server.url for server in servers]
-        quorum = stack.enter_context(lockfast.client.connect(urls))
-        alone = [stack.enter_context(lockfast.client.connect(url)).lock("alone") for url in urls]
+        quorum = stack.enter_context(lockfast.connect(urls))
+        alone = [stack.enter_context(lockfast.connect(url)).lock("alone") for url in urls]
         batch = bench.pick(200, 50)
         cases: dict[str, Callable[[], float]] = {
             OURS: lambda: middle([quorum.lock("five")], batch),

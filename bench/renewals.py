@@ -40,7 +40,7 @@ def _run(server: Server, seconds: float) -> tuple[float, float, float, float]:
     with closing([child]):
         child.hear(120)
         cpu, calls = server_cpu(server), requests_by_lockfast(server.commands_processed())
-        used, lost = child.ask(seconds, seconds + 60)
+        used, lost = child.request(seconds, seconds + 60)
         cpu = server_cpu(server) - cpu
         calls = requests_by_lockfast(server.commands_processed()) - calls
     return used * 100, cpu / seconds * 100, calls / seconds, lost
@@ -49,7 +49,7 @@ def _run(server: Server, seconds: float) -> tuple[float, float, float, float]:
 def _holder(url: str, pipe: Connection) -> None:
     import lockfast
 
-    locks = lockfast.client.connect(url)
+    locks = lockfast.connect(url)
     leases = []
     for part in range(PARTS):
         started = time.monotonic()

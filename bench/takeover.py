@@ -97,7 +97,7 @@ def _holder_dies(make: Make, url: str, name: str) -> float:
     """Seconds from the end of the dead holder's ttl until the waiter held the lock."""
     holder, waiter = (Child(_body(make, url, name)) for _ in range(2))
     with closing([holder, waiter]):
-        held_at: float = holder.ask("enter")
+        held_at: float = holder.request("enter")
         waiter.tell("enter")
         time.sleep(QUEUE_SECONDS)
         holder.kill()
@@ -109,12 +109,12 @@ def _waiter_dies(make: Make, url: str, name: str) -> float:
     """Seconds from the release until the second in line held the lock, the first being dead."""
     holder, first, second = (Child(_body(make, url, name)) for _ in range(3))
     with closing([holder, first, second]):
-        holder.ask("enter")
+        holder.request("enter")
         for waiter in (first, second):
             waiter.tell("enter")
             time.sleep(QUEUE_SECONDS)
         first.kill()
         time.sleep(NOTICE_SECONDS)
-        released_at: float = holder.ask("leave")
+        released_at: float = holder.request("leave")
         taken_at: float = second.hear()
         return taken_at - released_at

@@ -84,7 +84,7 @@ def _attempt(report: Report, name: str, make: Connect, url: str, seconds: float)
     child = Child(partial(_body, make, url, f"tasks:{next(_fresh)}"))
     try:
         with closing([child]):
-            found: Result = child.ask(seconds, seconds + 40)
+            found: Result = child.request(seconds, seconds + 40)
             return found
     except ChildFailed as error:
         report.missing[name] = str(error)
@@ -103,25 +103,25 @@ async def _crowd(lock_of: Callable[[], Lock], seconds: float, tell: Callable[[Re
     longest = 0.0
     begin = time.monotonic() + SETTLE_SECONDS
     end = begin + seconds
-    asked_at = [begin] * TASKS
+    sent_at = [begin] * TASKS
 
     async def live(me: int) -> None:
         nonlocal longest
         lock = lock_of()
         while True:
-            asked_at[me] = time.monotonic()
+            sent_at[me] = time.monotonic()
             async with lock:
                 held = time.monotonic()
                 if begin <= held < end:
                     counts[me] += 1
-                    longest = max(longest, held - asked_at[me])
+                    longest = max(longest, held - sent_at[me])
 
     tasks = [asyncio.ensure_future(live(me)) for me in range(TASKS)]
     await asyncio.sleep(SETTLE_SECONDS)
     cpu = time.process_time()
     await asyncio.sleep(max(0.0, end - time.monotonic()))
     cpu = time.process_time() - cpu
-    longest = max(longest, *(end - asked for asked in asked_at))
+    longest = max(longest, *(end - asked for asked in sent_at))
     holds = sum(counts)
     tell((holds / seconds, longest * MILLI, jain(counts), cpu / max(1, holds) * 1e6))
     await asyncio.wait(tasks)

@@ -31,7 +31,7 @@ _fresh = count()
 def _lockfast(url: str, name: str, threads: int, **options: Any) -> list[peers.Lock]:
     import lockfast
 
-    return [lockfast.client.connect(url).lock(name, ttl=peers.TTL, **options)] * threads
+    return [lockfast.connect(url).lock(name, ttl=peers.TTL, **options)] * threads
 
 
 def _python_redis_lock(url: str, name: str, threads: int) -> list[peers.Lock]:
@@ -121,11 +121,11 @@ def _run(make: MakeMany, url: str, name: str, seconds: float) -> Result:
     busy = Child(partial(_threads, make, url, name))
     other = Child(partial(_beside, make, url, name))
     with closing([busy, other]):
-        other.ask(0.0)  # connects, and loads what is loaded once
-        throughput, waits, fairness, cpu = busy.ask(seconds)
+        other.request(0.0)  # connects, and loads what is loaded once
+        throughput, waits, fairness, cpu = busy.request(seconds)
         busy.tell(seconds + 0.1)
         time.sleep(0.05)  # until they are at it
-        beside: list[float] = other.ask(seconds)
+        beside: list[float] = other.request(seconds)
         busy.hear()
     return Result(throughput, waits, fairness, cpu, beside)
 

@@ -13,10 +13,10 @@ from tests.support.topologies import GROUPS, Group
 
 LONGEST = (
     # of those that are timed
-    "tests/keeper/test_server_faults.py",
+    "tests.keepalive/test_server_faults.py",
     "tests/test_faults_late.py",
     "tests/test_faults_server.py",
-    "tests/keeper/test_standing_still.py",
+    "tests.keepalive/test_standing_still.py",
     "tests/contract/test_waiting.py",
     # of the others
     "tests/test_simulator.py",
@@ -24,12 +24,12 @@ LONGEST = (
     "tests/cli/test_run.py",
     "tests/systems/test_c7_other_places.py",
     "tests/contract/test_leases.py",
-    "tests/keeper/test_shut_down.py",
+    "tests.keepalive/test_shut_down.py",
     "tests/contract/test_store_port.py",
     "tests/cli/test_operating.py",
     "tests/test_demo.py",
     "tests/shells/test_thread_schedules.py",
-    "tests/keeper/test_scale.py",
+    "tests.keepalive/test_scale.py",
     "tests/topology/test_lost_lock.py",
     "tests/topology/test_failover.py",
     "tests/test_mutants.py",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lockfast.runtime.asyncio import Alarms, AsyncioRuntime, TaskWaker
-from lockfast.testing.virtual_threads import Clock
 from lockfast.testing.virtual_loop import VirtualLoop
+from lockfast.testing.virtual_threads import Clock
 
 
 class Time:
@@ -55,15 +55,15 @@ def test_each_wait_ends_at_its_own_time(time: Time) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_whoever_waits_and_wakes_each_ends_as_it_should(time: Time, seed: int) -> None:
     """Woken, or at its own time: whatever the others do, and in whatever order they came."""
-    chance = random.Random(seed)
+    randomness = random.Random(seed)
 
     async def work() -> None:
         alarms = Alarms(asyncio.get_running_loop(), time)
 
         async def wait() -> None:
-            await asyncio.sleep(chance.uniform(0, 3))
-            waker, until = TaskWaker(alarms), time() + chance.choice((0.5, 1.0, 1.0, 1.0, chance.uniform(0, 5)))
-            woken_at = time() + chance.uniform(0, 5)
+            await asyncio.sleep(randomness.uniform(0, 3))
+            waker, until = TaskWaker(alarms), time() + randomness.choice((0.5, 1.0, 1.0, 1.0, randomness.uniform(0, 5)))
+            woken_at = time() + randomness.uniform(0, 5)
             asyncio.get_running_loop().call_later(woken_at - time(), waker.wake)
             assert await waker.wait(until) is (woken_at < until)
             assert time() == pytest.approx(min(woken_at, until), abs=0.01)

@@ -51,7 +51,7 @@ def cycle(lock: lockfast.Lock, count: int = CYCLES) -> None:
 
 
 def test_an_uncontended_cycle_is_two_requests(proxy: FaultProxy) -> None:
-    with lockfast.client.connect(proxy.url) as locks:
+    with lockfast.connect(proxy.url) as locks:
         lock = locks.lock("thing")
         cycle(lock, 1)  # dials, and sends the scripts once
         before = len(proxy.requests)
@@ -74,7 +74,7 @@ async def test_an_uncontended_cycle_is_two_requests_with_asyncio(proxy: FaultPro
 
 
 def test_what_an_uncontended_cycle_has_the_server_do(any_server: Server) -> None:
-    with lockfast.client.connect(any_server.url) as locks:
+    with lockfast.connect(any_server.url) as locks:
         lock = locks.lock("thing")
         cycle(lock, 2)  # the first grant of all finds no fence to go on from
         any_server.raw("CONFIG", "RESETSTAT")
@@ -85,7 +85,7 @@ def test_what_an_uncontended_cycle_has_the_server_do(any_server: Server) -> None
 
 
 def test_a_script_is_sent_in_full_only_once(proxy: FaultProxy) -> None:
-    with lockfast.client.connect(proxy.url) as first, lockfast.client.connect(proxy.url) as second:
+    with lockfast.connect(proxy.url) as first, lockfast.connect(proxy.url) as second:
         cycle(first.lock("thing"))
         cycle(second.lock("another"))
         assert commands(proxy.requests)["EVAL"] == 2  # one to acquire, one to release
@@ -94,7 +94,7 @@ def test_a_script_is_sent_in_full_only_once(proxy: FaultProxy) -> None:
 def test_a_hand_over_between_two_costs_a_ping(valkey: Server, proxy: FaultProxy) -> None:
     """Each acquisition is two requests though each of them had to wait for its turn, and who was the first to wait puts
     a PING in front of its release."""
-    with lockfast.client.connect(proxy.url) as one, lockfast.client.connect(proxy.url) as other:
+    with lockfast.connect(proxy.url) as one, lockfast.connect(proxy.url) as other:
         locks = [one.lock("thing"), other.lock("thing")]
         pass_on(valkey, locks, 3)  # both dial, subscribe and load the scripts
         before = len(proxy.requests)
@@ -107,7 +107,7 @@ def test_a_hand_over_between_two_costs_a_ping(valkey: Server, proxy: FaultProxy)
 def test_in_a_longer_queue_every_other_hand_over_costs_a_ping(valkey: Server, proxy: FaultProxy) -> None:
     """Three in turns: each comes again while another waits before it."""
     with ExitStack() as stack:
-        locks = [stack.enter_context(lockfast.client.connect(proxy.url)).lock("thing") for _ in range(3)]
+        locks = [stack.enter_context(lockfast.connect(proxy.url)).lock("thing") for _ in range(3)]
         lease = locks[0].acquire()
         lines = [stand_in_line(valkey, locks[1], 1), stand_in_line(valkey, locks[2], 2)]
         for number in range(3 * PASSINGS):
@@ -151,13 +151,13 @@ def waiting(server: Server, lock: lockfast.Lock) -> Iterator[list[lockfast.Lease
 
 
 def stand_in_line(
-    server: Server, lock: lockfast.Lock, place: int
+    server: Server, lock: lockfast.Lock, enqueue: int
 ) -> tuple[threading.Thread, list[lockfast.Lease | None]]:
     """A thread that waits for `lock` in that place, and what it will have got when it ends."""
     got: list[lockfast.Lease | None] = []
     thread = threading.Thread(target=lambda: got.append(lock.acquire(timeout=10)))
     thread.start()
-    await_waiters(server, lock.name, place)
+    await_waiters(server, lock.name, enqueue)
     return thread, got
 
 
@@ -166,7 +166,7 @@ def await_waiters(server: Server, name: str, count: int) -> None:
 
 
 def test_waiting_threads_share_two_connections(valkey: Server, proxy: FaultProxy) -> None:
-    with lockfast.client.connect(proxy.url) as locks:
+    with lockfast.connect(proxy.url) as locks:
         lease = locks.lock("thing").acquire()
         assert lease is not None
         threads = [threading.Thread(target=cycle, args=(locks.lock("thing"), 1)) for _ in range(40)]
@@ -213,7 +213,7 @@ def calls_counted() -> Iterator[list[int]]:
 
 
 def test_a_cycle_stays_within_its_calls(valkey: Server) -> None:
-    with lockfast.client.connect(valkey.url) as locks:
+    with lockfast.connect(valkey.url) as locks:
         lock = locks.lock("thing")
         cycle(lock)
         with calls_counted() as counted:
@@ -268,7 +268,7 @@ async def test_a_lock_that_is_passed_on_stays_within_its_calls() -> None:
 
 
 def test_cycles_leave_no_memory_behind(valkey: Server) -> None:
-    with lockfast.client.connect(valkey.url) as locks:
+    with lockfast.connect(valkey.url) as locks:
         lock = locks.lock("thing")
         cycle(lock, 100)
         gc.collect()
@@ -282,7 +282,7 @@ def test_cycles_leave_no_memory_behind(valkey: Server) -> None:
 def test_threads_that_share_a_lock_pass_it_on_without_requests(proxy: FaultProxy) -> None:
     """Eight threads at it all the time: a request now and then instead of two each time, though nothing is certain but
     that most of them are passed on."""
-    with lockfast.client.connect(proxy.url) as locks:
+    with lockfast.connect(proxy.url) as locks:
         lock = locks.lock("thing")
         cycle(lock, 1)
         before = len(proxy.requests)

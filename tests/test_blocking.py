@@ -15,21 +15,21 @@ from lockfast.core.acquire import Attempt, Grant
 from lockfast.core.deadline import Deadline
 from lockfast.core.first import First
 from lockfast.core.local_handoff import Asked
-from lockfast.core.local_queue import Lead, Passing, Wish
+from lockfast.core.local_queue import ClaimTerms, Lead, Passing
 from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
-from verify import thread_models as blocking
-from verify.explorer import Explorer
-from lockfast.values import Answer, Ask, Granted
+from lockfast.values import Answer, Claim, Granted
 from tests.explore.mutation import python
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
+from verify import thread_models as blocking
+from verify.explorer import Explorer
 
 MODELS = {model.name: model for model in blocking.full()}
 QUICK = [model.name for model in blocking.quick()]
-WISH = Wish("door", 3.0, "")
+WISH = ClaimTerms("door", 3.0, "")
 
 
 @pytest.fixture
@@ -111,10 +111,10 @@ def test_a_planted_error_is_found(name: str) -> None:
 class Unasked:
     """`ports.Direct` that nobody is to use."""
 
-    def ask(self, ask: Ask, now: float, until: float) -> None:
+    def request(self, claim: Claim, now: float, until: float) -> None:
         raise AssertionError("the store was asked")
 
-    def answer(self, sent: None, ask: Ask, until: float) -> int | Coroutine[Any, Any, Answer]:
+    def answer(self, sent: None, claim: Claim, until: float) -> int | Coroutine[Any, Any, Answer]:
         raise AssertionError("the store was asked")
 
     def release(self, name: str, holder: str, now: float, until: float) -> bool:
@@ -123,9 +123,9 @@ class Unasked:
 
 def test_who_has_company_asks_for_a_tenancy_instead() -> None:
     runtime = ThreadRuntime()
-    room = Passing(runtime).room("door")
-    room.askers["another"] = None
-    begun, made = express.acquire(room, Unasked(), runtime, WISH, 5.0, lambda: "made")
+    local_queue = Passing(runtime).local_queue("door")
+    local_queue.askers["another"] = None
+    begun, made = express.acquire(local_queue, Unasked(), runtime, WISH, 5.0, lambda: "made")
     assert isinstance(begun, Lead)
     assert made is None
 
@@ -140,10 +140,10 @@ def test_a_silent_store_is_not_borne_for_longer_because_of_the_short_way() -> No
 
     runtime: Any = SimpleNamespace(now=lambda: 110.0, random=lambda: 0.5, spawn=spawn)
     store: Any = SimpleNamespace(listening=False)
-    ask = Ask("door", "A1", 3.0, "")
+    claim = Claim("door", "A1", 3.0, "")
     first: First[Answer] = First(100.0, StoreUnavailable("No answer.", outcome=Outcome.UNKNOWN))
     with pytest.raises(StoreUnavailable, match="No answer"):
-        run(Attempt(store, runtime, ask, Deadline(None, 10.0), True, first=first).run())
+        run(Attempt(store, runtime, claim, Deadline(None, 10.0), True, first=first).run())
     assert clean_ups == ["clean-up"]
 
 
@@ -152,7 +152,7 @@ def test_a_grant_of_the_first_request_is_taken_before_anybody_listens() -> None:
     runtime: Any = SimpleNamespace(now=lambda: 100.0)
     store: Any = SimpleNamespace(listening=True)
     first: First[Answer] = First(100.0, Granted(7))
-    grant = run(Attempt(store, runtime, Ask("door", "A1", 3.0, ""), Deadline(None, 10.0), True, first=first).run())
+    grant = run(Attempt(store, runtime, Claim("door", "A1", 3.0, ""), Deadline(None, 10.0), True, first=first).run())
     assert grant is not None
     assert grant.fence == 7
 
@@ -163,7 +163,7 @@ def test_a_grant_of_the_first_request_is_taken_before_anybody_listens() -> None:
 def test_only_who_had_to_wait_asks_for_a_place_with_its_first_request(valkey: Server, proxy: FaultProxy) -> None:
     """So a lock that is free costs two requests, and one that is taken no more than it must, but for the first time."""
     counted = []
-    with lockfast.client.connect(proxy.url) as ours, lockfast.client.connect(valkey.url) as others:
+    with lockfast.connect(proxy.url) as ours, lockfast.connect(valkey.url) as others:
         lock, other = ours.lock("door"), others.lock("door")
         with lock:  # the scripts are loaded
             pass
@@ -206,7 +206,7 @@ class Interrupt:
 
 def test_who_is_interrupted_anywhere_in_taking_the_lock_has_taken_nothing(valkey: Server) -> None:
     points = 0
-    with lockfast.client.connect(valkey.url) as locks:
+    with lockfast.connect(valkey.url) as locks:
         lock = locks.lock("door")
         with lock:  # connected, and the keeper runs
             pass
@@ -222,7 +222,12 @@ def test_who_is_interrupted_anywhere_in_taking_the_lock_has_taken_nothing(valkey
                 sys.setprofile(None)
             if not interrupt.raised:
                 break
-            left = valkey.raw("EXISTS", "door"), lock._room and lock._room.askers, locks.keeper.held(), lock._blocks
+            left = (
+                valkey.raw("EXISTS", "door"),
+                lock._local_queue and lock._local_queue.askers,
+                locks.keepalive.held(),
+                lock._blocks,
+            )
             assert left == (0, {}, [], []), f"point {points}"
         lock.__exit__(None, None, None)
     assert points > 15

@@ -26,7 +26,7 @@ from tests.support.terminal import Pty
 from tests.support.waiting import until
 
 DEMO = [sys.executable, "-m", "lockfast", "demo", "--quick"]
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+FLAVOUR = re.compile(r"\x1b\[[0-9;]*m")
 UP = re.compile(r"\x1b\[\d+A")
 SHOWN, HIDDEN = "\x1b[?25h", "\x1b[?25l"
 LONGEST = 30.0
@@ -135,7 +135,7 @@ def test_on_a_terminal_it_redraws_in_colour(screen: Callable[..., Screen], folde
     assert UP.search(shown.text)
     assert "\x1b[32m" in shown.text
     assert shown.text.count(HIDDEN) == shown.text.count(SHOWN) == 3
-    plain = COLOUR.sub("", shown.text).replace("\r\n", "\n")
+    plain = FLAVOUR.sub("", shown.text).replace("\r\n", "\n")
     check_numbers(plain)
     assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", plain).replace("\r", "").splitlines())) < 80
     assert list(folder.iterdir()) == []
@@ -145,11 +145,11 @@ def test_no_color_takes_the_colours_and_leaves_the_redrawing(screen: Callable[..
     shown = screen(NO_COLOR="1")
     assert shown.end() == 0
     assert UP.search(shown.text)
-    assert not COLOUR.search(shown.text)
+    assert not FLAVOUR.search(shown.text)
 
 
 @pytest.mark.parametrize(
-    ("variables", "live", "colours"),
+    ("variables", "live", "flavours"),
     [
         ({"TERM": "xterm"}, True, True),
         ({"TERM": "xterm", "NO_COLOR": "1"}, True, False),
@@ -161,7 +161,7 @@ def test_no_color_takes_the_colours_and_leaves_the_redrawing(screen: Callable[..
     ],
 )
 def test_what_a_terminal_can_do(
-    variables: dict[str, str], live: bool, colours: bool, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], live: bool, flavours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("TERM", "CI", "NO_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
@@ -170,7 +170,7 @@ def test_what_a_terminal_can_do(
     master, slave = os.openpty()
     with os.fdopen(master, "rb"), os.fdopen(slave, "w", encoding="utf-8") as stream:
         terminal = Terminal(stream)
-        assert (terminal.live, terminal.colours) == (live, colours)
+        assert (terminal.live, terminal.flavours) == (live, flavours)
 
 
 def test_on_a_dumb_terminal_there_are_no_escape_codes(screen: Callable[..., Screen]) -> None:

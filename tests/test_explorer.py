@@ -6,14 +6,12 @@ from functools import partial
 
 import pytest
 
-from verify import explore
-from verify import fingerprint as likeness
-from verify import models
-from verify.explorer import Explorer, Report
-from verify.world import Client, Model
 from tests.explore import gallery, good
 from tests.explore.broken import exhibits
 from tests.explore.kit import Process
+from verify import explore, fingerprint, models
+from verify.explorer import Explorer, Report
+from verify.world import Client, Model
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine may take its time
 QUICK = {model.name: model for model in models.quick()}
@@ -115,7 +113,7 @@ def test_the_command_prints_a_table_and_tells_by_its_exit_code(capsys: pytest.Ca
 
 def test_calls_that_differ_in_a_keyword_alone_are_not_alike() -> None:
     def written(value: object) -> list[object]:
-        writer = likeness._Writer()
+        writer = fingerprint._Writer()
         writer.write(value)
         return writer.written
 

@@ -94,18 +94,18 @@ def test_an_interrupt_while_a_mailbox_is_closed_leaves_no_asker(monkeypatch: pyt
     def interrupted(_: MemoryMailbox) -> None:
         raise KeyboardInterrupt
 
-    with lockfast.client.connect(HUB) as others, lockfast.client.connect(HUB) as locks, others.lock("door"):
+    with lockfast.connect(HUB) as others, lockfast.connect(HUB) as locks, others.lock("door"):
         lock = locks.lock("door")
         with monkeypatch.context() as patch:
             patch.setattr(MemoryMailbox, "close", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 lock.acquire(timeout=0.01)
-        assert not locks.passing.room("door").askers
+        assert not locks.passing.local_queue("door").askers
 
 
 @pytest.mark.usefixtures("no_collector")
 def test_what_was_not_granted_is_gone_at_once() -> None:
-    with lockfast.client.connect("memory://") as locks, locks.lock("door") as held:
+    with lockfast.connect("memory://") as locks, locks.lock("door") as held:
         for _ in range(10):
             assert locks.lock("door").acquire(blocking=False) is None
         leases = [one for one in gc.get_objects() if type(one) is type(held) and one._client is locks]
@@ -113,7 +113,7 @@ def test_what_was_not_granted_is_gone_at_once() -> None:
 
 
 def test_an_error_report_can_show_the_locals_of_a_failed_acquisition() -> None:
-    with lockfast.client.connect("redis://127.0.0.1:1", store_timeout=0.1) as locks:
+    with lockfast.connect("redis://127.0.0.1:1", store_timeout=0.1) as locks:
         with pytest.raises(StoreUnavailable) as caught:
             locks.lock("door").acquire(timeout=0.1)
         report = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())

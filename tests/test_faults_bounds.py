@@ -23,7 +23,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.support.wire import WireClient
-from tests.traps.colours import COLOURS, Client, Colour
+from tests.traps.flavours import FLAVOURS, Client, Colour
 from tests.traps.watching import Stopwatch, await_nothing_left, await_queue
 
 pytestmark = pytest.mark.timing
@@ -43,7 +43,7 @@ class Bench:
 
     server: Server
     proxy: FaultProxy
-    colour: Colour
+    flavour: Colour
     client: Client
     measured: dict[str, tuple[float, Any]] = field(default_factory=dict)
     left_behind: list[str] = field(default_factory=list)
@@ -118,7 +118,7 @@ def timed(bench: Bench, what: str, call: Callable[[], Any]) -> Future[None]:
             outcome = error
         bench.measured[what] = watch.seconds, outcome
 
-    future: Future[None] = bench.client.start(in_a_task if bench.colour.name == "asyncio" else in_a_thread)
+    future: Future[None] = bench.client.start(in_a_task if bench.flavour.name == "asyncio" else in_a_thread)
     return future
 
 
@@ -126,8 +126,8 @@ def run_scenario(colour_name: str, fault: str) -> Bench:
     with ExitStack() as stack:
         server = stack.enter_context(Server())
         proxy = stack.enter_context(FaultProxy(server.port))
-        colour = stack.enter_context(COLOURS[colour_name]())
-        bench = Bench(server, proxy, colour, colour.connect(proxy.url).warm_up_inbox())
+        flavour = stack.enter_context(FLAVOURS[colour_name]())
+        bench = Bench(server, proxy, flavour, flavour.connect(proxy.url).warm_up_inbox())
         watch()
         began = time.monotonic()
         measure(bench, FAULTS[fault])
@@ -161,13 +161,13 @@ def measure(bench: Bench, fault: Callable[[Bench], Any]) -> None:
             timed(bench, "tried", lambda: lock("tried").acquire(blocking=False)),
             timed(bench, "held", held.release),
         ]
-        if bench.colour.name == "asyncio":
+        if bench.flavour.name == "asyncio":
             note_cancellation(bench, "cancelled", waiting)
             note_cancellation(bench, "cancelled in flight", client.acquiring("cancelled in flight"))
         for future in under_way:
             future.result(20)
         until(lambda: struck.seconds >= LASTS, "the fault to have lasted")
-    if bench.colour.name == "threads":
+    if bench.flavour.name == "threads":
         client.release(waiting.result(20))
 
 
@@ -188,7 +188,7 @@ def scenarios(colour_name: str) -> dict[str, Future[Bench]]:
         return {fault: pool.submit(run_scenario, colour_name, fault) for fault in FAULTS}
 
 
-@pytest.fixture(params=COLOURS, scope="module")
+@pytest.fixture(params=FLAVOURS, scope="module")
 def colour_name(request: pytest.FixtureRequest) -> str:
     require("valkey9")
     name: str = request.param

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import COLOURS, Client, Colour
+from tests.traps.flavours import FLAVOURS, Client, Colour
 from tests.traps.watching import (
     Stopwatch,
     await_queue,
@@ -17,10 +17,10 @@ from tests.traps.watching import (
 pytestmark = pytest.mark.timing
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    with COLOURS[request.param]() as colour:
-        yield colour
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    with FLAVOURS[request.param]() as flavour:
+        yield flavour
 
 
 class TestEviction:
@@ -31,8 +31,8 @@ class TestEviction:
         aux = companions("report")
         return [aux[kind] for kind in request.param]
 
-    def test_while_held(self, colour: Colour, valkey: Server, evicted: list[str]) -> None:
-        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
+    def test_while_held(self, flavour: Colour, valkey: Server, evicted: list[str]) -> None:
+        client, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report")
         valkey.raw("DEL", *evicted)
         assert other.try_acquire("report") is None
@@ -42,8 +42,8 @@ class TestEviction:
         later = other.try_acquire("report")
         assert later.fence > lease.fence
 
-    def test_while_others_wait(self, colour: Colour, valkey: Server, evicted: list[str]) -> None:
-        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
+    def test_while_others_wait(self, flavour: Colour, valkey: Server, evicted: list[str]) -> None:
+        client, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report")
         waiting = [other.acquiring("report", ttl=1.5) for _ in range(2)]
         await_queue(valkey, "report", 2)
@@ -54,8 +54,8 @@ class TestEviction:
         assert watch.seconds < watch.most(2.5)
         assert valkey.raw("EXISTS", "report", companions("report")["q"]) == 0
 
-    def test_while_a_grant_is_on_its_way(self, colour: Colour, valkey: Server, evicted: list[str]) -> None:
-        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
+    def test_while_a_grant_is_on_its_way(self, flavour: Colour, valkey: Server, evicted: list[str]) -> None:
+        client, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report")
         waiting = [other.acquiring("report", ttl=1.5) for _ in range(2)]
         await_queue(valkey, "report", 2)
@@ -77,8 +77,8 @@ class TestEviction:
             left.remove(done[0])
             assert client.release(lease) is True
 
-    def test_the_lock_itself_ends_the_lease_and_the_wait(self, colour: Colour, valkey: Server) -> None:
-        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
+    def test_the_lock_itself_ends_the_lease_and_the_wait(self, flavour: Colour, valkey: Server) -> None:
+        client, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report", ttl=0.6)
         waiting = other.acquiring("report")
         await_queue(valkey, "report", 1)

@@ -45,8 +45,8 @@ def test_the_check_finds_what_it_looks_for() -> None:
 
 
 @contextmanager
-def hunter(colour: str, url: str, seconds: float, seed: int, path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "tests.traps.hunter", colour, url, str(seconds), str(seed), str(path)]
+def hunter(flavour: str, url: str, seconds: float, seed: int, path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "tests.traps.hunter", flavour, url, str(seconds), str(seed), str(path)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         guardian.watch(process.pid)
         try:

@@ -8,7 +8,7 @@ from lockfast import State, StoreUnavailable
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import COLOURS, Colour
+from tests.traps.flavours import FLAVOURS, Colour
 from tests.traps.watching import (
     Stopwatch,
     await_nothing_left,
@@ -22,17 +22,17 @@ from tests.traps.watching import (
 pytestmark = pytest.mark.timing
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    with COLOURS[request.param]() as colour:
-        yield colour
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    with FLAVOURS[request.param]() as flavour:
+        yield flavour
 
 
 class TestLateReplies:
     """A grant and a renewal count from when they were asked for, however long the answer takes."""
 
-    def test_of_an_acquire(self, proxy: FaultProxy, colour: Colour) -> None:
-        client = colour.connect(proxy.url).warm_up()
+    def test_of_an_acquire(self, proxy: FaultProxy, flavour: Colour) -> None:
+        client = flavour.connect(proxy.url).warm_up()
         rule = proxy.hold_replies(on("report"))
         acquiring = client.acquiring("report", ttl=10, renew=False)
         rule.wait()
@@ -44,8 +44,8 @@ class TestLateReplies:
         assert client.do(lambda: lease.remaining) <= 10 - late
         client.release(lease)
 
-    def test_of_a_renewal(self, proxy: FaultProxy, colour: Colour) -> None:
-        client = colour.connect(proxy.url).warm_up()
+    def test_of_a_renewal(self, proxy: FaultProxy, flavour: Colour) -> None:
+        client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=10, renew=False)
         rule = proxy.hold_replies(on("report"))
         renewing = client.start(lease.renew)
@@ -59,10 +59,10 @@ class TestLateReplies:
         client.release(lease)
 
     def test_that_come_when_the_ttl_is_over_are_worth_nothing(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server
     ) -> None:
         """By then another may have the lock; an acquire asks again, and a lease is lost."""
-        client, other = colour.connect(proxy.url).warm_up(), colour.connect(valkey.url)
+        client, other = flavour.connect(proxy.url).warm_up(), flavour.connect(valkey.url)
         rule = proxy.hold_replies(nth(1, on("report")))
         acquiring = client.acquiring("report", ttl=0.2, renew=False)
         rule.wait()
@@ -79,10 +79,10 @@ class TestLateReplies:
 
 class TestCleanUp:
     def test_after_an_unknown_outcome_goes_on_in_the_background(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server
     ) -> None:
         """The lock was granted, nobody heard of it, and the caller was told that nothing is known."""
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         proxy.stall("to_client")
         with pytest.raises(StoreUnavailable) as error:
             client.acquire("report", timeout=0.5)
@@ -91,9 +91,9 @@ class TestCleanUp:
         await_nothing_left(valkey, "report")
 
     def test_leaves_the_queue_of_a_lock_that_was_waited_for(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server
     ) -> None:
-        client = colour.connect(proxy.url).warm_up_inbox()
+        client = flavour.connect(proxy.url).warm_up_inbox()
         valkey.raw("SET", "report", "a stranger's")
         waiting = client.acquiring("report", timeout=2)
         await_queue(valkey, "report", 1)
@@ -105,9 +105,9 @@ class TestCleanUp:
         proxy.accept()
         until(lambda: queue_length(valkey, "report") == 0, "the place to be given up")
 
-    def test_a_request_that_arrives_late_is_undone(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+    def test_a_request_that_arrives_late_is_undone(self, proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
         """It was held up on the way while its caller gave up: what the caller sent next undoes it."""
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         held_up = proxy.hold_requests(nth(1, on("report")))
         with pytest.raises(StoreUnavailable):
             client.acquire("report", timeout=0.5)
@@ -120,9 +120,9 @@ class TestCleanUp:
 
 
 class TestClosing:
-    def test_ends_the_waits_of_others(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+    def test_ends_the_waits_of_others(self, proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
         valkey.raw("SET", "report", "a stranger's")
-        client = colour.connect(proxy.url).warm_up_inbox()
+        client = flavour.connect(proxy.url).warm_up_inbox()
         waiting = [client.acquiring("report") for _ in range(3)]
         await_queue(valkey, "report", 3)
         watch = Stopwatch()
@@ -133,9 +133,9 @@ class TestClosing:
         assert watch.seconds < watch.most(2.2)
         proxy.wait_connections(0)
 
-    def test_while_connecting_leaves_no_connection(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+    def test_while_connecting_leaves_no_connection(self, proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
         valkey.raw("SET", "report", "a stranger's")
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         rule = proxy.hold_replies(b"SUBSCRIBE")
         waiting = client.acquiring("report", timeout=20)
         rule.wait()
@@ -146,8 +146,8 @@ class TestClosing:
         proxy.wait_connections(0)
 
     def test_under_a_stall_takes_two_seconds_at_most(self, proxy: FaultProxy) -> None:
-        with COLOURS["threads"]() as threads, COLOURS["asyncio"]() as tasks:
-            clients = [colour.connect(proxy.url) for colour in (threads, tasks)]
+        with FLAVOURS["threads"]() as threads, FLAVOURS["asyncio"]() as tasks:
+            clients = [flavour.connect(proxy.url) for flavour in (threads, tasks)]
             for number, client in enumerate(clients):
                 client.acquire(f"report:{number}")
                 client.acquire(f"other:{number}")
@@ -160,8 +160,8 @@ class TestClosing:
 class TestPatience:
     """A wait without limit bears a store that does not answer for `store_timeout`, and no longer."""
 
-    def test_with_a_stall(self, proxy: FaultProxy, colour: Colour) -> None:
-        client = colour.connect(proxy.url, store_timeout=0.5).warm_up()
+    def test_with_a_stall(self, proxy: FaultProxy, flavour: Colour) -> None:
+        client = flavour.connect(proxy.url, store_timeout=0.5).warm_up()
         proxy.stall()
         watch = Stopwatch()
         with pytest.raises(StoreUnavailable):
@@ -170,10 +170,10 @@ class TestPatience:
         proxy.unstall()
 
     def test_with_a_subscription_that_is_not_answered(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server, caplog: pytest.LogCaptureFixture
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server, caplog: pytest.LogCaptureFixture
     ) -> None:
         valkey.raw("SET", "report", "a stranger's")
-        client = colour.connect(proxy.url, store_timeout=0.5).warm_up()
+        client = flavour.connect(proxy.url, store_timeout=0.5).warm_up()
         rule = proxy.hold_replies(b"SUBSCRIBE")
         watch = Stopwatch()
         assert client.acquire("report", timeout=0.3) is None  # the store's last word was: taken

@@ -13,7 +13,7 @@ from tests.support.faults import Rule
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import COLOURS, Client, Colour
+from tests.traps.flavours import FLAVOURS, Client, Colour
 from tests.traps.watching import (
     Stopwatch,
     await_nothing_left,
@@ -27,10 +27,10 @@ from tests.traps.watching import (
 pytestmark = pytest.mark.timing
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    with COLOURS[request.param]() as colour:
-        yield colour
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    with FLAVOURS[request.param]() as flavour:
+        yield flavour
 
 
 def queue_up(client: Client, server: Server, count: int, order: list[int], name: str = "report") -> list[Any]:
@@ -51,8 +51,8 @@ def queue_up(client: Client, server: Server, count: int, order: list[int], name:
 
 
 class TestKilledConnections:
-    def test_a_holder_keeps_its_lease(self, colour: Colour, valkey: Server) -> None:
-        client = colour.connect(valkey.url).warm_up_inbox()
+    def test_a_holder_keeps_its_lease(self, flavour: Colour, valkey: Server) -> None:
+        client = flavour.connect(valkey.url).warm_up_inbox()
         lease = client.acquire("report", ttl=3)
         for kind in ("normal", "pubsub"):
             valkey.raw("CLIENT", "KILL", "TYPE", kind)
@@ -70,11 +70,11 @@ class TestKilledConnections:
         valkey.raw("CLIENT", "KILL", "TYPE", "normal")
         assert client.release(lease) is True
 
-    def test_waiters_keep_their_places_when_the_inbox_is_killed(self, colour: Colour, valkey: Server) -> None:
+    def test_waiters_keep_their_places_when_the_inbox_is_killed(self, flavour: Colour, valkey: Server) -> None:
         """In two clients, so that the one that connects anew first could overtake the other."""
-        holder = colour.connect(valkey.url)
+        holder = flavour.connect(valkey.url)
         lease = holder.acquire("report")
-        one, other = colour.connect(valkey.url), colour.connect(valkey.url)
+        one, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
         waiting = []
         for number, client in enumerate((one, other, one, other)):
             waiting.append(client.acquiring("report"))
@@ -98,9 +98,9 @@ class TestKilledConnections:
         entries = server.raw("HVALS", "lockfast:{report}:w")
         return {f"{position} {entry.split()[3]}" for position, entry in enumerate(entries)}
 
-    def test_a_release_while_the_inbox_is_down_is_found_out(self, colour: Colour, valkey: Server) -> None:
+    def test_a_release_while_the_inbox_is_down_is_found_out(self, flavour: Colour, valkey: Server) -> None:
         """Nobody received the grant, so nobody has it; whoever comes back asks, and gets it."""
-        holder, client = colour.connect(valkey.url), colour.connect(valkey.url)
+        holder, client = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = holder.acquire("report")
         order: list[int] = []
         waiting = queue_up(client, valkey, 3, order)
@@ -116,8 +116,8 @@ class TestKilledConnections:
         assert holder.release(lease) is False
         await_nothing_left(valkey, "report")
 
-    def test_everything_killed_while_many_wait(self, colour: Colour, valkey: Server) -> None:
-        holder, client = colour.connect(valkey.url), colour.connect(valkey.url)
+    def test_everything_killed_while_many_wait(self, flavour: Colour, valkey: Server) -> None:
+        holder, client = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = holder.acquire("report")
         order: list[int] = []
         waiting = queue_up(client, valkey, 10, order)
@@ -136,17 +136,17 @@ class TestKilledConnections:
 
 class TestMidRequest:
     def test_an_acquire_that_never_arrived_is_sent_again(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server
     ) -> None:
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         lost = proxy.drop_request(on("report"))
         lease = client.acquire("report", timeout=20)
         assert lost.hits == 1
         assert valkey.raw("GET", "report") == lease.holder
         client.release(lease)
 
-    def test_half_a_reply_is_no_reply(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
-        client = colour.connect(proxy.url).warm_up()
+    def test_half_a_reply_is_no_reply(self, proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
+        client = flavour.connect(proxy.url).warm_up()
         cut = proxy.half_reply(on("report"), times=1)
         lease = client.acquire("report", timeout=20)
         assert cut.hits == 1
@@ -163,9 +163,9 @@ class TestMidRequest:
         assert traces(valkey, "report") == []
 
     def test_a_push_that_was_lost_with_its_connection_is_asked_for(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server
     ) -> None:
-        holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+        holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
         lease = holder.acquire("report")
         waiting = client.acquiring("report")
         await_queue(valkey, "report", 1)
@@ -178,9 +178,9 @@ class TestMidRequest:
 
     @pytest.mark.parametrize("then", ["close", "reset"])
     def test_every_one_of_many_calls_over_a_broken_connection_is_repeated(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server, then: Any
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server, then: Any
     ) -> None:
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         broken = proxy.drop_reply(nth(10, b"report:"), then=then)
         acquiring = [client.acquiring(f"report:{number}", timeout=20) for number in range(20)]
         leases = [future.result(20) for future in acquiring]
@@ -191,13 +191,13 @@ class TestMidRequest:
             assert client.release(lease) is True
 
     def test_the_server_is_gone_for_a_moment_at_every_step(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server
     ) -> None:
         """Before a request, on its way, on the reply's, and again while a new connection is made: slower, that's all.
 
         The resets are bound to what is sent, not to a clock: who resets faster than anyone can dial keeps everyone out.
         """
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         fences = []
         for gone in (self.before_it, self.with_the_request, self.with_the_reply, self.while_dialling, self.twice):
             lost = gone(proxy)

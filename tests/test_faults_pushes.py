@@ -8,17 +8,17 @@ from lockfast import State
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import COLOURS, Colour
+from tests.traps.flavours import FLAVOURS, Colour
 from tests.traps.programs import Program
 from tests.traps.watching import Stopwatch, await_queue, companions, on, pubsub_clients
 
 pytestmark = pytest.mark.timing
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    with COLOURS[request.param]() as colour:
-        yield colour
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    with FLAVOURS[request.param]() as flavour:
+        yield flavour
 
 
 def a_grant(args: Sequence[bytes]) -> bool:
@@ -26,8 +26,8 @@ def a_grant(args: Sequence[bytes]) -> bool:
     return args[0] == b"message" and len(args[-1].split()) == 3
 
 
-def test_a_push_that_was_lost_is_asked_for(proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
-    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+def test_a_push_that_was_lost_is_asked_for(proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
+    holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     lease = holder.acquire("report")
     waiting = client.acquiring("report")
     await_queue(valkey, "report", 1)
@@ -42,9 +42,9 @@ def test_a_push_that_was_lost_is_asked_for(proxy: FaultProxy, colour: Colour, va
 
 
 def test_a_push_that_was_lost_far_back_in_the_queue_is_asked_for_too(
-    proxy: FaultProxy, colour: Colour, valkey: Server
+    proxy: FaultProxy, flavour: Colour, valkey: Server
 ) -> None:
-    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+    holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     lease = holder.acquire("report")
     waiting = [client.acquiring("report") for _ in range(5)]
     await_queue(valkey, "report", 5)
@@ -61,9 +61,9 @@ def test_a_push_that_was_lost_far_back_in_the_queue_is_asked_for_too(
     assert watch.seconds < watch.most(2 * 1.15)
 
 
-def test_a_push_that_comes_late_is_not_believed(proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+def test_a_push_that_comes_late_is_not_believed(proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
     """It lies in a buffer while its grant expires and another gets the lock; then it arrives."""
-    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+    holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     lease = holder.acquire("report")
     late = proxy.hold_pushes(a_grant)
     waiting = client.acquiring("report", ttl=3)
@@ -89,9 +89,9 @@ def test_a_push_that_comes_late_is_not_believed(proxy: FaultProxy, colour: Colou
 
 
 def test_a_push_that_comes_after_the_waiter_asked_again_is_not_believed(
-    proxy: FaultProxy, colour: Colour, valkey: Server
+    proxy: FaultProxy, flavour: Colour, valkey: Server
 ) -> None:
-    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+    holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     lease = holder.acquire("report")
     late = proxy.hold_pushes(a_grant)
     waiting = client.acquiring("report", ttl=0.6)
@@ -114,11 +114,11 @@ def test_a_push_that_comes_after_the_waiter_asked_again_is_not_believed(
     client.release(waiting.result(20))
 
 
-def test_a_waiter_that_slept_through_its_grant_does_not_believe_it(colour: Colour, valkey: Server) -> None:
+def test_a_waiter_that_slept_through_its_grant_does_not_believe_it(flavour: Colour, valkey: Server) -> None:
     """Its process was stopped: when it runs again, the push is the first thing it reads, and its time is over."""
-    holder = colour.connect(valkey.url)
+    holder = flavour.connect(valkey.url)
     lease = holder.acquire("report")
-    with Program("wait", colour.name, valkey.url, "report", ttl=0.5) as sleeper:
+    with Program("wait", flavour.name, valkey.url, "report", ttl=0.5) as sleeper:
         await_queue(valkey, "report", 1)
         sleeper.freeze()
         holder.release(lease)
@@ -133,9 +133,9 @@ def test_a_waiter_that_slept_through_its_grant_does_not_believe_it(colour: Colou
         assert (held, int(fence) > taken.fence) == ("held", True)
 
 
-def test_a_push_for_somebody_who_left_changes_nothing(proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+def test_a_push_for_somebody_who_left_changes_nothing(proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
     """The waiter's time is up in the moment it is granted: it gives the lock on, and the push finds nobody."""
-    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+    holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     lease = holder.acquire("report")
     late = proxy.hold_pushes(a_grant)
     leaving = client.acquiring("report", timeout=0.9)
@@ -152,38 +152,40 @@ def test_a_push_for_somebody_who_left_changes_nothing(proxy: FaultProxy, colour:
     holder.release(granted)
 
 
-def test_a_forged_or_foreign_message_is_ignored(colour: Colour, valkey: Server) -> None:
+def test_a_forged_or_foreign_message_is_ignored(flavour: Colour, valkey: Server) -> None:
     """Whoever can publish could write anything into an inbox; only what fits the request is taken."""
-    client = colour.connect(valkey.url)
+    client = flavour.connect(valkey.url)
     valkey.raw("SET", "report", "a stranger's")
     waiting = client.acquiring("report")
     await_queue(valkey, "report", 1)
     holder = valkey.raw("ZRANGE", companions("report")["q"], 0, -1)[0]
     entry = valkey.raw("HGET", companions("report")["w"], holder)
-    turn, _, _, inbox, _ = entry.split(" ", 4)
+    attempt, _, _, inbox, _ = entry.split(" ", 4)
     for message in (
         "",
         "nonsense",
-        f"{holder} {int(turn) + 1} 17",
+        f"{holder} {int(attempt) + 1} 17",
         f"{holder} 0 17",
-        f"{holder} {turn} -1x",
-        f"{holder} {turn} next",
-        f"{holder} {turn} next x",
+        f"{holder} {attempt} -1x",
+        f"{holder} {attempt} next",
+        f"{holder} {attempt} next x",
         f"{holder} x 17",
-        f"somebody {turn} 17",
+        f"somebody {attempt} 17",
         "\xff\xfe\x00",
         "x" * 100_000,
     ):
         assert valkey.raw("PUBLISH", inbox, message) == 1
-    until(lambda: int(valkey.raw("HGET", companions("report")["w"], holder).split()[0]) > int(turn), "another request")
+    until(
+        lambda: int(valkey.raw("HGET", companions("report")["w"], holder).split()[0]) > int(attempt), "another request"
+    )
     assert not waiting.done()
     assert pubsub_clients(valkey) == 1
     valkey.raw("DEL", "report")
     client.release(waiting.result(20))
 
 
-def test_two_pushes_at_once_reach_the_right_waiters(proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
-    holder, client = colour.connect(valkey.url), colour.connect(proxy.url).warm_up_inbox()
+def test_two_pushes_at_once_reach_the_right_waiters(proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
+    holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     leases = [holder.acquire(f"report:{number}") for number in range(10)]
     waiting = [client.acquiring(f"report:{number}") for number in range(10)]
     for number in range(10):

@@ -11,7 +11,7 @@ from tests.support.resp import ReplyError
 from tests.support.servers import KINDS, Server
 from tests.support.waiting import until
 from tests.support.wire import WireClient
-from tests.traps.colours import COLOURS, Colour
+from tests.traps.flavours import FLAVOURS, Colour
 from tests.traps.watching import (
     Stopwatch,
     await_queue,
@@ -25,10 +25,10 @@ from tests.traps.watching import (
 pytestmark = pytest.mark.timing
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    with COLOURS[request.param]() as colour:
-        yield colour
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    with FLAVOURS[request.param]() as flavour:
+        yield flavour
 
 
 class TestOutOfMemory:
@@ -40,8 +40,8 @@ class TestOutOfMemory:
         with Server(request.param) as server:
             yield server
 
-    def test_what_is_held_is_kept_and_handed_on(self, server: Server, colour: Colour) -> None:
-        client, waiter = colour.connect(server.url).warm_up(), colour.connect(server.url).warm_up_inbox()
+    def test_what_is_held_is_kept_and_handed_on(self, server: Server, flavour: Colour) -> None:
+        client, waiter = flavour.connect(server.url).warm_up(), flavour.connect(server.url).warm_up_inbox()
         lease, short = client.acquire("report"), client.acquire("short", ttl=3)
         waiting = waiter.acquiring("report")
         await_queue(server, "report", 1)
@@ -62,8 +62,8 @@ class TestOutOfMemory:
         assert traces(server, "report") == []
         assert traces(server, "other") == []
 
-    def test_an_acquire_waits_for_memory_within_its_budget(self, server: Server, colour: Colour) -> None:
-        client = colour.connect(server.url).warm_up()
+    def test_an_acquire_waits_for_memory_within_its_budget(self, server: Server, flavour: Colour) -> None:
+        client = flavour.connect(server.url).warm_up()
         server.raw("CONFIG", "SET", "maxmemory", "1")
         acquiring = client.acquiring("report", timeout=20)
         until(lambda: refusals(server) > 0, "the server to refuse")
@@ -95,9 +95,9 @@ class TestWrongType:
         server.raw(*commands[kind])
 
     def test_other_data_under_the_name_is_a_clear_error_at_once(
-        self, colour: Colour, valkey: Server, kind: str
+        self, flavour: Colour, valkey: Server, kind: str
     ) -> None:
-        client = colour.connect(valkey.url).warm_up_inbox()
+        client = flavour.connect(valkey.url).warm_up_inbox()
         self.fill(valkey, "report", kind)
         before = valkey.raw("DUMP", "report")
         for asked in ({"blocking": False}, {"timeout": 5}, {}):
@@ -111,8 +111,10 @@ class TestWrongType:
         assert traces(valkey, "report") == ["report"]
 
     @pytest.mark.parametrize("companion", ["q", "w", "m"])
-    def test_other_data_in_our_own_keys_never_lets_two_in(self, colour: Colour, valkey: Server, companion: str) -> None:
-        client, other = colour.connect(valkey.url), colour.connect(valkey.url)
+    def test_other_data_in_our_own_keys_never_lets_two_in(
+        self, flavour: Colour, valkey: Server, companion: str
+    ) -> None:
+        client, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report")
         valkey.raw("DEL", companions("report")[companion])
         self.fill(valkey, companions("report")[companion], "list")
@@ -128,8 +130,8 @@ class TestWrongType:
         except StoreProtocolError:
             assert valkey.raw("EXISTS", "report") == 0
 
-    def test_other_data_where_the_waiters_are_does_not_keep_the_lock(self, colour: Colour, valkey: Server) -> None:
-        client, waiter = colour.connect(valkey.url), colour.connect(valkey.url)
+    def test_other_data_where_the_waiters_are_does_not_keep_the_lock(self, flavour: Colour, valkey: Server) -> None:
+        client, waiter = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report")
         waiting = waiter.acquiring("report", timeout=30)
         await_queue(valkey, "report", 1)
@@ -142,8 +144,8 @@ class TestWrongType:
         with suppress(StoreProtocolError):  # it may have asked meanwhile
             assert waiting.result(20) is not None
 
-    def test_a_name_that_becomes_other_data_ends_the_lease_and_the_wait(self, colour: Colour, valkey: Server) -> None:
-        client, waiter = colour.connect(valkey.url), colour.connect(valkey.url)
+    def test_a_name_that_becomes_other_data_ends_the_lease_and_the_wait(self, flavour: Colour, valkey: Server) -> None:
+        client, waiter = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report", ttl=0.6)
         waiting = waiter.acquiring("report")
         await_queue(valkey, "report", 1)
@@ -157,11 +159,11 @@ class TestWrongType:
 
 class TestConnectionsAtTheirLimit:
     def test_a_client_that_gets_none_says_so_and_gets_on_when_it_can(
-        self, fresh_server: Server, colour: Colour
+        self, fresh_server: Server, flavour: Colour
     ) -> None:
         fresh_server.raw("PING")
         fresh_server.raw("CONFIG", "SET", "maxclients", 1)
-        client = colour.connect(fresh_server.url)
+        client = flavour.connect(fresh_server.url)
         with pytest.raises(StoreUnavailable, match=r"(?i)max number of clients|maxclients"):
             client.acquire("report", timeout=0.2)
         acquiring = client.acquiring("report", timeout=20)
@@ -169,10 +171,10 @@ class TestConnectionsAtTheirLimit:
         assert client.release(acquiring.result(20)) is True
 
     def test_a_client_without_an_inbox_cannot_wait_but_can_hold(
-        self, fresh_server: Server, colour: Colour, caplog: pytest.LogCaptureFixture
+        self, fresh_server: Server, flavour: Colour, caplog: pytest.LogCaptureFixture
     ) -> None:
         fresh_server.raw("SET", "taken", "a stranger's")
-        client = colour.connect(fresh_server.url).warm_up()
+        client = flavour.connect(fresh_server.url).warm_up()
         assert normal_clients(fresh_server) == 1
         fresh_server.raw("CONFIG", "SET", "maxclients", 2)
         lease = client.acquire("report")
@@ -192,9 +194,9 @@ class TestConnectionsAtTheirLimit:
 
 
 class TestBusyScript:
-    def test_is_waited_for_within_the_budget(self, fresh_server: Server, colour: Colour) -> None:
-        client = colour.connect(fresh_server.url).warm_up()
-        waiter = colour.connect(fresh_server.url)
+    def test_is_waited_for_within_the_budget(self, fresh_server: Server, flavour: Colour) -> None:
+        client = flavour.connect(fresh_server.url).warm_up()
+        waiter = flavour.connect(fresh_server.url)
         lease = client.acquire("report", ttl=4)
         waiting = waiter.acquiring("report")
         await_queue(fresh_server, "report", 1)
@@ -234,8 +236,8 @@ class TestLoading:
             server.raw("EVAL", "for n = 1, 3500 do redis.call('SET', 'data:' .. n, string.rep('x', 100)) end", 0)
             yield server
 
-    def test_is_waited_for_within_the_budget(self, slow: Server, colour: Colour) -> None:
-        client = colour.connect(slow.url)
+    def test_is_waited_for_within_the_budget(self, slow: Server, flavour: Colour) -> None:
+        client = flavour.connect(slow.url)
         lease = client.acquire("report", ttl=20)
         slow.raw("SAVE")
         slow.kill()

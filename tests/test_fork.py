@@ -25,7 +25,7 @@ THREADS = """
     def child(lease):
         {child}
 
-    locks = lockfast.client.connect(sys.argv[1])
+    locks = lockfast.connect(sys.argv[1])
     inbox = locks.lock("inbox")
     taken = inbox.acquire()
     assert inbox.acquire(timeout=0.01) is None          # so that the inbox is connected as well
@@ -202,7 +202,7 @@ def test_fork_while_other_threads_use_the_connection(valkey: Server) -> None:
         import os, sys, threading
         import lockfast
 
-        locks = lockfast.client.connect(sys.argv[1])
+        locks = lockfast.connect(sys.argv[1])
         done = threading.Event()
 
         def use(number):
@@ -239,7 +239,7 @@ def test_multiprocessing_with_fork(valkey: Server) -> None:
         import multiprocessing, sys
         import lockfast
 
-        locks = lockfast.client.connect(sys.argv[1])
+        locks = lockfast.connect(sys.argv[1])
 
         def work(number):
             assert locks.lock("report").acquire(timeout=0) is None
@@ -313,7 +313,7 @@ WAITS_AND_FORKS = """
     import os, signal, sys, threading
     import lockfast
 
-    locks = lockfast.client.connect(sys.argv[1])
+    locks = lockfast.connect(sys.argv[1])
     lock = locks.lock("door", ttl=3)
 
     def go_to_the_background(*_):
@@ -321,7 +321,7 @@ WAITS_AND_FORKS = """
             os._exit(0)
 
     def once_it_waits():
-        other = lockfast.client.connect(sys.argv[1]).lock("door")
+        other = lockfast.connect(sys.argv[1]).lock("door")
         while not other.inspect().waiting:
             pass
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -335,7 +335,7 @@ WAITS_AND_FORKS = """
 
 def test_a_fork_while_it_waits_is_no_matter_to_the_process_that_goes_on(valkey: Server) -> None:
     """What is granted afterwards was asked for by the child: it is its own, and it can give it back."""
-    with lockfast.client.connect(valkey.url) as locks:
+    with lockfast.connect(valkey.url) as locks:
         taken = locks.lock("door").acquire()
         assert taken is not None
         program = [sys.executable, "-u", "-c", textwrap.dedent(WAITS_AND_FORKS), valkey.url]

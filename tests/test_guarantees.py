@@ -8,32 +8,32 @@ from typing import Any
 
 import pytest
 
-from lockfast.facts import Facts, Persistence, Topology
 from lockfast.client.guarantees import Guarantees, Verdict, guarantees_of
-from tests.contract.driver import COLOURS, Driver, done, scenario
+from lockfast.facts import Facts, Persistence, Topology
+from tests.contract.driver import FLAVOURS, Driver, done, scenario
 from tests.support.servers import Server
 
-COLOUR = pytest.mark.parametrize("colour", COLOURS)
+FLAVOUR = pytest.mark.parametrize("flavour", FLAVOURS)
 
 
-def asked(colour: str, url: str) -> Guarantees:
+def asked(flavour: str, url: str) -> Guarantees:
     """What a connection to `url` says of itself."""
     found: list[Guarantees] = []
 
-    async def ask(d: Driver) -> None:
+    async def request(d: Driver) -> None:
         found.append(await done(d.locks.guarantees()))
 
-    scenario(ask)(COLOURS[colour]("any", url))
+    scenario(request)(FLAVOURS[flavour]("any", url))
     return found[0]
 
 
-@COLOUR
-def test_memory_and_sqlite(colour: str, tmp_path: Path) -> None:
+@FLAVOUR
+def test_memory_and_sqlite(flavour: str, tmp_path: Path) -> None:
     for url, engine, reach in (
         ("memory://guarantees", "memory", "process"),
         (f"sqlite:///{tmp_path}/a.db", "sqlite", "host"),
     ):
-        found = asked(colour, url)
+        found = asked(flavour, url)
         assert (found.facts.engine, found.facts.reach) == (engine, reach)
         assert found.about("one holder").verdict is Verdict.YES
         assert found.about("reach").verdict is Verdict.NO
@@ -41,9 +41,9 @@ def test_memory_and_sqlite(colour: str, tmp_path: Path) -> None:
         assert not found.dangers
 
 
-@COLOUR
-def test_every_kind_of_server_tells_of_itself(colour: str, any_server: Server) -> None:
-    facts = asked(colour, any_server.url).facts
+@FLAVOUR
+def test_every_kind_of_server_tells_of_itself(flavour: str, any_server: Server) -> None:
+    facts = asked(flavour, any_server.url).facts
     assert facts.engine == ("valkey" if any_server.kind == "valkey9" else "redis")
     assert facts.version is not None
     assert facts.version[0].isdigit()
@@ -56,10 +56,10 @@ def test_every_kind_of_server_tells_of_itself(colour: str, any_server: Server) -
     assert abs(facts.clock_offset) < 5.0
 
 
-@COLOUR
-def test_with_resp3_and_without(colour: str, valkey: Server) -> None:
+@FLAVOUR
+def test_with_resp3_and_without(flavour: str, valkey: Server) -> None:
     for protocol in (2, 3):
-        assert asked(colour, f"{valkey.url}?protocol={protocol}").facts.persistence is Persistence.NONE
+        assert asked(flavour, f"{valkey.url}?protocol={protocol}").facts.persistence is Persistence.NONE
 
 
 @pytest.fixture(scope="module")
@@ -92,21 +92,21 @@ def test_an_eviction_policy_that_throws_locks_away(fresh_server: Server, caplog:
     assert any("volatile-ttl" in record.getMessage() for record in caplog.records)
 
 
-@COLOUR
-def test_a_danger_is_logged_once(colour: str, valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
+@FLAVOUR
+def test_a_danger_is_logged_once(flavour: str, valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
     async def ask_twice(d: Driver) -> None:
         for _ in range(2):
             await done(d.locks.guarantees())
 
     with caplog.at_level(logging.WARNING, "lockfast"):
-        scenario(ask_twice)(COLOURS[colour]("valkey9", valkey.url))
+        scenario(ask_twice)(FLAVOURS[flavour]("valkey9", valkey.url))
     assert len([record for record in caplog.records if "restart" in record.getMessage()]) == 1
 
 
-@COLOUR
-def test_an_account_that_may_ask_nothing_gets_unknowns(colour: str, fresh_server: Server) -> None:
+@FLAVOUR
+def test_an_account_that_may_ask_nothing_gets_unknowns(flavour: str, fresh_server: Server) -> None:
     fresh_server.raw("ACL", "SETUSER", "mute", "on", ">secret", "~*", "&*", "-@all", "+ping", "+client", "+hello")
-    found = asked(colour, fresh_server.url.replace("redis://", "redis://mute:secret@"))
+    found = asked(flavour, fresh_server.url.replace("redis://", "redis://mute:secret@"))
     facts = found.facts
     assert (facts.version, facts.role, facts.persistence, facts.eviction, facts.identity) == (None,) * 5
     for topic in ("restart", "eviction", "outage", "clock"):
@@ -114,10 +114,10 @@ def test_an_account_that_may_ask_nothing_gets_unknowns(colour: str, fresh_server
     assert "secret" not in str(found)
 
 
-@COLOUR
-def test_a_replica_is_no_place_for_locks(colour: str, valkey: Server) -> None:
+@FLAVOUR
+def test_a_replica_is_no_place_for_locks(flavour: str, valkey: Server) -> None:
     with Server(args=("--replicaof", "127.0.0.1", str(valkey.port))) as replica:
-        found = asked(colour, replica.url)
+        found = asked(flavour, replica.url)
     assert found.about("one holder").verdict is Verdict.DANGER
     assert found.facts.role == "replica"
 

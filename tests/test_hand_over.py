@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from lockfast.runtime.runner import run
-from lockfast.stores.redis.protocol.notifications import PING
 from lockfast.stores.redis.lua.scripts import ACQUIRE, RELEASE, acquire_request, release_request
+from lockfast.stores.redis.protocol.notifications import PING
 from lockfast.stores.redis.store import RedisStore
 from lockfast.stores.redis.topology.quorum_node import RedisVoter
+from lockfast.values import Claim, Enqueue
 from verify.virtual_server import VirtualRedis
-from lockfast.values import Ask, Place
 
 TTL = 30.0
 
@@ -24,11 +24,11 @@ class Door:
         self.server = VirtualRedis()
         self.server.load([ACQUIRE.text, RELEASE.text])
         self.tickets: dict[str, int] = {}
-        self.server.execute(acquire_request(Ask("door", "X", TTL, ""), None))
+        self.server.execute(acquire_request(Claim("door", "X", TTL, ""), None))
 
-    def ask(self, holder: str, inbox: str, turn: int = 1) -> Any:
-        place = Place(inbox, turn, self.tickets.get(holder))
-        reply = self.server.execute(acquire_request(Ask("door", holder, TTL, ""), place))
+    def request(self, holder: str, inbox: str, attempt: int = 1) -> Any:
+        enqueue = Enqueue(inbox, attempt, self.tickets.get(holder))
+        reply = self.server.execute(acquire_request(Claim("door", holder, TTL, ""), enqueue))
         if isinstance(reply, list):
             self.tickets[holder] = reply[1]
         return reply
@@ -51,8 +51,8 @@ class Door:
 def test_the_grant_is_told_last_but_first_at_an_inbox_of_both(inbox_of_b: str, told: list[str]) -> None:
     door = Door()
     door.listen("inbox:A", "inbox:B")
-    door.ask("A", "inbox:A")
-    door.ask("B", inbox_of_b)
+    door.request("A", "inbox:A")
+    door.request("B", inbox_of_b)
     door.server.execute(release_request("door", "X"))
     words = [message.payload.decode().split() for message in door.server.messages]
     assert [f"{one[0]} {'next' if 'next' in one else 'granted'}" for one in words] == told
@@ -63,9 +63,9 @@ def test_who_asks_is_not_passed_over_though_its_inbox_is_down() -> None:
     door = Door()
     door.listen("inbox:B")
     for holder in ("dead", "A", "B"):
-        door.ask(holder, f"inbox:{holder}")
+        door.request(holder, f"inbox:{holder}")
     door.server.call("DEL", "door")
-    assert isinstance(door.ask("A", "inbox:A", turn=2), int)
+    assert isinstance(door.request("A", "inbox:A", attempt=2), int)
     assert door.holder == b"A"
 
 
@@ -77,14 +77,14 @@ class Wire:
         self.sent: list[list[bytes]] = []
         self.on_push: Any = None
 
-    async def ask(self, request: bytes, until: float, before: Any = ()) -> Any:
+    async def request(self, request: bytes, until: float, before: Any = ()) -> Any:
         self.sent.append([*before, request])
         return self.reply
 
 
 def wait_in_line(store: RedisStore, holder: str, asks: int = 1) -> None:
-    for turn in range(asks):
-        run(store.acquire(Ask("door", holder, TTL, ""), Place("inbox", turn + 1, None), 0.0))
+    for attempt in range(asks):
+        run(store.acquire(Claim("door", holder, TTL, ""), Enqueue("inbox", attempt + 1, None), 0.0))
 
 
 @pytest.mark.parametrize(("ahead", "pings"), [(0, [1, 1, 1, 1]), (3, [0, 1, 0, 1])], ids=["first", "behind others"])

@@ -14,14 +14,14 @@ from lockfast.core.deadline import Deadline
 from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.redis.lua.scripts import ACQUIRE, acquire_request
-from verify import handoff_models as households
+from lockfast.values import Claim, Granted
+from tests.explore.mutation import lua, python
+from verify import handoff_models
 from verify.explorer import Explorer, Report
 from verify.models import TTL
 from verify.virtual_server import VirtualRedis
-from lockfast.values import Ask, Granted
-from tests.explore.mutation import lua, python
 
-QUICK = {model.name: model for model in households.quick()}
+QUICK = {model.name: model for model in handoff_models.quick()}
 
 
 def search(name: str) -> Report:
@@ -32,13 +32,13 @@ def search(name: str) -> Report:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Whom the lock was passed to."""
     seen: list[Any] = []
-    shipped = rooms.Tenancy.next
+    shipped = rooms.SharedGrant.next
 
-    def noted(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> Grant:
-        seen.append(seat)
-        return shipped(self, seat, now)
+    def noted(self: rooms.SharedGrant, local_waiter: rooms.LocalWaiter, now: float) -> Grant:
+        seen.append(local_waiter)
+        return shipped(self, local_waiter, now)
 
-    monkeypatch.setattr(rooms.Tenancy, "next", noted)
+    monkeypatch.setattr(rooms.SharedGrant, "next", noted)
     return seen
 
 
@@ -50,70 +50,74 @@ def test_passing_on_keeps_the_rules_in_every_interleaving(name: str, passes: lis
     assert passes
 
 
-def _same_fence(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> Grant:
-    return Grant(self.ask._replace(owner=seat.wish.owner), self._used, now, now + self.ask.ttl, tenancy=self)
+def _same_fence(self: rooms.SharedGrant, local_waiter: rooms.LocalWaiter, now: float) -> Grant:
+    return Grant(
+        self.claim._replace(owner=local_waiter.terms.owner), self._used, now, now + self.claim.ttl, shared_grant=self
+    )
 
 
 def _too_long(shipped: Callable[..., Grant]) -> Callable[..., Grant]:
-    def next_grant(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> Grant:
-        grant = shipped(self, seat, now)
+    def next_grant(self: rooms.SharedGrant, local_waiter: rooms.LocalWaiter, now: float) -> Grant:
+        grant = shipped(self, local_waiter, now)
         return grant._replace(valid_until=grant.valid_until + 0.06)
 
     return next_grant
 
 
 def test_a_fence_that_is_given_out_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms.Tenancy, "next", _same_fence)
+    monkeypatch.setattr(rooms.SharedGrant, "next", _same_fence)
     assert _rule(search("household: alone")) == "FT"
 
 
 def test_a_lock_that_is_passed_on_and_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockfast.client.lease.Tenancy.end", lambda _: None)
-    with python(rooms.Room, "pass_on", "if not holding.give_back(to_another=True):", "if False:"):
+    with python(rooms.LocalQueue, "pass_on", "if not holding.give_back(to_another=True):", "if False:"):
         assert _rule(search("household: alone")) is not None
 
 
 def test_a_lease_that_outlasts_its_tenancy_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms.Tenancy, "next", _too_long(rooms.Tenancy.next))
+    monkeypatch.setattr(rooms.SharedGrant, "next", _too_long(rooms.SharedGrant.next))
     monkeypatch.setattr(passing, "EXTRA", 0.0005)
-    assert _rule(Explorer(households.overrun()).run(most_seconds=50.0)) is not None
+    assert _rule(Explorer(handoff_models.overrun()).run(most_seconds=50.0)) is not None
 
 
 def test_a_next_in_line_that_is_told_at_one_inbox_before_the_grant_is_caught() -> None:
     """It asks the server, which has forgotten all, and is granted the lock before the older grant is read."""
     with lua("release", "if inbox and inbox == but then return false end", ""):
-        assert _rule(Explorer(households.forgotten()).run(most_seconds=50.0)) == "FT"
+        assert _rule(Explorer(handoff_models.forgotten()).run(most_seconds=50.0)) == "FT"
 
 
 def test_a_block_that_follows_a_loss_of_the_counter_is_above_all_before() -> None:
     server = VirtualRedis()
     server.load([ACQUIRE.text])
-    server.execute(acquire_request(Ask("door", "A1", TTL, ""), None))
+    server.execute(acquire_request(Claim("door", "A1", TTL, ""), None))
     server.advance(TTL + 1)
-    last = server.execute(acquire_request(Ask("door", "A2", TTL, "", fences=5_000), None))
+    last = server.execute(acquire_request(Claim("door", "A2", TTL, "", fences=5_000), None))
     server.call("FLUSHALL")
     server.now_us += 1
-    assert server.execute(acquire_request(Ask("door", "B1", TTL, "", fences=5_000), None)) - 5_000 >= last
+    assert server.execute(acquire_request(Claim("door", "B1", TTL, "", fences=5_000), None)) - 5_000 >= last
 
 
 class Grants:
     """Tenancies of one room, one after the other, granted by a store that counts."""
 
     def __init__(self) -> None:
-        self.room = rooms.Passing(ThreadRuntime()).room("door")
+        self.local_queue = rooms.Passing(ThreadRuntime()).local_queue("door")
         self.asked: list[int] = []
 
     def one(self, now: float, *, queued: bool, passes: int) -> bool:
         """Whether this one may be passed on; if so, it is, as often as that."""
-        lead = self.room._lead(ThreadRuntime(), now)
+        lead = self.local_queue._lead(ThreadRuntime(), now)
         self.asked.append(lead.fences)
-        ask = Ask("door", lead.holder, TTL, "")
-        tenancy = rooms.Tenancy(self.room, ask, Grant(ask, 1_000_000, now, now + TTL), lead.fences, now)
-        self.room.granted(tenancy, queued, now)
-        if tenancy.spanned:
-            tenancy.passes = passes
-        self.room.vacate(tenancy)
-        return tenancy.spanned
+        claim = Claim("door", lead.holder, TTL, "")
+        shared_grant = rooms.SharedGrant(
+            self.local_queue, claim, Grant(claim, 1_000_000, now, now + TTL), lead.fences, now
+        )
+        self.local_queue.granted(shared_grant, queued, now)
+        if shared_grant.spanned:
+            shared_grant.passes = passes
+        self.local_queue.vacate(shared_grant)
+        return shared_grant.spanned
 
 
 class SlowStore:
@@ -125,19 +129,21 @@ class SlowStore:
         self._runtime = runtime
         self.takes = takes
 
-    async def acquire(self, ask: Ask, place: object, until: float) -> Granted:
+    async def acquire(self, claim: Claim, enqueue: object, until: float) -> Granted:
         self._runtime.time += self.takes.pop(0)
         return Granted(1_000_000, None)
 
 
 def test_a_tenancy_that_came_too_late_for_a_lease_of_its_ttl_is_asked_for_once_more() -> None:
     """It is good for a little longer than a lease, but that is for those that it is passed to."""
-    runtime: Any = SimpleNamespace(time=100.0, mutex=Lock, new_holder=lambda: "A1")
+    runtime: Any = SimpleNamespace(time=100.0, mutex=Lock, new_holder_id=lambda: "A1")
     runtime.now = lambda: runtime.time
     store: Any = SlowStore(runtime, [TTL + 0.02, 0.001])
-    room = rooms.Passing(runtime).room("door")
-    lead = room._lead(runtime, 100.0)
-    asking = passing._ask_for_tenancy(room, store, runtime, rooms.Wish("door", TTL, ""), Deadline(None, 60.0), lead)
+    local_queue = rooms.Passing(runtime).local_queue("door")
+    lead = local_queue._lead(runtime, 100.0)
+    asking = passing._ask_for_tenancy(
+        local_queue, store, runtime, rooms.ClaimTerms("door", TTL, ""), Deadline(None, 60.0), lead
+    )
     grant = run(asking)
     assert grant is not None
     assert store.takes == []

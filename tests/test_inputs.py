@@ -26,7 +26,7 @@ import valkey.asyncio
 
 from lockfast import ConfigurationError, LeaseLost, State
 from lockfast.stores.memory import hub
-from tests.contract.driver import COLOURS, Driver, done, scenario
+from tests.contract.driver import FLAVOURS, Driver, done, scenario
 
 PASSWORD = "s3cret"
 YEAR = timedelta(days=365)
@@ -52,12 +52,12 @@ def _shown(value: object) -> str:
     return text if len(text) < 40 else text[:37] + "..."
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=FLAVOURS)
 def d(request: pytest.FixtureRequest) -> Iterator[Driver]:
     """A driver on a memory store of its own, which must be found as it was: empty."""
-    colour: str = request.param
+    flavour: str = request.param
     name = str(uuid.uuid4())
-    yield COLOURS[colour]("memory", f"memory://{name}")
+    yield FLAVOURS[flavour]("memory", f"memory://{name}")
     space = hub(name).space
     assert not space._holders, "the test left a lock"
     assert not space._queues, "the test left a place"
@@ -411,7 +411,7 @@ async def test_a_body_that_would_run_without_the_lock(d: Driver) -> None:
     def generator() -> Any:
         yield 1
 
-    unfit: tuple[Any, ...] = (task, tasks, generator) if d.colour == "threads" else (plain, tasks, generator)
+    unfit: tuple[Any, ...] = (task, tasks, generator) if d.flavour == "threads" else (plain, tasks, generator)
     for function in unfit:
         await refused("function", d.lock(), function)
         await refused("function", d.locks.guard("thing"), function)
@@ -618,7 +618,7 @@ async def test_bad_clients(d: Driver, target: Any, says: str) -> None:
 
 def test_a_cluster_client_of_the_other_colour() -> None:
     with pytest.raises(ConfigurationError, match=r"lockfast\.aio\.connect"):
-        COLOURS["threads"].open(redis.asyncio.RedisCluster(host="localhost"))
+        FLAVOURS["threads"].open(redis.asyncio.RedisCluster(host="localhost"))
 
 
 def clients(library: Any, twin: Any) -> list[Callable[[], Any]]:
@@ -638,7 +638,7 @@ CLIENTS = {"threads": clients(redis, valkey), "asyncio": clients(redis.asyncio, 
 @pytest.mark.parametrize("at", range(5))
 @scenario
 async def test_clients_of_the_right_colour(d: Driver, at: int) -> None:
-    user = CLIENTS[d.colour][at]()
+    user = CLIENTS[d.flavour][at]()
     settings = dict(user.connection_pool.connection_kwargs)
     client = d.open(user)
     assert "localhost:6379/0" in repr(client) or "mymaster" in repr(client)
@@ -649,8 +649,8 @@ async def test_clients_of_the_right_colour(d: Driver, at: int) -> None:
 @pytest.mark.parametrize("at", range(5))
 @scenario
 async def test_clients_of_the_wrong_colour(d: Driver, at: int) -> None:
-    other = "asyncio" if d.colour == "threads" else "threads"
-    use = "lockfast.aio.connect()" if d.colour == "threads" else "lockfast.client.connect()"
+    other = "asyncio" if d.flavour == "threads" else "threads"
+    use = "lockfast.aio.connect()" if d.flavour == "threads" else "lockfast.connect()"
     await refused(use, d.open, CLIENTS[other][at]())
 
 

@@ -46,7 +46,7 @@ def test_the_lock_key_is_the_name_itself(name: str) -> None:
 
 @pytest.mark.parametrize("ttl", [1, 9999, 9999.9999, 10000, 80000])
 def test_a_fence_is_remembered_a_day_longer_than_its_grant(any_server: Server, ttl: float) -> None:
-    with lockfast.client.connect(any_server.url) as locks:
+    with lockfast.connect(any_server.url) as locks:
         locks.lock("thing", ttl=ttl, renew=False).acquire()
         remembered = any_server.raw("PTTL", keys_of("thing").meta.decode())
         held = any_server.raw("PTTL", "thing")

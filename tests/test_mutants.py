@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 import pytest
 
-from lockfast.core import acquire, adopt, release, validity
-from lockfast.core import lease_state as holding
+from lockfast.core import acquire, adopt, lease_state, release, validity
 from lockfast.core.deadline import Deadline
+from tests.explore.mutation import constant, lua, python
 from verify.explorer import Explorer, Report
 from verify.models import LOCK, TTL, giver, taker, user
 from verify.process import Process, Program
 from verify.world import ALL_RULES, Client, Model
-from tests.explore.mutation import constant, lua, python
 
 pytestmark = pytest.mark.timeout(600)
 MOST_SECONDS = 500.0
@@ -81,12 +80,12 @@ MUTANTS = {
         lambda: constant(validity, "DRIFT", 0.0), world(once, seconds=3.1, rates=(0.998,), pause=1), "SG"
     ),
     "a renewal counted from the reply": mutant(
-        lambda: python(holding.Holding, "renewed", "valid_until(asked_at, ttl)", "self.valid_until + ttl"),
+        lambda: python(lease_state.LeaseState, "renewed", "valid_until(asked_at, ttl)", "self.valid_until + ttl"),
         world(renewing, once, seconds=5.1, pause=1),
         "SG",
     ),
     "renewing too seldom": mutant(
-        lambda: python(holding.Holding, "renewed", "asked_at + self.ttl / 3", "asked_at + self.ttl * 3"),
+        lambda: python(lease_state.LeaseState, "renewed", "asked_at + self.ttl / 3", "asked_at + self.ttl * 3"),
         world(renewing, seconds=5.1),
         "KP",
     ),
@@ -97,7 +96,7 @@ MUTANTS = {
     ),
     "a lost lease comes back to life": mutant(
         lambda: python(
-            holding.Holding,
+            lease_state.LeaseState,
             "renewed",
             "if self.state not in ALIVE:\n            return",
             "self.state = State.HELD",

@@ -20,7 +20,7 @@ from lockfast import LockError, LockInfo, StoreRefused
 from tests.conftest import require
 from tests.support.servers import KINDS, Server
 from tests.support.waiting import until
-from tests.traps.colours import COLOURS, Client, Colour
+from tests.traps.flavours import FLAVOURS, Client, Colour
 from tests.traps.watching import Stopwatch, await_nothing_left, await_queue
 
 PAGE = (Path(__file__).parents[1] / "docs" / "permissions.md").read_text()
@@ -118,10 +118,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    with COLOURS[request.param]() as colour:
-        yield colour
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    with FLAVOURS[request.param]() as flavour:
+        yield flavour
 
 
 def refusals(server: Server) -> set[str]:
@@ -131,11 +131,11 @@ def refusals(server: Server) -> set[str]:
 
 
 class TestEnough:
-    def test_everything_works(self, server: Server, colour: Colour) -> None:
+    def test_everything_works(self, server: Server, flavour: Colour) -> None:
         server.raw("ACL", "SETUSER", "billing", *the_line())
         server.raw("ACL", "LOG", "RESET")
         url = url_of(server, "billing")
-        use = Use(colour.connect(url), colour.connect(url), server, "billing:report")
+        use = Use(flavour.connect(url), flavour.connect(url), server, "billing:report")
         watch = Stopwatch()
         use.run()
         assert use.errors == []
@@ -146,16 +146,16 @@ class TestEnough:
         await_nothing_left(server, "billing:report")
 
     def test_a_silent_inbox_is_asked_whether_it_lives(
-        self, server: Server, colour: Colour, monkeypatch: pytest.MonkeyPatch
+        self, server: Server, flavour: Colour, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Which it is after ten seconds, and here much sooner; a refusal is an answer too."""
-        monkeypatch.setattr(f"lockfast.stores.redis.{colour.name}.HEAR_WITHIN", 0.05)
+        monkeypatch.setattr(f"lockfast.stores.redis.{flavour.name}.HEAR_WITHIN", 0.05)
         for number, without in enumerate((None, "+ping")):
             user, name = f"billing{number}", f"billing:report{number}"
             server.raw("ACL", "SETUSER", user, *rules_for("billing:", without))
             server.raw("ACL", "LOG", "RESET")
             server.raw("SET", name, "a stranger's")
-            client = colour.connect(url_of(server, user))
+            client = flavour.connect(url_of(server, user))
             waiting = client.acquiring(name, ttl=0.3)
             await_queue(server, name, 1)
             ticket = server.raw("HGETALL", f"lockfast:{{{name}}}:w")
@@ -166,7 +166,7 @@ class TestEnough:
 
     def test_other_keys_channels_and_commands_are_out_of_reach(self, server: Server) -> None:
         server.raw("ACL", "SETUSER", "billing", *the_line())
-        with lockfast.client.connect(url_of(server, "billing")) as locks:
+        with lockfast.connect(url_of(server, "billing")) as locks:
             for name in ("shipping:report", "billing", "bill"):
                 with pytest.raises(StoreRefused):
                     locks.lock(name).acquire(timeout=1)
@@ -175,7 +175,7 @@ class TestEnough:
 
 def test_who_lists_needs_one_permission_more_and_who_breaks_does_not(server: Server) -> None:
     server.raw("ACL", "SETUSER", "billing", *the_line())
-    with lockfast.client.connect(url_of(server, "billing")) as locks, lockfast.client.connect(server.url) as others:
+    with lockfast.connect(url_of(server, "billing")) as locks, lockfast.connect(server.url) as others:
         others.lock("shipping:report").acquire(timeout=0)
         locks.lock("billing:report").acquire(timeout=0)
         with pytest.raises(StoreRefused):
@@ -184,7 +184,7 @@ def test_who_lists_needs_one_permission_more_and_who_breaks_does_not(server: Ser
         assert [info.name for info in locks.list("billing:*")] == ["billing:report"]
         with pytest.raises(StoreRefused):
             list(locks.list())
-        assert locks.lock("billing:report").break_() is not None
+        assert locks.lock("billing:report").force_release() is not None
 
 
 WARNINGS: list[str] = []
@@ -193,25 +193,25 @@ WARNINGS: list[str] = []
 @contextmanager
 def warnings_kept() -> Iterator[None]:
     log = logging.getLogger("lockfast")
-    keeper = logging.Handler(logging.WARNING)
-    keeper.emit = lambda record: WARNINGS.append(record.getMessage())  # type: ignore[method-assign]
-    log.addHandler(keeper)
+    keepalive = logging.Handler(logging.WARNING)
+    keepalive.emit = lambda record: WARNINGS.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(keepalive)
     try:
         yield
     finally:
-        log.removeHandler(keeper)
+        log.removeHandler(keepalive)
 
 
 @cache
 def without_each(kind: str) -> dict[str, Use | BaseException]:
     """Use everything without one of the parts, for each of them: at once, each with a user and a prefix of its own."""
-    with warnings_kept(), Server(kind) as server, COLOURS["threads"]() as colour:
+    with warnings_kept(), Server(kind) as server, FLAVOURS["threads"]() as flavour:
 
         def use_without(number: int, part: str) -> Use:
             user, prefix = f"user{number}", f"billing{number}:"
             server.raw("ACL", "SETUSER", user, *rules_for(prefix, part))
             url = url_of(server, user)
-            use = Use(colour.connect(url), colour.connect(url), server, f"{prefix}report")
+            use = Use(flavour.connect(url), flavour.connect(url), server, f"{prefix}report")
             use.run()
             await_nothing_left(server, use.name, timeout=TTL + 2)
             return use

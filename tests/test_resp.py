@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import lockfast
 from lockfast import aio
-from lockfast.stores.redis.transport import thread_link as thread_side
-from lockfast.stores.redis.transport import task_link as task_side
 from lockfast.stores.redis.protocol.notifications import at_a_glance, push_in
 from lockfast.stores.redis.protocol.resp import Pushed, Reader, ReplyError, bulks, new_reader, pack
-from lockfast.values import Push
+from lockfast.stores.redis.transport import task_link as task_side
+from lockfast.stores.redis.transport import thread_link as thread_side
+from lockfast.values import GrantNotification
 from tests.support.servers import Server
 
 INBOX = "lockfast:inbox:abcdefghijklmnopqrst"
@@ -95,7 +95,7 @@ def test_a_grant_alone_is_no_reply() -> None:
     heard: list[Any] = []
     feed = at_a_glance(Reader().feed, INBOX, 3, lambda holder, push: heard.append((holder, push)))
     assert feed(_told(b"moto 3 17", b">")) == ()
-    assert heard == [("moto", Push(3, 17))]
+    assert heard == [("moto", GrantNotification(3, 17))]
 
 
 @pytest.mark.parametrize("make", [Reader, new_reader], ids=["ours", "hiredis"])
@@ -121,7 +121,7 @@ def without_hiredis(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_hiredis")
 def test_a_lock_works_without_hiredis_on_threads(valkey: Server) -> None:
-    with lockfast.client.connect(valkey.url) as locks, locks.lock("plain", label="é x") as lease:
+    with lockfast.connect(valkey.url) as locks, locks.lock("plain", label="é x") as lease:
         info = locks.lock("plain").inspect()
         assert info.holder == lease.holder
         assert info.owner is not None

@@ -156,7 +156,7 @@ def test_a_store_that_comes_back_in_time_saves_the_lease(sandbox: Sandbox) -> No
 
 def test_a_store_that_forgets_is_noticed_by_the_next_renewal(sandbox: Sandbox) -> None:
     lease = sandbox.locks.lock("door", ttl=30).acquire()
-    sandbox.forget()
+    sandbox.reset()
     assert lease is not None
     lease.ensure_held()
     sandbox.advance(11)
@@ -262,11 +262,11 @@ def test_the_sandbox(lockfast_sandbox, lockfast_locks, lockfast_async_locks):
     assert lockfast_async_locks is lockfast_sandbox.async_locks
 
 def test_connecting(lockfast_connect):
-    assert lockfast.client.connect("redis://nowhere") is lockfast_connect.locks
+    assert lockfast.connect("redis://nowhere") is lockfast_connect.locks
     assert lockfast.aio.connect() is lockfast_connect.async_locks
 
 def test_afterwards():
-    assert lockfast.client.connect("memory://").lock("door").acquire(timeout=0) is not None
+    assert lockfast.connect("memory://").lock("door").acquire(timeout=0) is not None
 """
 
 

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from lockfast.core import acquire
+from tests.explore.mutation import lua, python
 from verify import simulate as command
 from verify.scenario import Setting
 from verify.simulator import Outcome, Simulation, shrunk, simulate
-from tests.explore.mutation import lua, python
 
 SEEDS = 500
 pytestmark = pytest.mark.timeout(600)  # a busy machine may take its time

@@ -23,7 +23,7 @@ from lockfast.stores.sqlite import SqliteStore, default_path, mounts
 from lockfast.stores.sqlite.boot import boot_id
 from lockfast.stores.sqlite.faults import explained
 from lockfast.values import Granted, Renewal, Taken
-from tests.test_sqlite_kit import COLOURS, LONG, Bed, Waiter, ask
+from tests.test_sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 
 Attempt = Callable[[], object]
 
@@ -35,7 +35,7 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
 
 
 def take(store: SqliteStore, holder: str = "one") -> object:
-    return run(store.acquire(ask(holder), None, LONG))
+    return run(store.acquire(claim(holder), None, LONG))
 
 
 def mode(path: Path) -> int:
@@ -147,7 +147,7 @@ def test_a_full_disk_is_no_change_and_passes(bed: Bed) -> None:
 
     def fill() -> None:
         for number in range(200):
-            run(store.acquire(ask("one", name=f"lock{number}" + "x" * 900), None, LONG))
+            run(store.acquire(claim("one", name=f"lock{number}" + "x" * 900), None, LONG))
 
     with pytest.raises(StoreUnavailable, match="full") as caught:
         fill()
@@ -229,7 +229,7 @@ def test_a_system_without_named_pipes_is_refused_at_once(monkeypatch: pytest.Mon
 
 def test_a_colour_must_be_one_of_two(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="threads or asyncio"):
-        SqliteStore(tmp_path / "locks.db", ThreadRuntime(), colour="green")
+        SqliteStore(tmp_path / "locks.db", ThreadRuntime(), flavour="green")
 
 
 def test_the_default_place_is_the_users_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,23 +279,23 @@ def test_this_boot_has_a_name_that_stays() -> None:
     assert boot_id() == boot_id() != ""
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_file_that_stays_busy_is_reported_in_time_and_nothing_is_done(colour: str, tmp_path: Path) -> None:
-    with Bed(colour, tmp_path, real_time=True) as bed:
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_file_that_stays_busy_is_reported_in_time_and_nothing_is_done(flavour: str, tmp_path: Path) -> None:
+    with Bed(flavour, tmp_path, real_time=True) as bed:
         store = bed.store()
         bed.run(store.inspect("report", LONG))
         other = sqlite3.connect(bed.path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         started = bed.runtime.now()
         with pytest.raises(StoreUnavailable, match="busy") as caught:
-            bed.run(store.acquire(ask("one"), None, started + 0.05))
+            bed.run(store.acquire(claim("one"), None, started + 0.05))
         assert caught.value.outcome is Outcome.NOT_DONE
         assert 0.05 <= bed.runtime.now() - started < 5
         # Reading is not kept waiting by a writer.
         assert not bed.run(store.inspect("report", LONG)).locked
         other.execute("ROLLBACK")
         other.close()
-        assert isinstance(bed.run(store.acquire(ask("one"), None, LONG)), Granted)
+        assert isinstance(bed.run(store.acquire(claim("one"), None, LONG)), Granted)
 
 
 def test_a_busy_file_is_asked_again_until_it_is_free(bed: Bed) -> None:

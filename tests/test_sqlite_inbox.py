@@ -20,14 +20,14 @@ import lockfast.aio
 from lockfast.errors import ConfigurationError, StoreUnavailable
 from lockfast.runtime.runner import run
 from lockfast.stores.sqlite import SqliteStore, pipe
-from lockfast.values import Granted, Next, Push, Queued
+from lockfast.values import FirstNotification, Granted, GrantNotification, Queued
 from tests.support.waiting import until
-from tests.test_sqlite_kit import COLOURS, LONG, Bed, Waiter, ask
+from tests.test_sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 
 pytestmark = pytest.mark.timing
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=FLAVOURS)
 def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:
     with Bed(request.param, tmp_path, real_time=True) as bed:
         yield bed
@@ -44,7 +44,7 @@ def soon(bed: Bed) -> float:
 
 def test_there_is_no_pipe_before_somebody_waits_and_one_for_all_who_do(bed: Bed) -> None:
     store = bed.store()
-    bed.run(store.acquire(ask("one"), None, LONG))
+    bed.run(store.acquire(claim("one"), None, LONG))
     assert not store.listening
     assert inboxes(bed) == []
     second, third = Waiter(bed, store, "two"), Waiter(bed, store, "three")
@@ -57,12 +57,12 @@ def test_there_is_no_pipe_before_somebody_waits_and_one_for_all_who_do(bed: Bed)
 
 def test_a_grant_comes_from_another_client(bed: Bed) -> None:
     here, there = bed.store(), bed.store()
-    bed.run(there.acquire(ask("one"), None, LONG))
+    bed.run(there.acquire(claim("one"), None, LONG))
     waiter = Waiter(bed, here, "two")
     assert isinstance(waiter.request(), Queued)
     assert bed.run(there.release("report", "one", LONG)) is True
     push = bed.run(waiter.box.wait(soon(bed)))
-    assert isinstance(push, Push)
+    assert isinstance(push, GrantNotification)
     assert waiter.request() == Granted(push.fence)
 
 
@@ -70,19 +70,19 @@ def test_many_grants_reach_each_who_waits_for_one(bed: Bed) -> None:
     here, there = bed.store(), bed.store()
     names = [f"lock{number}" for number in range(20)]
     for name in names:
-        bed.run(there.acquire(ask("one", name=name), None, LONG))
+        bed.run(there.acquire(claim("one", name=name), None, LONG))
     waiters = [Waiter(bed, here, f"two-{name}", name=name) for name in names]
     for waiter in waiters:
         waiter.request()
     for name in reversed(names):
         bed.run(there.release(name, "one", LONG))
     pushes = [bed.run(waiter.box.wait(soon(bed))) for waiter in waiters]
-    assert all(push is not None and push.turn == 1 for push in pushes)
+    assert all(push is not None and push.attempt == 1 for push in pushes)
 
 
 def test_what_is_no_line_of_ours_is_ignored(bed: Bed) -> None:
     here, there = bed.store(), bed.store()
-    bed.run(there.acquire(ask("one"), None, LONG))
+    bed.run(there.acquire(claim("one"), None, LONG))
     waiter = Waiter(bed, here, "two")
     waiter.request()
     noise = b"\n\xff\xfe\ntwo 1\ntwo one 2\nstranger 1 2\ntwo 1 2 3\ntwo 1 last 2\ntwo 1 next x\n"
@@ -90,13 +90,13 @@ def test_what_is_no_line_of_ours_is_ignored(bed: Bed) -> None:
         end.write(noise)
     bed.run(there.release("report", "one", LONG))
     push = bed.run(waiter.box.wait(soon(bed)))
-    assert isinstance(push, Push)
+    assert isinstance(push, GrantNotification)
     assert push.fence > 2
 
 
 def test_a_full_pipe_passes_its_reader_over(bed: Bed) -> None:
     deaf, there, other = bed.store(), bed.store(), bed.store()
-    bed.run(there.acquire(ask("one"), None, LONG))
+    bed.run(there.acquire(claim("one"), None, LONG))
     second, third = Waiter(bed, deaf, "two"), Waiter(bed, other, "three")
     second.request(), third.request()
     end = os.open(Path(f"{bed.path}-inbox") / second.box.address, os.O_WRONLY | os.O_NONBLOCK)
@@ -115,7 +115,7 @@ class AsksBeforeTheNews:
         self.waiter = waiter
         self.outlet = outlet
 
-    def send(self, holder: str, news: Push | Next) -> bool:
+    def send(self, holder: str, news: GrantNotification | FirstNotification) -> bool:
         assert isinstance(self.waiter.request(), Granted)
         self.waiter.box.close()
         return bool(self.outlet.send(holder, news))
@@ -126,16 +126,16 @@ def test_who_learns_of_its_grant_by_asking_keeps_it(
     same_client: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Bed("threads", tmp_path, real_time=True) as bed:
-        holding = bed.store()
-        bed.run(holding.acquire(ask("one"), None, LONG))
-        waiter = Waiter(bed, holding if same_client else bed.store(), "two")
+        lease_state = bed.store()
+        bed.run(lease_state.acquire(claim("one"), None, LONG))
+        waiter = Waiter(bed, lease_state if same_client else bed.store(), "two")
         waiter.request()
-        reach = holding._inbox.reach
+        reach = lease_state._inbox.reach
         monkeypatch.setattr(
-            holding._inbox, "reach", lambda address, holder: AsksBeforeTheNews(waiter, reach(address, holder))
+            lease_state._inbox, "reach", lambda address, holder: AsksBeforeTheNews(waiter, reach(address, holder))
         )
-        assert bed.run(holding.release("report", "one", LONG)) is True
-        assert bed.run(holding.inspect("report", LONG)).holder == "two"
+        assert bed.run(lease_state.release("report", "one", LONG)) is True
+        assert bed.run(lease_state.inspect("report", LONG)).holder == "two"
 
 
 def test_waiting_ends_when_its_time_is_up(bed: Bed) -> None:
@@ -154,7 +154,7 @@ def test_close_removes_the_pipe_and_is_final(bed: Bed) -> None:
     with pytest.raises(ConfigurationError, match="closed"):
         bed.run(waiter.box.wait(LONG))
     with pytest.raises(ConfigurationError, match="closed"):
-        bed.run(store.acquire(ask("one"), None, LONG))
+        bed.run(store.acquire(claim("one"), None, LONG))
 
 
 def test_pipes_of_dead_processes_are_swept_and_others_left(bed: Bed) -> None:
@@ -173,7 +173,7 @@ def test_pipes_of_dead_processes_are_swept_and_others_left(bed: Bed) -> None:
 
 def test_no_pipe_can_be_made(bed: Bed) -> None:
     store = bed.store()
-    bed.run(store.acquire(ask("one"), None, LONG))
+    bed.run(store.acquire(claim("one"), None, LONG))
     Path(f"{bed.path}-inbox").write_text("in the way")
     with pytest.raises(StoreUnavailable, match="waiting is not possible"):
         bed.run(store.mailbox("two").open(LONG))
@@ -182,8 +182,8 @@ def test_no_pipe_can_be_made(bed: Bed) -> None:
 def test_a_store_that_is_never_closed_leaves_nothing(bed: Bed) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
-        store = SqliteStore(bed.path, bed.runtime, colour=bed.colour)
-        bed.run(store.acquire(ask("one"), None, LONG))
+        store = SqliteStore(bed.path, bed.runtime, flavour=bed.flavour)
+        bed.run(store.acquire(claim("one"), None, LONG))
         bed.run(store.mailbox("two").open(LONG))
         assert len(inboxes(bed)) == 1
         del store
@@ -202,12 +202,12 @@ def test_threads_that_wait_take_turns_in_reading(tmp_path: Path) -> None:
         here, there = bed.store(), bed.store()
         names = [f"lock{number}" for number in range(8)]
         for name in names:
-            bed.run(there.acquire(ask("one", name=name), None, LONG))
-        served: dict[str, Push | Next | None] = {}
+            bed.run(there.acquire(claim("one", name=name), None, LONG))
+        served: dict[str, GrantNotification | FirstNotification | None] = {}
         waiters = [Waiter(bed, here, f"two-{name}", name=name) for name in names]
 
         def wait(waiter: Waiter) -> None:
-            served[waiter.ask.name] = run(waiter.box.wait(soon(bed)))
+            served[waiter.claim.name] = run(waiter.box.wait(soon(bed)))
 
         short = Waiter(bed, here, "short", name="unheard")
         leaver = threading.Thread(target=lambda: run(short.box.wait(bed.runtime.now() + 0.02)))
@@ -238,11 +238,11 @@ def test_an_interrupted_reader_leaves_the_reading_to_another(tmp_path: Path, mon
 
     with Bed("threads", tmp_path, real_time=True) as bed:
         here, there = bed.store(), bed.store()
-        bed.run(there.acquire(ask("one"), None, LONG))
+        bed.run(there.acquire(claim("one"), None, LONG))
         first, second = Waiter(bed, here, "first", name="unheard"), Waiter(bed, here, "two")
         second.request()
         monkeypatch.setattr(select, "poll", Interrupting)
-        served: list[Push | Next | None] = []
+        served: list[GrantNotification | FirstNotification | None] = []
         errors: list[str] = []
 
         def interrupted() -> None:
@@ -288,7 +288,7 @@ def test_closing_wakes_the_threads_that_wait(tmp_path: Path) -> None:
 
 def test_a_place_can_be_given_up_after_closing(bed: Bed) -> None:
     here, there = bed.store(), bed.store()
-    bed.run(there.acquire(ask("one"), None, LONG))
+    bed.run(there.acquire(claim("one"), None, LONG))
     Waiter(bed, here, "two").request()
     bed.run(here.close())
     assert bed.run(here.release("report", "two", LONG)) is False
@@ -308,8 +308,8 @@ def test_a_new_event_loop_starts_with_no_mailboxes(tmp_path: Path) -> None:
     asyncio.run(locks.close())
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_waiting_costs_next_to_nothing(colour: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_waiting_costs_next_to_nothing(flavour: str, tmp_path: Path) -> None:
     """Less than 2 % of a core, requests to keep the place included."""
     target = f"sqlite:///{tmp_path / 'state' / 'locks.db'}"
     seconds = 2.0
@@ -325,6 +325,10 @@ def test_waiting_costs_next_to_nothing(colour: str, tmp_path: Path) -> None:
             assert await locks.lock("report", ttl=3).acquire(timeout=seconds) is None
             return time.process_time() - before
 
-    with lockfast.client.connect(target) as holding, lockfast.client.connect(target) as waiting, holding.lock("report", ttl=60):
-        spent = measure_threads() if colour == "threads" else asyncio.run(measure_asyncio())
+    with (
+        lockfast.connect(target) as lease_state,
+        lockfast.connect(target) as waiting,
+        lease_state.lock("report", ttl=60),
+    ):
+        spent = measure_threads() if flavour == "threads" else asyncio.run(measure_asyncio())
     assert spent < 0.02 * seconds

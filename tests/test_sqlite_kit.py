@@ -13,11 +13,11 @@ from lockfast.runtime.asyncio import AsyncioRuntime
 from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.sqlite import SqliteStore
-from lockfast.values import Ask, Place
+from lockfast.values import Claim, Enqueue
 
 T = TypeVar("T")
 
-COLOURS = ("threads", "asyncio")
+FLAVOURS = ("threads", "asyncio")
 LONG = 1e9
 """An `until` that no test reaches."""
 
@@ -26,14 +26,14 @@ class Bed:
     """Stores of one colour on one file. `clock`, `wall_us` and `boot` are what they take for the time and the boot,
     unless `real_time`."""
 
-    def __init__(self, colour: str, folder: Path, *, real_time: bool = False) -> None:
+    def __init__(self, flavour: str, folder: Path, *, real_time: bool = False) -> None:
         self.path = folder / "state" / "locks.db"
         self.clock = 1000.0
         self.wall_us = 1_700_000_000_000_000
         self.boot = "this boot"
-        self.colour = colour
-        self._runner = asyncio.Runner() if colour == "asyncio" else None
-        self.runtime = AsyncioRuntime() if colour == "asyncio" else ThreadRuntime()
+        self.flavour = flavour
+        self._runner = asyncio.Runner() if flavour == "asyncio" else None
+        self.runtime = AsyncioRuntime() if flavour == "asyncio" else ThreadRuntime()
         if not real_time:
             self.runtime.now = lambda: self.clock
         self._stores: list[SqliteStore] = []
@@ -45,7 +45,7 @@ class Bed:
         store = SqliteStore(
             self.path,
             self.runtime,
-            colour=self.colour,
+            flavour=self.flavour,
             wall_us=lambda: self.wall_us,
             boot_id=lambda: self.boot,
         )
@@ -64,8 +64,8 @@ class Bed:
             self._runner.close()
 
 
-def ask(holder: str, *, name: str = "report", ttl: float = 10.0, label: str = "") -> Ask:
-    return Ask(name, holder, ttl, f"host:7:{label}")
+def claim(holder: str, *, name: str = "report", ttl: float = 10.0, label: str = "") -> Claim:
+    return Claim(name, holder, ttl, f"host:7:{label}")
 
 
 class Waiter:
@@ -74,16 +74,16 @@ class Waiter:
     def __init__(self, bed: Bed, store: SqliteStore, holder: str, **choices: Any) -> None:
         self.bed = bed
         self.store = store
-        self.ask = ask(holder, **choices)
-        self.turn = 0
+        self.claim = claim(holder, **choices)
+        self.attempt = 0
         self.ticket: int | None = None
         self.box = store.mailbox(holder)
         bed.run(self.box.open(LONG))
 
     def request(self) -> Any:
-        self.turn += 1
-        place = Place(self.box.address, self.turn, self.ticket)
-        answer = self.bed.run(self.store.acquire(self.ask, place, LONG))
+        self.attempt += 1
+        enqueue = Enqueue(self.box.address, self.attempt, self.ticket)
+        answer = self.bed.run(self.store.acquire(self.claim, enqueue, LONG))
         self.ticket = getattr(answer, "ticket", None)
         return answer
 
@@ -98,7 +98,7 @@ class Worker:
     def __init__(self, path: Path, *, prelude: str = "") -> None:
         body = (
             "import os, signal, sys, time, lockfast\n"
-            f"locks = lockfast.client.connect({f'sqlite:///{path}'!r})\n"
+            f"locks = lockfast.connect({f'sqlite:///{path}'!r})\n"
             f"{prelude}\n"
             "for line in sys.stdin:\n"
             "    exec(line, globals())\n"
@@ -126,7 +126,7 @@ class Worker:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def ask(self, expression: str) -> str:
+    def request(self, expression: str) -> str:
         self.tell(f"print({expression}, flush=True)")
         return self.hear()
 

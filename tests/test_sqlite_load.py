@@ -18,7 +18,7 @@ from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.sqlite import SqliteStore, checkpoint
 from tests.support import lateness
-from tests.test_sqlite_kit import LONG, ask
+from tests.test_sqlite_kit import LONG, claim
 
 pytestmark = pytest.mark.timing
 
@@ -41,7 +41,7 @@ def test_threads_never_hold_the_lock_together(target: str, count: int, rounds: i
                 fences.append(lease.fence)
                 number = seen + 1
 
-    with lockfast.client.connect(target) as locks:
+    with lockfast.connect(target) as locks:
         threads = [threading.Thread(target=work) for _ in range(count)]
         for thread in threads:
             thread.start()
@@ -82,7 +82,7 @@ def test_threads_and_tasks_share_one_lock(target: str) -> None:
     held: list[str] = []
 
     def threads_side() -> None:
-        with lockfast.client.connect(target) as locks:
+        with lockfast.connect(target) as locks:
             for _ in range(30):
                 with locks.lock("report"):
                     held.append("thread")
@@ -140,7 +140,7 @@ def test_a_cycle_that_nobody_contends_is_quick(tmp_path: Path) -> None:
     lateness.watch()
     began = time.monotonic()
     for number in range(1000):
-        mine = ask(f"holder{number}")
+        mine = claim(f"holder{number}")
         started = time.perf_counter()
         run(store.acquire(mine, None, LONG))
         run(store.release(mine.name, mine.holder, LONG))
@@ -155,7 +155,7 @@ def test_the_log_of_sqlite_stays_short(tmp_path: Path, monkeypatch: pytest.Monke
     store = SqliteStore(path, ThreadRuntime())
     longest = 0
     for number in range(1000):
-        mine = ask(f"holder{number}")
+        mine = claim(f"holder{number}")
         run(store.acquire(mine, None, LONG))
         run(store.release(mine.name, mine.holder, LONG))
         longest = max(longest, path.with_name("locks.db-wal").stat().st_size)
@@ -169,7 +169,7 @@ def test_the_log_of_sqlite_stays_short(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_busy_file_leaves_the_log_for_later(tmp_path: Path) -> None:
     path = tmp_path / "state" / "locks.db"
     store = SqliteStore(path, ThreadRuntime())
-    run(store.acquire(ask("one"), None, LONG))
+    run(store.acquire(claim("one"), None, LONG))
     connection = store._database._connection
     assert connection is not None
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -195,7 +195,7 @@ def test_forks_under_load_lose_nothing(target: str) -> None:
         except BaseException as error:
             failures.append(error)
 
-    with lockfast.client.connect(target) as locks:
+    with lockfast.connect(target) as locks:
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()

@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def locks(path: Path) -> Iterator[lockfast.Locks]:
-    with lockfast.client.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         yield locks
 
 
@@ -114,7 +114,7 @@ def test_processes_never_hold_the_lock_together(path: Path, tmp_path: Path) -> N
         for worker in workers:
             worker.do(work)
         for worker in workers:
-            assert worker.ask("'done'") == "done"
+            assert worker.request("'done'") == "done"
     assert shared.read_text() == "150"
 
 
@@ -148,10 +148,10 @@ def test_a_reader_that_dies_cannot_kill_the_one_who_releases(path: Path, locks: 
     folder.mkdir(parents=True)
     with Worker(path, prelude=prelude) as worker:
         worker.tell(f"pipe = Pipe({str(folder)!r}); outlet = outlet_to({str(folder)!r}, pipe.name)")
-        assert worker.ask("outlet.send('two', Push(1, 2)), pipe.read()") == "True [('two', Push(turn=1, fence=2))]"
+        assert worker.request("outlet.send('two', Push(1, 2)), pipe.read()") == "True [('two', Push(turn=1, fence=2))]"
         worker.tell("pipe.close(remove=True)")
-        assert worker.ask("outlet.send('two', Push(1, 2))") == "False"
-        assert worker.ask("signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL") == "True"
+        assert worker.request("outlet.send('two', Push(1, 2))") == "False"
+        assert worker.request("signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL") == "True"
 
 
 def in_child(body: str, worker: Worker) -> str:
@@ -165,14 +165,14 @@ def test_a_forked_child_shares_nothing_and_the_parent_goes_on(path: Path, locks:
         parent.tell(ACQUIRE.format(ttl=30))
         fence = parent.hear().split()[1]
         parent.tell("taken = locks.lock('report').acquire(timeout=0.01)")  # it listens from now on
-        assert parent.ask("locks.store.listening") == "True"
+        assert parent.request("locks.store.listening") == "True"
         inboxes = path.with_name("locks.db-inbox")
         parents = list(inboxes.iterdir())
         taken = "print(locks.lock('report').acquire(timeout=0.01), locks.lock('other').acquire() is not None)"
         assert in_child(taken, parent) == "None True"
-        assert parent.ask("locks.lock('report').inspect().fence") == fence
+        assert parent.request("locks.lock('report').inspect().fence") == fence
         assert set(parents) <= set(inboxes.iterdir())
-        assert parent.ask("lease.release()") == "True"
+        assert parent.request("lease.release()") == "True"
         assert locks.lock("other").inspect().locked  # nobody gave it back when the child ended
 
 
@@ -213,4 +213,4 @@ def test_a_fork_that_python_did_not_see_is_refused(path: Path) -> None:
         said = worker.hear()
         assert said.startswith("ConfigurationError")
         assert "after the fork" in said
-        assert worker.ask("lease.release()") == "True"
+        assert worker.request("lease.release()") == "True"

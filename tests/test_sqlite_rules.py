@@ -10,11 +10,21 @@ import pytest
 
 from lockfast.stores.memory import Space
 from lockfast.stores.sqlite import SqliteStore, rules
-from lockfast.values import Granted, LockInfo, Next, Owner, Place, Push, Queued, Renewal, Taken
-from tests.test_sqlite_kit import COLOURS, LONG, Bed, Waiter, ask
+from lockfast.values import (
+    Enqueue,
+    FirstNotification,
+    Granted,
+    GrantNotification,
+    LockInfo,
+    Owner,
+    Queued,
+    Renewal,
+    Taken,
+)
+from tests.test_sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=FLAVOURS)
 def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bed]:
     with Bed(request.param, tmp_path) as bed:
         yield bed
@@ -26,7 +36,7 @@ def store(bed: Bed) -> SqliteStore:
 
 
 def take(bed: Bed, store: SqliteStore, holder: str, **choices: Any) -> Any:
-    return bed.run(store.acquire(ask(holder, **choices), None, LONG))
+    return bed.run(store.acquire(claim(holder, **choices), None, LONG))
 
 
 def test_a_free_lock_is_granted_with_the_wall_time_as_its_fence(bed: Bed, store: SqliteStore) -> None:
@@ -74,8 +84,8 @@ def test_waiters_get_the_lock_in_order_with_their_own_ttl(bed: Bed, store: Sqlit
     assert third.request() == Queued(bed.wall_us + 1, 1, 10.0)
     second.request()
     assert bed.run(store.release("report", "one", LONG)) is True
-    assert second.pushed() == Push(2, bed.wall_us + 1)
-    assert third.pushed() == Next(1, 20.0)
+    assert second.pushed() == GrantNotification(2, bed.wall_us + 1)
+    assert third.pushed() == FirstNotification(1, 20.0)
     info = bed.run(store.inspect("report", LONG))
     assert (info.holder, info.ttl_left, info.owner) == ("two", 20.0, Owner("host", 7, "b"))
     assert [waiter.holder for waiter in info.waiters] == ["three"]
@@ -106,7 +116,7 @@ def test_who_becomes_the_first_is_told_for_how_long_the_holder_may_hold(bed: Bed
     bed.clock += 4
     third.box.close()
     bed.run(store.release("report", "two", LONG))
-    assert (second.pushed(), third.pushed(), fourth.pushed()) == (None, None, Next(1, 6.0))
+    assert (second.pushed(), third.pushed(), fourth.pushed()) == (None, None, FirstNotification(1, 6.0))
     assert bed.run(store.inspect("report", LONG)).waiting == 1  # who could not be told is gone
 
 
@@ -116,7 +126,7 @@ def test_whoever_finds_the_lock_expired_hands_it_to_the_head(bed: Bed, store: Sq
     second.request()
     bed.clock += 1
     assert take(bed, store, "three") == Taken(10.0)
-    assert second.pushed() == Push(1, bed.wall_us + 1)
+    assert second.pushed() == GrantNotification(1, bed.wall_us + 1)
 
 
 def test_leaving_hands_an_expired_lock_on(bed: Bed, store: SqliteStore) -> None:
@@ -125,7 +135,7 @@ def test_leaving_hands_an_expired_lock_on(bed: Bed, store: SqliteStore) -> None:
     second.request(), third.request()
     bed.clock += 1
     assert bed.run(store.release("report", "two", LONG)) is False
-    assert third.pushed() == Push(1, bed.wall_us + 1)
+    assert third.pushed() == GrantNotification(1, bed.wall_us + 1)
 
 
 def test_the_head_that_asks_gets_an_expired_lock_itself(bed: Bed, store: SqliteStore) -> None:
@@ -144,7 +154,7 @@ def test_a_waiter_that_has_not_asked_for_its_ttl_is_passed_over(bed: Bed, store:
     bed.clock += 5
     assert [one.holder for one in bed.run(store.inspect("report", LONG)).waiters] == ["three"]
     bed.run(store.release("report", "one", LONG))
-    assert (second.pushed(), third.pushed()) == (None, Push(1, bed.wall_us + 1))
+    assert (second.pushed(), third.pushed()) == (None, GrantNotification(1, bed.wall_us + 1))
 
 
 def test_who_was_passed_over_comes_back_to_its_place(bed: Bed, store: SqliteStore) -> None:
@@ -174,7 +184,7 @@ def test_a_closed_mailbox_is_passed_over_at_once(bed: Bed, store: SqliteStore) -
     second.request(), third.request()
     second.box.close()
     bed.run(store.release("report", "one", LONG))
-    assert third.pushed() == Push(1, bed.wall_us + 1)
+    assert third.pushed() == GrantNotification(1, bed.wall_us + 1)
 
 
 def test_renewals_are_answered_one_by_one(bed: Bed, store: SqliteStore) -> None:
@@ -195,10 +205,10 @@ def test_no_request_shortens_a_grant(bed: Bed, store: SqliteStore) -> None:
 
 def test_adopting_changes_the_holder_once(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
-    adopted = bed.run(store.adopt(ask("two", label="heir"), "one", LONG))
+    adopted = bed.run(store.adopt(claim("two", label="heir"), "one", LONG))
     assert adopted == Granted(bed.wall_us + 1)
-    assert bed.run(store.adopt(ask("two", label="heir"), "one", LONG)) == adopted
-    assert bed.run(store.adopt(ask("three"), "one", LONG)) is None
+    assert bed.run(store.adopt(claim("two", label="heir"), "one", LONG)) == adopted
+    assert bed.run(store.adopt(claim("three"), "one", LONG)) is None
     assert bed.run(store.inspect("report", LONG)).owner == Owner("host", 7, "heir")
 
 
@@ -216,7 +226,7 @@ def test_held_for_counts_on_the_boot_time_clock(bed: Bed, store: SqliteStore) ->
 def test_a_long_queue_is_counted_but_not_listed_in_full(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     for number in range(rules.MOST_SHOWN + 5):
-        bed.run(store.acquire(ask(f"h{number}"), Place("inbox-x", 1, None), LONG))
+        bed.run(store.acquire(claim(f"h{number}"), Enqueue("inbox-x", 1, None), LONG))
     info = bed.run(store.inspect("report", LONG))
     assert (len(info.waiters), info.waiting) == (rules.MOST_SHOWN, rules.MOST_SHOWN + 5)
     assert info.waiters[0].holder == "h0"
@@ -270,25 +280,25 @@ class Twin:
     def __init__(self, bed: Bed, seed: int) -> None:
         self.bed = bed
         self.store = bed.store()
-        self.chance = random.Random(seed)
-        self.told: dict[str, list[Push | Next]] = {}
+        self.randomness = random.Random(seed)
+        self.told: dict[str, list[GrantNotification | FirstNotification]] = {}
         self.space = Space(self._deliver, lambda: bed.wall_us)
         self.boxes: dict[str, Any] = {}
         self.tickets: dict[tuple[str, str], int] = {}
         self.fences: dict[tuple[str, int], int] = {}
-        self.turn = 0
+        self.attempt = 0
 
-    def _deliver(self, holder: str, news: Push | Next) -> bool:
+    def _deliver(self, holder: str, news: GrantNotification | FirstNotification) -> bool:
         if holder in self.boxes:
             self.told.setdefault(holder, []).append(news)
         return holder in self.boxes
 
     def step(self) -> None:
-        self.bed.clock += self.chance.choice((0.0, 0.0, 0.5, 3.0, 11.0))
-        self.bed.wall_us += self.chance.choice((0, 1, 2_000_000, -500_000))
-        name, holder, other = self.chance.choice(self.NAMES), *self.chance.sample(self.HOLDERS, 2)
-        operation = self.chance.choice(
-            (self.acquire, self.acquire, self.release, self.renew, self.adopt, self.take_away, self.turn_away)
+        self.bed.clock += self.randomness.choice((0.0, 0.0, 0.5, 3.0, 11.0))
+        self.bed.wall_us += self.randomness.choice((0, 1, 2_000_000, -500_000))
+        name, holder, other = self.randomness.choice(self.NAMES), *self.randomness.sample(self.HOLDERS, 2)
+        operation = self.randomness.choice(
+            (self.acquire, self.acquire, self.release, self.renew, self.adopt, self.force_release, self.turn_away)
         )
         operation(name, holder, other)
         now = self.bed.clock
@@ -310,16 +320,16 @@ class Twin:
         assert ours == theirs
 
     def acquire(self, name: str, holder: str, other: str) -> None:
-        request = ask(holder, name=name, ttl=2.0 if holder in "ab" else 10.0)
-        place = None
-        if self.chance.random() < 0.7:
+        request = claim(holder, name=name, ttl=2.0 if holder in "ab" else 10.0)
+        enqueue = None
+        if self.randomness.random() < 0.7:
             if holder not in self.boxes:
                 self.boxes[holder] = self.store.mailbox(holder)
                 self.bed.run(self.boxes[holder].open(LONG))
-            self.turn += 1
-            place = Place(self.boxes[holder].address, self.turn, self.tickets.get((name, holder)))
-        answer = self.bed.run(self.store.acquire(request, place, LONG))
-        as_in_memory = None if place is None else place._replace(address=holder)
+            self.attempt += 1
+            enqueue = Enqueue(self.boxes[holder].address, self.attempt, self.tickets.get((name, holder)))
+        answer = self.bed.run(self.store.acquire(request, enqueue, LONG))
+        as_in_memory = None if enqueue is None else enqueue._replace(address=holder)
         self.agree(name, answer, self.space.acquire(request, as_in_memory, self.bed.clock))
         if isinstance(answer, Queued):
             self.tickets[name, holder] = answer.ticket
@@ -334,13 +344,13 @@ class Twin:
         assert answers == [self.space.renew(line, self.bed.clock) for line in lines]
 
     def adopt(self, name: str, holder: str, other: str) -> None:
-        request = ask(holder, name=name)
+        request = claim(holder, name=name)
         answer = self.bed.run(self.store.adopt(request, other, LONG))
         self.agree(name, answer, self.space.adopt(request, other, self.bed.clock))
 
-    def take_away(self, name: str, holder: str, other: str) -> None:
-        answer = self.bed.run(self.store.take_away(name, holder, LONG))
-        assert answer == self.space.take_away(name, holder, self.bed.clock)
+    def force_release(self, name: str, holder: str, other: str) -> None:
+        answer = self.bed.run(self.store.force_release(name, holder, LONG))
+        assert answer == self.space.force_release(name, holder, self.bed.clock)
 
     def turn_away(self, name: str, holder: str, other: str) -> None:
         box = self.boxes.pop(holder, None)

@@ -71,9 +71,9 @@ class TestConversation:
             return asked.command if asked else None
 
         talk = Conversation()
-        talk.ask([b"SUBSCRIBE", b"a", b"b"], None)
-        talk.ask([b"UNSUBSCRIBE"], None)
-        talk.ask([b"PING"], None)
+        talk.request([b"SUBSCRIBE", b"a", b"b"], None)
+        talk.request([b"UNSUBSCRIBE"], None)
+        talk.request([b"PING"], None)
         assert answers(b"subscribe", b"a", b"1") == b"subscribe"
         assert answers(b"message", b"a", b"subscribe") is None
         assert answers(b"subscribe", b"b", b"2") == b"subscribe"

@@ -17,11 +17,11 @@ import pytest
 
 import lockfast
 import lockfast.aio
-import lockfast.simple.aio
 import lockfast.simple
+import lockfast.simple.aio
 from lockfast import errors, fenced
 from lockfast.client.options import DEFAULTS
-from tests.contract.driver import COLOURS, Driver, done, scenario
+from tests.contract.driver import FLAVOURS, Driver, done, scenario
 from tests.support.servers import Server
 
 PASSWORD = "s3cret-Pa55"
@@ -115,7 +115,7 @@ SIGNATURES = {
     "Lock.release": "(self)",
     "Lock.locked": "(self)",
     "Lock.inspect": "(self)",
-    "Lock.break_": "(self, holder=None)",
+    "Lock.force_release": "(self, holder=None)",
     "Lock.__call__": "(self, function)",
     "Lease.release": "(self)",
     "Lease.renew": "(self, ttl=None)",
@@ -176,7 +176,7 @@ def test_attributes_of_a_lease() -> None:
         *("__bool__", "acknowledged", "ensure_held", "export", "fence", "holder", "inherited", "lost"),
         *("name", "reasserted", "release", "remaining", "renew", "state", "ttl"),
     ]
-    assert sorted(public(type(lockfast.client.connect("memory://").lock("x").acquire(timeout=0).lost))) == [  # type: ignore[union-attr]
+    assert sorted(public(type(lockfast.connect("memory://").lock("x").acquire(timeout=0).lost))) == [  # type: ignore[union-attr]
         "__bool__",
         "is_set",
         "wait",
@@ -296,10 +296,10 @@ def loaded(program: str, *modules: str) -> list[str]:
 USE = "with locks.lock('thing', timeout=0) as lease: lease.ensure_held()\nlocks.close()"
 LOADS = [
     ("import lockfast", ["redis", "valkey", "asyncio", "sqlite3", "inspect", "ssl", "subprocess"], []),
-    (f"import lockfast; locks = lockfast.client.connect('memory://')\n{USE}", ["redis", "asyncio", "sqlite3"], []),
+    (f"import lockfast; locks = lockfast.connect('memory://')\n{USE}", ["redis", "asyncio", "sqlite3"], []),
     ("import lockfast.aio; lockfast.aio.connect('memory://')", ["redis", "sqlite3", "asyncio"], ["asyncio"]),
-    ("import lockfast; lockfast.client.connect('sqlite:///locks.db')", ["redis", "asyncio", "sqlite3"], ["sqlite3"]),
-    ("import lockfast; lockfast.client.connect('redis://localhost')", ["sqlite3", "redis"], ["redis"]),
+    ("import lockfast; lockfast.connect('sqlite:///locks.db')", ["redis", "asyncio", "sqlite3"], ["sqlite3"]),
+    ("import lockfast; lockfast.connect('redis://localhost')", ["sqlite3", "redis"], ["redis"]),
     ("from lockfast import fenced; fenced.file, fenced.redis, fenced.sql", ["redis", "sqlite3", "sqlalchemy"], []),
     ("import lockfast.testing", ["lupa", "hypothesis", "pytest"], []),
 ]
@@ -313,10 +313,10 @@ def test_only_what_is_needed_is_loaded(program: str, watched: list[str], wanted:
 # Passwords
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=FLAVOURS)
 def d(request: pytest.FixtureRequest) -> Driver:
-    colour: str = request.param
-    return COLOURS[colour]("", "")
+    flavour: str = request.param
+    return FLAVOURS[flavour]("", "")
 
 
 @pytest.fixture(scope="module")

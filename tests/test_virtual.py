@@ -14,11 +14,11 @@ from lockfast.runtime.runner import run
 from lockfast.stores.redis.protocol.error_replies import code_of
 from lockfast.stores.redis.protocol.resp import Reader, ReplyError, pack
 from lockfast.stores.redis.store import RedisStore
-from verify.virtual_server import Replica, VirtualRedis
-from lockfast.values import Ask, LockInfo, Place, Queued, Renewal, Taken
+from lockfast.values import Claim, Enqueue, LockInfo, Queued, Renewal, Taken
 from tests.conftest import require
 from tests.support.servers import KINDS, Server
 from tests.support.waiting import until
+from verify.virtual_server import Replica, VirtualRedis
 
 NAMES = ("door", "gate{1}")
 HOLDERS = ("ann", "bob", "cy")
@@ -96,7 +96,7 @@ class DirectWire:
     def __init__(self, execute: Exchange) -> None:
         self._execute = execute
 
-    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
+    async def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         return self._execute(request)
 
     def listen(self) -> None: ...
@@ -105,7 +105,7 @@ class DirectWire:
 
     async def close(self) -> None: ...
 
-    def forget(self, *, forked: bool) -> None: ...
+    def reset(self, *, forked: bool) -> None: ...
 
 
 class NoInbox:
@@ -119,7 +119,7 @@ class NoInbox:
 
     async def close(self) -> None: ...
 
-    def forget(self, *, forked: bool) -> None: ...
+    def reset(self, *, forked: bool) -> None: ...
 
 
 class Normal:
@@ -150,11 +150,11 @@ class Normal:
 
 def operations(seed: int, length: int = 60, ttls: tuple[float, ...] = (20.0, 50.0)) -> list[tuple[Any, ...]]:
     """A list of operations of the lock, small enough in its values that they meet often."""
-    chance = random.Random(seed)
+    randomness = random.Random(seed)
     found: list[tuple[Any, ...]] = []
     for _ in range(length):
-        name, holder, ttl = chance.choice(NAMES), chance.choice(HOLDERS), chance.choice(ttls)
-        kind = chance.choices(
+        name, holder, ttl = randomness.choice(NAMES), randomness.choice(HOLDERS), randomness.choice(ttls)
+        kind = randomness.choices(
             (
                 "try",
                 "queue",
@@ -171,18 +171,18 @@ def operations(seed: int, length: int = 60, ttls: tuple[float, ...] = (20.0, 50.
             ),
             (3, 8, 6, 2, 1, 2, 2, 3, 1, 0.3, 0.3, 2, 1, 2),
         )[0]
-        found.append((kind, name, holder, ttl, chance.choice(HOLDERS), chance.randrange(1, 5)))
+        found.append((kind, name, holder, ttl, randomness.choice(HOLDERS), randomness.randrange(1, 5)))
     return found
 
 
-def play(place: Any, todo: list[tuple[Any, ...]]) -> Iterator[Any]:
+def play(enqueue: Any, todo: list[tuple[Any, ...]]) -> Iterator[Any]:
     """The comparable answers to `todo`."""
-    store = RedisStore(DirectWire(place.execute), NoInbox())
+    store = RedisStore(DirectWire(enqueue.execute), NoInbox())
     normal = Normal()
     tickets: dict[tuple[str, str], int] = {}
-    for kind, name, holder, ttl, other, turn in todo:
+    for kind, name, holder, ttl, other, attempt in todo:
         try:
-            reply = _one(place, store, tickets, kind, name, holder, ttl, other, turn)
+            reply = _one(enqueue, store, tickets, kind, name, holder, ttl, other, attempt)
         except Exception as error:
             reply = error
         if isinstance(reply, Queued):
@@ -191,7 +191,7 @@ def play(place: Any, todo: list[tuple[Any, ...]]) -> Iterator[Any]:
 
 
 def _one(
-    place: Any,
+    enqueue: Any,
     store: RedisStore,
     tickets: dict[tuple[str, str], int],
     kind: str,
@@ -199,38 +199,38 @@ def _one(
     holder: str,
     ttl: float,
     other: str,
-    turn: int,
+    attempt: int,
 ) -> Any:
-    ask = Ask(name, holder, ttl, f"host:7:{holder}")
+    claim = Claim(name, holder, ttl, f"host:7:{holder}")
     if kind == "try":
-        return run(store.acquire(ask, None, 0.0))
+        return run(store.acquire(claim, None, 0.0))
     if kind == "queue":
-        ticket = tickets.get((name, holder)) if turn > 2 else None
-        return run(store.acquire(ask, Place(f"inbox:{holder}", turn, ticket), 0.0))
+        ticket = tickets.get((name, holder)) if attempt > 2 else None
+        return run(store.acquire(claim, Enqueue(f"inbox:{holder}", attempt, ticket), 0.0))
     if kind == "release":
         return run(store.release(name, holder, 0.0))
     if kind == "renew":
         return run(store.renew([Renewal(one, holder, ttl) for one in NAMES], 0.0))
     if kind == "adopt":
-        return run(store.adopt(ask, other, 0.0))
+        return run(store.adopt(claim, other, 0.0))
     if kind == "reassert":
-        return run(store._reassert(ask, turn * 10**12 if turn < 4 else 2**52, 0.0))
+        return run(store._reassert(claim, attempt * 10**12 if attempt < 4 else 2**52, 0.0))
     if kind == "break":
-        return run(store.take_away(name, holder, 0.0))
+        return run(store.force_release(name, holder, 0.0))
     if kind == "survey":
-        return sorted(run(store.survey("*", "", 0.0)).infos)
+        return sorted(run(store.listing("*", "", 0.0)).infos)
     if kind == "inspect":
         return run(store.inspect(name, 0.0))
     if kind == "expire":
-        return place.execute(pack(b"DEL", name.encode()))
+        return enqueue.execute(pack(b"DEL", name.encode()))
     if kind == "spoil":
-        return place.execute(pack(b"HSET", name.encode(), b"field", b"value"))
+        return enqueue.execute(pack(b"HSET", name.encode(), b"field", b"value"))
     if kind == "flush":
-        place.execute(pack(b"FLUSHALL"))
-        return place.execute(pack(b"SCRIPT", b"FLUSH"))
+        enqueue.execute(pack(b"FLUSHALL"))
+        return enqueue.execute(pack(b"SCRIPT", b"FLUSH"))
     if kind == "sleep":
-        return place.advance(ttl)
-    return place.subscribe(holder) if kind == "listen" else place.unsubscribe(holder)
+        return enqueue.advance(ttl)
+    return enqueue.subscribe(holder) if kind == "listen" else enqueue.unsubscribe(holder)
 
 
 @pytest.fixture(params=KINDS)
@@ -302,14 +302,16 @@ SHAPES = {
 
 
 def commands(seed: int, length: int = 150) -> list[list[bytes]]:
-    chance = random.Random(seed)
+    randomness = random.Random(seed)
     found: list[list[bytes]] = []
     pick = {"k": (b"x", b"y", b"z"), "w": WORDS, "n": (b"1", b"2", b"2.5", b"1700000000000001", b"oops")}
     for _ in range(length):
-        name = chance.choice(list(SHAPES))
-        words = [name, *(chance.choice(pick[kind]) for kind in SHAPES[name])]
+        name = randomness.choice(list(SHAPES))
+        words = [name, *(randomness.choice(pick[kind]) for kind in SHAPES[name])]
         if name == b"SET":
-            words += chance.choice(([], [b"NX"], [b"XX"], [b"GET"], [b"KEEPTTL"], [b"NX", b"PX", b"90000"], [b"PX"]))
+            words += randomness.choice(
+                ([], [b"NX"], [b"XX"], [b"GET"], [b"KEEPTTL"], [b"NX", b"PX", b"90000"], [b"PX"])
+            )
         if name == b"ZADD":
             found.append([b"ZRANGE", words[1], b"0", b"-1", b"WITHSCORES"])
             found.append([b"ZREVRANGE", words[1], b"0", b"0", b"WITHSCORES"])

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from lockfast.client.lease import AsyncLease
 from lockfast.client.locks import AsyncLocks
 from lockfast.errors import LeaseLost, StoreError
-from lockfast.client.lease import AsyncLease
 from verify.process import Process, Program
 
 
@@ -56,10 +56,10 @@ async def _once(me: Process, locks: AsyncLocks, shared: Shared, chance: Random) 
         max_hold = chance.choice((None, None, 0.7 * shared.ttl, 3 * shared.ttl))
         lock = locks.lock(chance.choice(shared.locks), ttl=shared.ttl, renew=renew, max_hold=max_hold)
         timeout = chance.choice((0.0, 0.3 * shared.ttl, 2 * shared.ttl, None))
-        asked_at, me.was_stopped = me.now(), False
+        sent_at, me.was_stopped = me.now(), False
         lease = await lock.acquire(timeout=timeout)
         if timeout is not None:
-            me.waited(asked_at, timeout)
+            me.waited(sent_at, timeout)
     me.holds(lease)
     if lease is not None:
         await _use(me, lease, shared, chance)
@@ -73,7 +73,7 @@ async def _use(me: Process, lease: AsyncLease, shared: Shared, chance: Random) -
     except BaseException:
         await lease.release()
         raise
-    if lease._holding.renewing or chance.random() < 0.9:  # else forgotten, and the ttl decides
+    if lease._lease_state.renewing or chance.random() < 0.9:  # else forgotten, and the ttl decides
         await lease.release()
 
 

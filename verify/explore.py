@@ -11,9 +11,8 @@ from functools import partial
 from multiprocessing import get_context
 from typing import NamedTuple
 
+from verify import handoff_models, models
 from verify import thread_models as blocking
-from verify import handoff_models as households
-from verify import models
 from verify.explorer import Explorer
 from verify.world import Model
 
@@ -64,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def known(*, quick: bool) -> list[Model]:
     """All models, in the order in which they are searched."""
-    kinds = (models, households, blocking)
+    kinds = (models, handoff_models, blocking)
     return [model for kind in kinds for model in (kind.quick() if quick else kind.full())]
 
 

@@ -12,9 +12,9 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from verify.invariants import Rules, Violation
 from verify.moves import Move, Moves
 from verify.quiet import quiet
-from verify.invariants import Rules, Violation
 from verify.trace_report import Story
 from verify.world import Model, State, World
 

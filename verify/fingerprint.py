@@ -29,7 +29,7 @@ _MARK = "\0"
 """Begins what is not a value but says what kind of thing follows."""
 
 
-def likeness(process: Process) -> bytes:
+def fingerprint(process: Process) -> bytes:
     """The value, as a digest. Of a process that is over, only what others may still be held against counts."""
     writer = _Writer()
     if process.over:

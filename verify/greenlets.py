@@ -10,14 +10,14 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from types import FrameType
 from typing import Any
 
-from lockfast.client.session import everyone
 from lockfast.client.locks import Locks
+from lockfast.client.session import everyone
 from lockfast.errors import StoreUnavailable
 from lockfast.stores.redis.transport.direct import DirectRequests
+from lockfast.values import Owner
 from verify import waits
 from verify.process import Process, Program, WatchedStore
 from verify.waits import Wait
-from lockfast.values import Owner
 
 
 class Strand(Coroutine[Wait, Any, None]):

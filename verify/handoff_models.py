@@ -29,10 +29,10 @@ def household(*limits: float | None, renew: bool = False, rounds: int = 1) -> Pr
 
 async def member(me: Process, lock: AsyncLock, held: list[int], limit: float | None, rounds: int) -> None:
     for _ in range(rounds):
-        asked_at = me.now()
+        sent_at = me.now()
         lease = await lock.acquire(timeout=limit)
         if limit is not None:
-            me.waited(asked_at, limit)
+            me.waited(sent_at, limit)
         if lease is not None:
             me.holds(lease)
             _compare(me, lease, held)

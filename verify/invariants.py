@@ -27,10 +27,10 @@ from hashlib import sha1
 from typing import NamedTuple
 
 from lockfast.stores.redis.keys import keys_of
-from lockfast.stores.redis.protocol.resp import Reader
 from lockfast.stores.redis.lua.scripts import ACQUIRE
-from verify.server_commands import Entry
+from lockfast.stores.redis.protocol.resp import Reader
 from verify.moves import Moves
+from verify.server_commands import Entry
 from verify.virtual_server import START_US
 from verify.world import (
     CANCEL,
@@ -176,8 +176,8 @@ class Rules:
         if self._queue not in before or self._waiters not in before:
             return None
         waiters = dict(before[self._waiters].value)
-        for place, member in before[self._queue].value:
-            if member.decode() == holder or ticket <= place:
+        for enqueue, member in before[self._queue].value:
+            if member.decode() == holder or ticket <= enqueue:
                 return None
             if self._reachable(waiters.get(member, b"0 0 0 - -"), then):
                 return str(member.decode())
@@ -207,7 +207,7 @@ class Rules:
         epoch, grants = self._world.grants.values[state.grants]
         made = {one.holder: one for one in grants}
         floors = {one.holder: before.fence for before, one in itertools.pairwise(grants)}
-        holding: list[str] = []
+        lease_state: list[str] = []
         for _, lane, node in lanes:
             if lane.status == CRASHED or not node.beliefs:
                 continue
@@ -215,17 +215,17 @@ class Rules:
                 if end is not None and state.now >= end:
                     continue
                 if self._world.model.servers > 1:
-                    holding.append(belief.holder)
+                    lease_state.append(belief.holder)
                     continue
                 grant = made.get(belief.holder)
                 if grant is None or grant.epoch == epoch:
-                    holding.append(belief.holder)
+                    lease_state.append(belief.holder)
                 floor = floors.get(belief.holder, 0)
                 fault = self._unsupported(state, belief.holder, belief.fence, floor, grant, epoch)
                 if fault is not None:
                     return fault
-        if len(holding) > 1 and "ME" in self._chosen:
-            return Violation("ME", f"{' and '.join(sorted(holding))} hold the lock at the same time")
+        if len(lease_state) > 1 and "ME" in self._chosen:
+            return Violation("ME", f"{' and '.join(sorted(lease_state))} hold the lock at the same time")
         return None
 
     def _unsupported(

@@ -6,10 +6,10 @@ waiter in front looks for itself: few interesting instants, hence a search that 
 
 from __future__ import annotations
 
-from lockfast.core.validity import DRIFT
-from lockfast.errors import LeaseLost
 from lockfast.client.export import Exported
 from lockfast.client.lease import AsyncLease
+from lockfast.core.validity import DRIFT
+from lockfast.errors import LeaseLost
 from verify.process import Process, Program
 from verify.world import ALL_RULES, Client, Model
 
@@ -23,11 +23,11 @@ def user(*, renew: bool = False, timeout: float | None = None, rounds: int = 1, 
     async def program(me: Process) -> None:
         lock = me.locks(reasserts=reasserts).lock(LOCK, ttl=TTL, renew=renew)
         for _ in range(rounds):
-            asked_at = me.now()
+            sent_at = me.now()
             lease = await lock.acquire(timeout=timeout)
             me.holds(lease)
             if timeout is not None:
-                me.waited(asked_at, timeout)
+                me.waited(sent_at, timeout)
             if lease is not None:
                 await me.work()
                 await give_back(me, lease)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from lockfast.core.lease_state import ALIVE
 from lockfast.stores.redis.keys import Keys, keys_of
-from verify.server_commands import Entry
 from verify.process import Process
+from verify.server_commands import Entry
 from verify.virtual_server import VirtualRedis
 from verify.world import ALL_RULES
 
@@ -85,21 +85,25 @@ class Observer:
                 raise Broken(rule, text)
         held: dict[str, Held] = {}
         for lease in process.leases:
-            holding = lease._holding
-            if holding.state not in ALIVE:
+            lease_state = lease._lease_state
+            if lease_state.state not in ALIVE:
                 continue
-            if holding.valid_until <= local_now:
-                late = local_now - max(holding.valid_until, runs_since)
+            if lease_state.valid_until <= local_now:
+                late = local_now - max(lease_state.valid_until, runs_since)
                 if late > TOLD_WITHIN:
-                    raise Broken("TL", f"{holding.holder} has lost {holding.name} and is not told for {late:g} s")
+                    raise Broken(
+                        "TL", f"{lease_state.holder} has lost {lease_state.name} and is not told for {late:g} s"
+                    )
                 continue
-            granted = self._granted.get(holding.holder)
+            granted = self._granted.get(lease_state.holder)
             if granted is None:
-                raise Broken("SG", f"{holding.holder} holds {holding.name}, which was never granted to it")
-            if holding.fence not in granted[0]:
-                raise Broken("FT", f"{holding.holder} was granted {granted[0]} and takes {holding.fence} for it")
-            held[holding.holder] = Held(holding.name, holding.fence, holding.valid_until, granted[1])
-        process.leases[:] = [lease for lease in process.leases if lease._holding.state in ALIVE]
+                raise Broken("SG", f"{lease_state.holder} holds {lease_state.name}, which was never granted to it")
+            if lease_state.fence not in granted[0]:
+                raise Broken(
+                    "FT", f"{lease_state.holder} was granted {granted[0]} and takes {lease_state.fence} for it"
+                )
+            held[lease_state.holder] = Held(lease_state.name, lease_state.fence, lease_state.valid_until, granted[1])
+        process.leases[:] = [lease for lease in process.leases if lease._lease_state.state in ALIVE]
         if held:
             self._held[process.name] = held
         else:

@@ -14,16 +14,16 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
+from lockfast.client.lease import BaseLease
 from lockfast.client.locks import AsyncLocks
 from lockfast.core.lease_state import ALIVE, State
 from lockfast.errors import Outcome, StoreUnavailable
-from lockfast.client.lease import BaseLease
 from lockfast.ports import Stage
 from lockfast.stores.redis.protocol.notifications import push_in, subscribe_request
 from lockfast.stores.redis.protocol.resp import pack
 from lockfast.stores.redis.store import RedisStore
+from lockfast.values import Answer, Claim, Enqueue, Owner, Queued
 from verify.waits import Trap, VirtualMailbox, VirtualWaker, Wait
-from lockfast.values import Answer, Ask, Owner, Place, Queued
 
 Program = Callable[["Process"], Coroutine[Any, Any, None]]
 
@@ -55,12 +55,14 @@ class WatchedStore(RedisStore):
 
     process: Process
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()) -> Answer:
-        answer = await super().acquire(ask, place, until)
+    async def acquire(
+        self, claim: Claim, enqueue: Enqueue | None, until: float, before: Sequence[bytes] = ()
+    ) -> Answer:
+        answer = await super().acquire(claim, enqueue, until)
         if isinstance(answer, Queued):
-            told = self.process.tickets.setdefault(ask.holder, answer.ticket)
+            told = self.process.tickets.setdefault(claim.holder, answer.ticket)
             if told != answer.ticket:
-                self.process.problem("FQ", f"the ticket of {ask.holder} changed from {told} to {answer.ticket}")
+                self.process.problem("FQ", f"the ticket of {claim.holder} changed from {told} to {answer.ticket}")
         return answer
 
     async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
@@ -120,12 +122,12 @@ class Process:
         else:
             self.leases.append(lease)
             self.note(f"holds the lock with fence {lease.fence}")
-            if lease._holding.valid_until <= self._now:
+            if lease._lease_state.valid_until <= self._now:
                 self.problem("AL", f"{lease.holder} was handed a lease that had already run out")
 
-    def waited(self, asked_at: float, timeout: float) -> None:
+    def waited(self, sent_at: float, timeout: float) -> None:
         """Tell the checker how long a wait with a limit took; a process that was stopped meanwhile is excused."""
-        took = self._now - asked_at
+        took = self._now - sent_at
         if took > timeout + MOST_OVER and not self.was_stopped:
             self.problem("BD", f"a wait of {timeout:g} s took {took:g} s")
 
@@ -166,7 +168,7 @@ class Process:
 
     # Wire and Inbox.
 
-    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
+    async def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         return await self._ask(request, until, 0)
 
     async def _ask(self, request: bytes, until: float, server: int) -> Any:
@@ -184,7 +186,7 @@ class Process:
 
     async def close(self) -> None: ...
 
-    def forget(self, *, forked: bool = True) -> None: ...
+    def reset(self, *, forked: bool = True) -> None: ...
 
     @property
     def address(self) -> str:
@@ -201,7 +203,7 @@ class Process:
         """Subscribe unless that is done, and give the address."""
         if not self.listening:
             address = self.address
-            await self.ask(subscribe_request(address), until)
+            await self.request(subscribe_request(address), until)
             self.listening = True
         return self.address
 
@@ -213,7 +215,7 @@ class Process:
     def random(self) -> float:
         return self.chance()
 
-    def new_holder(self) -> str:
+    def new_holder_id(self) -> str:
         self.holders.append(f"{self.name}{len(self.holders) + 1}")
         return self.holders[-1]
 
@@ -329,7 +331,7 @@ class Process:
 
     def retire(self) -> None:
         """If nothing is left but a keeper with nothing to keep, end that too: nobody will hear of it again."""
-        held = [lease._holding for lease in self.leases]
+        held = [lease._lease_state for lease in self.leases]
         ended = all(one.state is State.RELEASED or (one.state is State.LOST and one.settled) for one in held)
         if ended and all(task.name == "keeper" for task in self.tasks.values()):
             for task in self.tasks.values():
@@ -345,13 +347,13 @@ class Process:
 
     def lost(self) -> bool:
         """Whether a lease was lost that is renewed."""
-        return any(lease._holding.state is State.LOST and lease._holding.renewing for lease in self.leases)
+        return any(lease._lease_state.state is State.LOST and lease._lease_state.renewing for lease in self.leases)
 
     def beliefs(self) -> tuple[Belief, ...]:
         """The leases that this process takes for its own."""
         if not self.leases:
             return tuple(self.told)
-        held = [lease._holding for lease in self.leases]
+        held = [lease._lease_state for lease in self.leases]
         return (
             *self.told,
             *(Belief(one.holder, one.fence, one.valid_until) for one in held if one.state in ALIVE),

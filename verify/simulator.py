@@ -24,8 +24,8 @@ from verify.behaviours import Shared, life
 from verify.observer import Broken, Observer
 from verify.process import Process
 from verify.quiet import quiet
-from verify.simulated_client import Seat
 from verify.scenario import PER_CLIENT, PER_SERVER, Setting, smaller
+from verify.simulated_client import Seat
 from verify.virtual_server import START_US, Replica, VirtualRedis
 
 SEEDS_PER_STEP = 4

@@ -6,9 +6,9 @@ The rules are those of all models. An interrupt (Ctrl-C) is to a thread what a c
 from __future__ import annotations
 
 from verify import waits
+from verify.greenlets import blocking, locks_of
 from verify.models import LOCK, TTL
 from verify.process import Process, Program
-from verify.greenlets import blocking, locks_of
 from verify.waits import Wait
 from verify.world import ALL_RULES, Client, Model
 

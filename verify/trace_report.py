@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from lockfast.stores.redis.protocol.resp import Reader, ReplyError
 from lockfast.stores.redis.lua.scripts import ACQUIRE, ADOPT, INSPECT, REASSERT, RELEASE, RENEW
+from lockfast.stores.redis.protocol.resp import Reader, ReplyError
 from verify import lua
-from verify.moves import Move
 from verify.invariants import Violation
+from verify.moves import Move
 from verify.virtual_server import START_US
 from verify.world import Node, State, World
 

@@ -19,8 +19,8 @@ from hashlib import sha1
 from typing import Any, NamedTuple
 
 from lockfast.stores.redis.protocol.resp import Reader, ReplyError
-from verify import server_commands as commands
 from verify import lua
+from verify import server_commands as commands
 
 START_US = 1_700_000_000_000_000
 

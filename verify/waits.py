@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 if TYPE_CHECKING:
     from verify.process import Process
@@ -68,7 +68,7 @@ class VirtualMailbox:
     def __init__(self, process: Process, holder: str) -> None:
         self._process = process
         self._holder = holder
-        self._pushes: deque[Push | Next] = deque()
+        self._pushes: deque[GrantNotification | FirstNotification] = deque()
         self._waker = VirtualWaker(process, "mail")
         self._address = ""
 
@@ -80,14 +80,14 @@ class VirtualMailbox:
         self._process.boxes[self._holder] = self
         self._address = await self._process.subscribed(until)
 
-    def push(self, push: Push | Next) -> None:
+    def push(self, push: GrantNotification | FirstNotification) -> None:
         self._pushes.append(push)
         self._waker.wake()
 
     def wake(self) -> None:
         self._waker.wake()
 
-    async def wait(self, until: float) -> Push | Next | None:
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         if self._hears():
             if not self._pushes:
                 await self._waker.wait(until)

@@ -25,9 +25,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lockfast.stores.redis.protocol.resp import Reader, ReplyError
 from lockfast.stores.redis.lua.scripts import ACQUIRE, ADOPT, INSPECT, RELEASE, RENEW
-from verify.fingerprint import likeness
+from lockfast.stores.redis.protocol.resp import Reader, ReplyError
+from verify.fingerprint import fingerprint
 from verify.process import Belief, Process, Program
 from verify.virtual_server import EMPTY, START_US, Snapshot, VirtualRedis, copied
 
@@ -277,7 +277,7 @@ class World:
 
     def _merged(self, at: int, node: Node, process: Process) -> Node:
         """The node that is like this one already, if there is one and it showed the same on the way."""
-        alike = (at, likeness(process), node.sent, node.notes)
+        alike = (at, fingerprint(process), node.sent, node.notes)
         known = self._alike.setdefault(alike, node)
         if known is node:
             self.nodes.append(node)

@@ -6,7 +6,7 @@ which hands out `leases.Lease`. These are thin. What happens is decided in `core
 and `errors.py` are what everybody speaks in.
 
 >>> import lockfast
->>> locks = lockfast.client.connect("memory://")
+>>> locks = lockfast.connect("memory://")
 >>> with locks.lock("file:9527", ttl=10) as lease:
 ...     lease.fence > 0
 True
@@ -22,6 +22,8 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from lockfast import errors
+    from lockfast.client.lease import Lease
+    from lockfast.client.lock import Lock
     from lockfast.client.locks import Locks
     from lockfast.core.lease_state import State
     from lockfast.errors import (
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
         StoreUnavailable,
         UpdateConflict,
     )
-    from lockfast.client.lease import Lease
-    from lockfast.client.lock import Lock
     from lockfast.values import LockInfo, Owner, WaiterInfo
 
 __all__ = [
@@ -70,12 +70,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Lease": "leases",
-    "Lock": "locks",
+    "Lease": "client.lease",
+    "Lock": "client.lock",
     "LockInfo": "values",
-    "Locks": "connection",
+    "Locks": "client.locks",
     "Owner": "values",
-    "State": "core.holding",
+    "State": "core.lease_state",
     "WaiterInfo": "values",
 }
 """Where a public name is defined, if not among the errors. It is loaded when first asked for."""

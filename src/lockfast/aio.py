@@ -12,8 +12,8 @@ True
 from __future__ import annotations
 
 from lockfast.client.connect import connect_asyncio as connect
-from lockfast.client.locks import AsyncLocks as Locks
 from lockfast.client.lease import AsyncLease as Lease
 from lockfast.client.lock import AsyncLock as Lock
+from lockfast.client.locks import AsyncLocks as Locks
 
 __all__ = ["Lease", "Lock", "Locks", "connect"]

@@ -111,7 +111,7 @@ class ConfigurationError(LockError, ValueError):
     """A value or a set-up that cannot work; nothing was sent to a store.
 
     >>> import lockfast
-    >>> lockfast.client.connect("memory://").lock("")
+    >>> lockfast.connect("memory://").lock("")
     Traceback (most recent call last):
     lockfast.errors.ConfigurationError: A lock's name must not be empty.
     """

@@ -27,7 +27,17 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from lockfast.facts import Facts
-from lockfast.values import Answer, Ask, Granted, LockInfo, Next, Page, Place, Push, Renewal
+from lockfast.values import (
+    Answer,
+    Claim,
+    Enqueue,
+    FirstNotification,
+    Granted,
+    GrantNotification,
+    LockInfo,
+    Page,
+    Renewal,
+)
 
 Sent = TypeVar("Sent")
 
@@ -60,14 +70,14 @@ class Mailbox(Protocol):
     async def open(self, until: float) -> None:
         """Return when everything pushed from now on will arrive here."""
 
-    async def wait(self, until: float) -> Push | Next | None:
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         """The next push or news; None when `until` passed, or when pushes may have been missed: ask again."""
 
     def close(self) -> None:
         """Stop listening for this acquisition."""
 
 
-Reassert = Callable[[Ask, int, float], Awaitable[bool]]
+Reassert = Callable[[Claim, int, float], Awaitable[bool]]
 """From what was asked for, its fence and a time limit to whether the grant is there (again). Only a lock that is free
 is taken, and only if the store knows of no grant with that fence or a greater one."""
 
@@ -76,10 +86,10 @@ class Direct(Protocol[Sent]):
     """The two requests of every cycle by functions that block, for threads: see `core/express.py`. Where it is not the
     usual that happens, they give what is to be awaited instead; `now` is the moment in which they are called."""
 
-    def ask(self, ask: Ask, now: float, until: float) -> Sent:
+    def request(self, claim: Claim, now: float, until: float) -> Sent:
         """Send what `Store.acquire` would without a place; waits for no answer."""
 
-    def answer(self, sent: Sent, ask: Ask, until: float) -> int | Coroutine[Any, Any, Answer]:
+    def answer(self, sent: Sent, claim: Claim, until: float) -> int | Coroutine[Any, Any, Answer]:
         """The fence of a grant."""
 
     def release(self, name: str, holder: str, now: float, until: float) -> bool | Coroutine[Any, Any, bool]:
@@ -112,7 +122,7 @@ class Store(Protocol):
 
     def mailbox(self, holder: str) -> Mailbox: ...
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         """Take the lock, or with `place` join or keep the queue. `Taken` only without `place`."""
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
@@ -122,7 +132,7 @@ class Store(Protocol):
     async def release(self, name: str, holder: str, until: float) -> bool:
         """Give back a grant or a place, whichever there is, and hand on. True if it was a grant."""
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         """Make `ask.holder` the holder in place of `old_holder`, with a new fence; None when it has gone."""
 
     @property
@@ -149,26 +159,26 @@ class Store(Protocol):
     async def facts(self, until: float) -> Facts:
         """What can be found out about the engine. What it will not tell is None; that is no error."""
 
-    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
         """Some of the locks whose names fit `pattern` (see `values.fits`), without their waiters; the first part for an
         empty `cursor`, the next for the one that the last part gave. A lock that is there all the time is in one
         part at least, and may be in two; one that is taken or freed meanwhile may be missing. Free locks whose
         fence is remembered are among them. No part is much work for the engine, however many locks there are."""
 
-    async def take_away(self, name: str, holder: str, until: float) -> bool:
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
         """End the grant of `holder` against its will, and hand the lock on; True if it had the lock. The fence moves on
         even when nobody waits. `holder` is as `inspect` tells it, also for a lock that something else than lockfast
         took. A waiter keeps its place."""
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Close the connections, if there are any: without waiting, in whatever thread. The next request dials anew."""
 
-    async def end_waits(self) -> None:
+    async def cancel_waits(self) -> None:
         """Before `close`: send away who waits, so that what is given back then goes to others."""
 
     async def close(self) -> None: ...
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         """In a forked child: drop what the parent owns without touching its connections. Not `forked`: the event
         loop that we belonged to is closed; drop what lived in it."""
 
@@ -244,7 +254,7 @@ class Runtime(Protocol):
     def random(self) -> float:
         """From 0 up to 1; for back-off, never for ids."""
 
-    def new_holder(self) -> str:
+    def new_holder_id(self) -> str:
         """An unguessable id."""
 
     def caller(self) -> Hashable:

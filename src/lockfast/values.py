@@ -195,7 +195,7 @@ class Owner(_OwnerFields):
         return f"{self.label} ({self.host}, pid {self.pid})" if self.label else f"{self.host}, pid {self.pid}"
 
 
-class Ask(NamedTuple):
+class Claim(NamedTuple):
     """What one acquisition wants; the same through all its requests, so that a repeat changes nothing.
 
     `fences` is how many fences the grant reserves; the one that a grant tells is the last of them. `floor` is what a
@@ -210,7 +210,7 @@ class Ask(NamedTuple):
     floor: int = 0
 
 
-class Place(NamedTuple):
+class Enqueue(NamedTuple):
     """How to keep a place in the queue: where to push the grant, and which request this is.
 
     `turn` numbers the requests of one acquisition. A push names the turn it answers to, so a push that lay in a
@@ -218,7 +218,7 @@ class Place(NamedTuple):
     """
 
     address: str
-    turn: int
+    attempt: int
     ticket: int | None
 
 
@@ -247,20 +247,20 @@ class Taken(NamedTuple):
 Answer = Granted | Queued | Taken
 
 
-class Push(NamedTuple):
+class GrantNotification(NamedTuple):
     """A grant that the store sent by itself, in answer to the request numbered `turn`."""
 
-    turn: int
+    attempt: int
     fence: int
 
 
-class Next(NamedTuple):
+class FirstNotification(NamedTuple):
     """News that the store sent by itself: we are first in the queue now, behind a holder with that ttl.
 
     It makes the timer of whoever is next right: the holder may have a shorter ttl than the one before, and a push
     that is lost is missed no longer than the first in the queue waits before it looks."""
 
-    turn: int
+    attempt: int
     ttl_left: float | None
 
 

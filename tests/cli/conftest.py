@@ -6,27 +6,27 @@ from pathlib import Path
 import pytest
 
 import lockfast
-from tests.cli.driving import LOCKFAST, Place, Terminals
+from tests.cli.driving import LOCKFAST, Target, Terminals
 from tests.support.servers import Server
 from tests.support.terminal import Pty
 
 
-def sqlite(folder: Path) -> Place:
+def sqlite(folder: Path) -> Target:
     url = f"sqlite:///{folder}/locks.db"
-    with lockfast.client.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         locks.lock("made").inspect()  # so that the file is there, as it is after the first use
-    return Place(url, folder)
+    return Target(url, folder)
 
 
 @pytest.fixture(params=["sqlite", "valkey9"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, shared_server: Callable[[str], Server]) -> Iterator[Place]:
-    place = sqlite(tmp_path) if request.param == "sqlite" else Place(shared_server("valkey9").url, tmp_path)
+def place(request: pytest.FixtureRequest, tmp_path: Path, shared_server: Callable[[str], Server]) -> Iterator[Target]:
+    place = sqlite(tmp_path) if request.param == "sqlite" else Target(shared_server("valkey9").url, tmp_path)
     yield place
     place.close()
 
 
 @pytest.fixture
-def embedded(tmp_path: Path) -> Iterator[Place]:
+def embedded(tmp_path: Path) -> Iterator[Target]:
     """The embedded store, where it does not matter which."""
     place = sqlite(tmp_path)
     yield place
@@ -34,8 +34,8 @@ def embedded(tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def served(valkey: Server, tmp_path: Path) -> Iterator[Place]:
-    place = Place(valkey.url, tmp_path)
+def served(valkey: Server, tmp_path: Path) -> Iterator[Target]:
+    place = Target(valkey.url, tmp_path)
     yield place
     place.close()
 
@@ -45,7 +45,7 @@ def terminals() -> Iterator[Terminals]:
     """Start programs on terminals of their own."""
     opened: list[Pty] = []
 
-    def start(place: Place, *words: str, command: list[str] | None = None, **variables: str) -> Pty:
+    def start(place: Target, *words: str, command: list[str] | None = None, **variables: str) -> Pty:
         opened.append(Pty(command or [*LOCKFAST, *words], place.environment(**variables)))
         return opened[-1]
 

@@ -16,7 +16,7 @@ from tests.support.waiting import until
 LOCKFAST = [sys.executable, "-m", "lockfast"]
 
 
-class Place:
+class Target:
     """A store, and the environment in which the command finds it."""
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -69,11 +69,11 @@ class Place:
         return process
 
     def inspect(self, name: str) -> lockfast.LockInfo:
-        with lockfast.client.connect(self.url) as locks:
+        with lockfast.connect(self.url) as locks:
             return locks.lock(name).inspect()
 
     def await_waiting(self, name: str, count: int, timeout: float = LONGEST) -> lockfast.LockInfo:
-        with lockfast.client.connect(self.url) as locks:
+        with lockfast.connect(self.url) as locks:
             lock = locks.lock(name)
 
             def reached() -> lockfast.LockInfo | None:

@@ -11,15 +11,15 @@ import pytest
 import lockfast
 from lockfast.cli import completion
 from lockfast.cli.main import COMMANDS, main
-from tests.cli.driving import Place, descendants
+from tests.cli.driving import Target, descendants
 from tests.support.servers import Server
 from tests.support.terminal import LONGEST
 
 
-def test_a_list_of_locks(place: Place) -> None:
+def test_a_list_of_locks(place: Target) -> None:
     assert place.run("ls").stdout == "No lock is held or waited for.\n"
     assert place.json("ls") == []
-    with lockfast.client.connect(place.url, label="nightly") as locks:
+    with lockfast.connect(place.url, label="nightly") as locks:
         lease = locks.lock("report:nightly").acquire()
         assert lease is not None
         locks.lock("backup").acquire()
@@ -44,7 +44,7 @@ def test_a_list_of_locks(place: Place) -> None:
     assert "state      free" in place.run("show", "backup").stdout
 
 
-def test_breaking(place: Place) -> None:
+def test_breaking(place: Target) -> None:
     holder = place.held("job", "--ttl", "6", "--label", "stuck")
     refused = place.run("break", "job")
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -71,7 +71,7 @@ def test_breaking(place: Place) -> None:
 EVIL = "evil\x1b[2J\x07\r\u202e"
 
 
-def test_names_and_labels_of_strangers_cannot_steer_a_terminal(served: Place, valkey: Server) -> None:
+def test_names_and_labels_of_strangers_cannot_steer_a_terminal(served: Target, valkey: Server) -> None:
     key = f"lockfast:{{{EVIL}}}:m"
     valkey.raw("SET", EVIL, "mallory-id", "PX", "60000")
     valkey.raw("SET", key, f"1700000000000000 mallor host:1:{EVIL}", "PX", "60000")
@@ -85,7 +85,7 @@ def test_names_and_labels_of_strangers_cannot_steer_a_terminal(served: Place, va
     assert "\x1b" not in told["owner"]["label"]
 
 
-def test_a_store_that_is_fit(place: Place) -> None:
+def test_a_store_that_is_fit(place: Target) -> None:
     done = place.run("doctor")
     lines = done.stdout.splitlines()
     topics = {line.split()[1]: line.split()[0] for line in lines if line[:1].isalpha() and len(line.split()) > 2}
@@ -97,14 +97,14 @@ def test_a_store_that_is_fit(place: Place) -> None:
     assert place.json("ls") == []
 
 
-def test_a_server_without_persistence_is_not_fit(served: Place) -> None:
+def test_a_server_without_persistence_is_not_fit(served: Target) -> None:
     done = served.run("doctor")
     assert done.returncode == 1
     assert re.search(r"^bad +restart ", done.stdout, re.MULTILINE)
     assert done.stdout.rstrip().endswith("must be mended before locks can be trusted here.")
 
 
-def test_a_store_that_does_not_answer(embedded: Place) -> None:
+def test_a_store_that_does_not_answer(embedded: Target) -> None:
     done = embedded.run("doctor", "--url", "redis://127.0.0.1:1")
     assert done.returncode == 1
     assert done.stdout.startswith("bad      connection   No connection to the server")
@@ -113,7 +113,7 @@ def test_a_store_that_does_not_answer(embedded: Place) -> None:
     assert re.fullmatch(r"lockfast: .*\n", done.stderr)
 
 
-def test_an_account_that_may_too_little(served: Place, valkey: Server) -> None:
+def test_an_account_that_may_too_little(served: Target, valkey: Server) -> None:
     valkey.raw("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@read", "+@connection", "-scan")
     try:
         done = served.run("doctor", "--url", valkey.url.replace("//", "//weak:pw@"))
@@ -124,7 +124,7 @@ def test_an_account_that_may_too_little(served: Place, valkey: Server) -> None:
         valkey.raw("ACL", "DELUSER", "weak")
 
 
-def test_a_quick_measurement(place: Place) -> None:
+def test_a_quick_measurement(place: Target) -> None:
     done = place.run("bench", "--seconds", "0.05")
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split("  ")[0] for line in done.stdout.splitlines()[1:]] == [
@@ -156,7 +156,7 @@ def test_called_wrongly(words: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("words", [["show", "lockfast:x"], ["show", ""], ["ls", "--url", "nonsense"], ["ls", ""]])
-def test_values_that_cannot_be(embedded: Place, words: list[str]) -> None:
+def test_values_that_cannot_be(embedded: Target, words: list[str]) -> None:
     done = embedded.run(*words)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"lockfast: .*\n", done.stderr)
@@ -170,8 +170,8 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
     assert f"$ lockfast {command}" in out or f"(lockfast {command}" in out
 
 
-def test_a_reader_who_leaves_early_is_no_error(embedded: Place) -> None:
-    with lockfast.client.connect(embedded.url) as locks:
+def test_a_reader_who_leaves_early_is_no_error(embedded: Target) -> None:
+    with lockfast.connect(embedded.url) as locks:
         for number in range(2000):
             locks.lock(f"{number:0100}", renew=False).acquire(timeout=0)
         process = embedded.start("ls")

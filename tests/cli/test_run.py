@@ -15,7 +15,7 @@ import pytest
 import lockfast
 from lockfast.cli.main import main
 from lockfast.stores.sqlite import quick
-from tests.cli.driving import LOCKFAST, Place, await_gone, descendants, ended, is_alive
+from tests.cli.driving import LOCKFAST, Target, await_gone, descendants, ended, is_alive
 from tests.support.servers import Server
 from tests.support.terminal import LONGEST
 from tests.support.waiting import until
@@ -40,20 +40,20 @@ CODES = {"true": 0, "exit 3": 3, "exit 255": 255, "kill -9 $$": 137, "kill -TERM
 
 
 @pytest.mark.parametrize(("script", "code"), CODES.items())
-def test_the_commands_own_exit_code(embedded: Place, script: str, code: int) -> None:
+def test_the_commands_own_exit_code(embedded: Target, script: str, code: int) -> None:
     done = embedded.run("run", "job", *shell(script))
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
     assert not embedded.inspect("job").locked
 
 
-def test_the_commands_own_exit_code_on_a_server(served: Place) -> None:
+def test_the_commands_own_exit_code_on_a_server(served: Target) -> None:
     for script in ("exit 3", "kill -9 $$"):
         done = served.run("run", "job", *shell(script))
         assert (done.returncode, done.stdout, done.stderr) == (CODES[script], "", "")
         assert not served.inspect("job").locked
 
 
-def test_a_command_that_is_not_there_or_no_program(place: Place) -> None:
+def test_a_command_that_is_not_there_or_no_program(place: Target) -> None:
     commands = {"no-such-command": 127, "./no/such": 127, str(place.folder): 126, "./plain.txt": 126}
     plain = place.folder / "plain.txt"
     plain.write_text("no program")
@@ -65,7 +65,7 @@ def test_a_command_that_is_not_there_or_no_program(place: Place) -> None:
     assert not place.inspect("job").locked
 
 
-def test_a_taken_lock(place: Place) -> None:
+def test_a_taken_lock(place: Target) -> None:
     holder = place.held("job", "--label", "in front")
     calls = [(["-n"], 75), (["-w0.1", "-E3"], 3), (["-n", "-E", "9"], 9), (["--wait=0.1", "--busy-code=0"], 0)]
     for words, code in calls if place.is_embedded else calls[:2]:
@@ -77,7 +77,7 @@ def test_a_taken_lock(place: Place) -> None:
     assert place.run("run", "-n", "job", "true").returncode == 0
 
 
-def test_a_store_that_cannot_be_used(embedded: Place) -> None:
+def test_a_store_that_cannot_be_used(embedded: Target) -> None:
     for url, code in (("redis://127.0.0.1:1", 69), ("nonsense", 2), ("ftp://x", 2), ("sqlite:///", 2)):
         done = embedded.run("run", "-w", "0.2", "--url", url, "job", *shell("echo never"))
         if url == "sqlite:///":
@@ -115,7 +115,7 @@ def test_called_wrongly(words: list[str], capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     "words", [["--ttl", "0", "job"], ["lockfast:x"], ["evil\nname"], ["job", "--label", "x" * 200]], ids=repr
 )
-def test_values_that_cannot_be(embedded: Place, words: list[str]) -> None:
+def test_values_that_cannot_be(embedded: Target, words: list[str]) -> None:
     done = embedded.run("run", *words, "true")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("lockfast: ")
@@ -134,7 +134,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 # What belongs to the command
 
 
-def test_the_command_is_told_its_fence(place: Place) -> None:
+def test_the_command_is_told_its_fence(place: Target) -> None:
     done = place.run("run", "job", "--label", "us", *shell("env | grep ^LOCKFAST_; sleep 0"), LOCKFAST_FENCE="old")
     told = dict(line.split("=", 1) for line in done.stdout.splitlines())
     assert told["LOCKFAST_NAME"] == "job"
@@ -142,12 +142,12 @@ def test_the_command_is_told_its_fence(place: Place) -> None:
     assert len(told["LOCKFAST_HOLDER"]) >= 20
 
 
-def test_words_after_the_name_are_the_commands(embedded: Place) -> None:
+def test_words_after_the_name_are_the_commands(embedded: Target) -> None:
     done = embedded.run("run", "job", "printf", "%s,", "-n", "--", "--help", "-w")
     assert (done.returncode, done.stdout) == (0, "-n,--,--help,-w,")
 
 
-def test_standard_input_and_output_pass_through(place: Place) -> None:
+def test_standard_input_and_output_pass_through(place: Target) -> None:
     sent = os.urandom(10_000_000)
     process = subprocess.run(
         [*LOCKFAST, "run", "job", "--", "sh", "-c", "cat; echo said >&2"],
@@ -162,7 +162,7 @@ def test_standard_input_and_output_pass_through(place: Place) -> None:
     assert process.stderr == b"said\n"
 
 
-def test_signals_are_as_a_program_expects_them(embedded: Place) -> None:
+def test_signals_are_as_a_program_expects_them(embedded: Target) -> None:
     """Python ignores SIGPIPE for itself; a command must not inherit that."""
     done = embedded.run("run", "job", *shell("yes | head -n 1; grep -i sigign /proc/self/status"))
     assert done.stdout.splitlines()[0] == "y"
@@ -175,7 +175,7 @@ def test_signals_are_as_a_program_expects_them(embedded: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "USR1", "QUIT"])
-def test_signals_are_passed_on_to_the_command_and_its_children(embedded: Place, name: str) -> None:
+def test_signals_are_passed_on_to_the_command_and_its_children(embedded: Target, name: str) -> None:
     inner = f"trap 'echo child; exit 0' {name}; echo ready; while :; do sleep 0.02; done"
     script = f"trap 'echo parent; exit 9' {name}; sh -c \"$0\"; echo parent was not asked"
     process = embedded.start("run", "job", "--", "sh", "-c", script, inner)
@@ -186,7 +186,7 @@ def test_signals_are_passed_on_to_the_command_and_its_children(embedded: Place, 
     assert not embedded.inspect("job").locked
 
 
-def test_under_nohup_a_hangup_is_ignored(embedded: Place) -> None:
+def test_under_nohup_a_hangup_is_ignored(embedded: Target) -> None:
     words = [*LOCKFAST, "run", "job", "--", "sh", "-c", "echo ready; sleep 0.3; echo survived"]
     process = subprocess.Popen(
         ["nohup", *words], env=embedded.environment(), stdout=subprocess.PIPE, stdin=-3, stderr=-3
@@ -201,7 +201,7 @@ def test_under_nohup_a_hangup_is_ignored(embedded: Place) -> None:
         process.communicate()
 
 
-def test_a_signal_while_waiting_leaves_no_place_behind(place: Place) -> None:
+def test_a_signal_while_waiting_leaves_no_place_behind(place: Target) -> None:
     place.held("job")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[: 3 if place.is_embedded else 1]:
         waiting = place.start("run", "job", *shell("echo never"))
@@ -214,7 +214,7 @@ def test_a_signal_while_waiting_leaves_no_place_behind(place: Place) -> None:
         await_gone(*family)
 
 
-def test_a_command_that_somebody_stops_keeps_its_lock(embedded: Place) -> None:
+def test_a_command_that_somebody_stops_keeps_its_lock(embedded: Target) -> None:
     """Without a terminal no shell could go on with lockfast, so it goes on by itself and renews."""
     process = embedded.start("run", "job", "--ttl", "3", *shell("echo $$; sleep 0.1; echo on"))
     (pid,) = lines(process, 1)
@@ -233,11 +233,11 @@ def test_a_command_that_somebody_stops_keeps_its_lock(embedded: Place) -> None:
 # What is left when something is killed
 
 
-def test_a_lost_lock_ends_the_whole_group(place: Place) -> None:
+def test_a_lost_lock_ends_the_whole_group(place: Target) -> None:
     process = place.start("run", "job", "--ttl", "6", "--grace", "0.3", *shell(TREE))
     pids = [int(line) for line in lines(process, 3)]
-    with lockfast.client.connect(place.url) as locks:
-        broken = locks.lock("job").break_()
+    with lockfast.connect(place.url) as locks:
+        broken = locks.lock("job").force_release()
     assert broken is not None
     assert broken.owner is not None
     assert broken.owner.pid == process.pid
@@ -247,7 +247,7 @@ def test_a_lost_lock_ends_the_whole_group(place: Place) -> None:
     assert not any(map(is_alive, pids))
 
 
-def test_a_command_that_ends_when_asked_is_not_killed(embedded: Place) -> None:
+def test_a_command_that_ends_when_asked_is_not_killed(embedded: Target) -> None:
     script = "trap 'echo tidy; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
     process = embedded.start("run", "job", "--ttl", "1", "--max-hold", "1", *shell(script))
     out, err = process.communicate(timeout=LONGEST)
@@ -255,7 +255,7 @@ def test_a_command_that_ends_when_asked_is_not_killed(embedded: Place) -> None:
     assert b"max_hold" in err
 
 
-def test_lockfast_killed_takes_its_command_along(place: Place) -> None:
+def test_lockfast_killed_takes_its_command_along(place: Target) -> None:
     process = place.start("run", "job", "--grace", "0.2", *shell(TREE))
     pids = [int(line) for line in lines(process, 3)]
     family = descendants(process.pid)
@@ -264,7 +264,7 @@ def test_lockfast_killed_takes_its_command_along(place: Place) -> None:
     await_gone(*family)
 
 
-def test_lockfast_killed_while_it_waits_leaves_nothing_running(place: Place) -> None:
+def test_lockfast_killed_while_it_waits_leaves_nothing_running(place: Target) -> None:
     place.held("job")
     waiting = place.start("run", "job", *shell("echo never"))
     place.await_waiting("job", 1)
@@ -274,7 +274,7 @@ def test_lockfast_killed_while_it_waits_leaves_nothing_running(place: Place) -> 
     await_gone(*family)
 
 
-def test_nothing_is_left_running_and_no_output_is_kept_open(place: Place) -> None:
+def test_nothing_is_left_running_and_no_output_is_kept_open(place: Target) -> None:
     process = place.start("run", "job", *shell("echo $PPID; sleep 0.1"))
     family = descendants(process.pid)
     out, _ = process.communicate(timeout=LONGEST)  # ends only when nobody has the output open any more
@@ -282,7 +282,7 @@ def test_nothing_is_left_running_and_no_output_is_kept_open(place: Place) -> Non
     await_gone(*family)
 
 
-def test_stopped_past_its_deadline_it_ends_the_command_when_it_runs_again(place: Place) -> None:
+def test_stopped_past_its_deadline_it_ends_the_command_when_it_runs_again(place: Target) -> None:
     process = place.start("run", "job", "--ttl", "1", "--grace", "0.2", *shell("echo ready; exec sleep 300"))
     assert lines(process, 1) == ["ready"]
     os.kill(process.pid, signal.SIGSTOP)
@@ -291,7 +291,7 @@ def test_stopped_past_its_deadline_it_ends_the_command_when_it_runs_again(place:
     assert process.wait(LONGEST) == 76
 
 
-def test_a_command_that_outlasts_the_ttl_keeps_the_lock(place: Place) -> None:
+def test_a_command_that_outlasts_the_ttl_keeps_the_lock(place: Target) -> None:
     """On the embedded store the lock is taken without the library, which has to take over in time."""
     process = place.start("run", "job", "--ttl", "3", *shell("echo $LOCKFAST_FENCE; sleep 4; echo $LOCKFAST_FENCE"))
     (fence,) = lines(process, 1)
@@ -303,7 +303,7 @@ def test_a_command_that_outlasts_the_ttl_keeps_the_lock(place: Place) -> None:
     assert process.returncode == 0
 
 
-def test_a_successor_gets_the_lock_from_one_that_took_it_at_once(embedded: Place) -> None:
+def test_a_successor_gets_the_lock_from_one_that_took_it_at_once(embedded: Target) -> None:
     holder = embedded.start("run", "job", *shell("echo ready; read _"), stdin=subprocess.PIPE)
     assert lines(holder, 1) == ["ready"]
     waiting = embedded.start("run", "job", *shell("echo mine"))
@@ -317,7 +317,7 @@ def test_a_successor_gets_the_lock_from_one_that_took_it_at_once(embedded: Place
 def test_a_store_that_stops_answering_ends_the_command_before_the_lease_ends(
     fresh_server: Server, tmp_path: Path
 ) -> None:
-    place = Place(fresh_server.url, tmp_path)
+    place = Target(fresh_server.url, tmp_path)
     script = "trap 'date +%s.%N > ended; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
     process = place.start("run", "job", "--ttl", "6", "--grace", "2", *shell(script))
     assert lines(process, 1) == ["ready"]
@@ -333,7 +333,7 @@ def test_a_store_that_stops_answering_ends_the_command_before_the_lease_ends(
     assert float((tmp_path / "ended").read_text()) - paused < 6
 
 
-def test_started_without_input_and_output(embedded: Place) -> None:
+def test_started_without_input_and_output(embedded: Target) -> None:
     words = shlex.join([*LOCKFAST, "run", "job", "--", "sh", "-c", "echo ran > out; ls -l /proc/self/fd > fds 2>&1"])
     done = subprocess.run(
         ["sh", "-c", f"exec {words} <&- >&- 2>&-"],
@@ -351,10 +351,10 @@ def test_started_without_input_and_output(embedded: Place) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_many_at_once_run_one_at_a_time_in_the_order_of_the_queue(place: Place) -> None:
+def test_many_at_once_run_one_at_a_time_in_the_order_of_the_queue(place: Target) -> None:
     count = 50 if place.is_embedded else 12  # with a server each of them takes long to start
     script = "mkdir inside || echo clash >> log; echo $PPID $LOCKFAST_FENCE >> log; rmdir inside"
-    with lockfast.client.connect(place.url) as locks:
+    with lockfast.connect(place.url) as locks:
         lease = locks.lock("job").acquire()
         assert lease is not None
         processes = [place.start("run", "job", *shell(script)) for _ in range(count)]
@@ -393,7 +393,7 @@ HEAVY = {
 }
 
 
-def test_a_short_command_loads_next_to_nothing(embedded: Place) -> None:
+def test_a_short_command_loads_next_to_nothing(embedded: Target) -> None:
     """Counted in modules, for the seconds of a busy machine say nothing; `python -m bench.command` has the times."""
     environment = {**embedded.environment(), "PYTHONSTARTUP": ""}
 
@@ -419,7 +419,7 @@ def test_a_short_command_loads_next_to_nothing(embedded: Place) -> None:
     assert len(set(modules) - baseline) < 45, sorted(set(modules) - baseline)
 
 
-def test_on_a_server_nothing_is_loaded_that_is_not_needed(served: Place) -> None:
+def test_on_a_server_nothing_is_loaded_that_is_not_needed(served: Target) -> None:
     code = COUNT.format(words=["run", "job", "--", "true"])
     ran = subprocess.run(
         [sys.executable, "-c", code],
@@ -432,7 +432,7 @@ def test_on_a_server_nothing_is_loaded_that_is_not_needed(served: Place) -> None
     assert not {"sqlite3", "argparse", "lockfast.stores.sqlite", "lockfast.runtime.asyncio"} & set(ran.stdout.split())
 
 
-def test_many_short_commands_leave_a_short_log_behind(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_short_commands_leave_a_short_log_behind(embedded: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them waits for the disk, unless the log has become long."""
     log = embedded.folder / "locks.db-wal"
     sizes = []
@@ -452,14 +452,14 @@ def test_many_short_commands_leave_a_short_log_behind(embedded: Place, monkeypat
 
 
 def test_the_embedded_store_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
-    place = Place(f"sqlite:///{tmp_path}/new/folder/locks.db", tmp_path)
+    place = Target(f"sqlite:///{tmp_path}/new/folder/locks.db", tmp_path)
     assert [place.run("run", "job", "true").returncode for _ in range(2)] == [0, 0]
 
 
 # Once
 
 
-def test_at_least_keeps_the_others_away_however_soon_the_command_ends(place: Place) -> None:
+def test_at_least_keeps_the_others_away_however_soon_the_command_ends(place: Target) -> None:
     words = ["run", "--at-least", "1h", "job"]
     assert place.run(*words, *shell("echo ran")).stdout == "ran\n"
     done = place.run(*words, *shell("echo ran twice"))
@@ -471,7 +471,7 @@ def test_at_least_keeps_the_others_away_however_soon_the_command_ends(place: Pla
     assert 3600 - 2 * LONGEST < left <= 3600
 
 
-def test_once_per_lets_a_failed_run_be_repeated(place: Place) -> None:
+def test_once_per_lets_a_failed_run_be_repeated(place: Target) -> None:
     words = ["run", "--once-per", "1d", "job"]
     assert place.run(*words, *shell("exit 3")).returncode == 3
     assert place.run(*words, "true").returncode == 0
@@ -481,7 +481,7 @@ def test_once_per_lets_a_failed_run_be_repeated(place: Place) -> None:
     assert 0.9 * 86400 - 2 * LONGEST < left <= 0.9 * 86400
 
 
-def test_three_machines_and_one_runs(served: Place) -> None:
+def test_three_machines_and_one_runs(served: Target) -> None:
     """As three crontabs do at 02:00, but for the hosts."""
     words = ["run", "-E", "0", "--at-least", "10m", "report", "--", "sh", "-c", "echo $PPID >> ran"]
     machines = [served.start(*words) for _ in range(3)]

@@ -5,12 +5,12 @@ import shlex
 import signal
 
 import lockfast
-from tests.cli.driving import LOCKFAST, Place, Terminals, await_gone, descendants, ended
+from tests.cli.driving import LOCKFAST, Target, Terminals, await_gone, descendants, ended
 from tests.support.terminal import ESCAPES
 from tests.support.waiting import until
 
 
-def test_a_waiting_run_says_whom_it_waits_for_and_its_place(place: Place, terminals: Terminals) -> None:
+def test_a_waiting_run_says_whom_it_waits_for_and_its_place(place: Target, terminals: Terminals) -> None:
     holder = place.held("job", "--label", "nightly")
     screen = terminals(place, "run", "job", "--", "sh", "-c", "echo now it runs")
     until(lambda: re.search(r"waiting for job \(.*\), place 1 of 1: held by nightly \(", screen.plain), "the line")
@@ -19,13 +19,13 @@ def test_a_waiting_run_says_whom_it_waits_for_and_its_place(place: Place, termin
     assert screen.text.endswith("\r\x1b[Know it runs\r\n"), screen.text[-100:]
 
 
-def test_quiet_says_nothing(embedded: Place, terminals: Terminals) -> None:
+def test_quiet_says_nothing(embedded: Target, terminals: Terminals) -> None:
     embedded.held("job")
     screen = terminals(embedded, "run", "-q", "-w", "1", "job", "true")
     assert (screen.end(), screen.text) == (75, "")
 
 
-def test_ctrl_c_is_the_commands(place: Place, terminals: Terminals) -> None:
+def test_ctrl_c_is_the_commands(place: Target, terminals: Terminals) -> None:
     """It reaches the command and its children, not lockfast, which gives the lock back and ends as the command did."""
     script = "trap 'echo tidy; exit 5' INT; echo ready; while :; do sleep 0.02; done"
     screen = terminals(place, "run", "job", "--", "sh", "-c", script)
@@ -36,7 +36,7 @@ def test_ctrl_c_is_the_commands(place: Place, terminals: Terminals) -> None:
     assert not place.inspect("job").locked
 
 
-def test_ctrl_c_on_a_command_that_does_not_care(embedded: Place, terminals: Terminals) -> None:
+def test_ctrl_c_on_a_command_that_does_not_care(embedded: Target, terminals: Terminals) -> None:
     screen = terminals(embedded, "run", "job", "--", "sh", "-c", "echo ready; exec sleep 300")
     screen.await_text("ready")
     screen.type("\x03")
@@ -44,7 +44,7 @@ def test_ctrl_c_on_a_command_that_does_not_care(embedded: Place, terminals: Term
     assert "Traceback" not in screen.text
 
 
-def test_ctrl_c_while_waiting(place: Place, terminals: Terminals) -> None:
+def test_ctrl_c_while_waiting(place: Target, terminals: Terminals) -> None:
     place.held("job")
     screen = terminals(place, "run", "job", "--", "echo", "never")
     place.await_waiting("job", 1)
@@ -56,7 +56,7 @@ def test_ctrl_c_while_waiting(place: Place, terminals: Terminals) -> None:
     await_gone(*family)
 
 
-def test_the_command_reads_the_terminal(embedded: Place, terminals: Terminals) -> None:
+def test_the_command_reads_the_terminal(embedded: Target, terminals: Terminals) -> None:
     """Which only the group in the foreground may."""
     screen = terminals(embedded, "run", "job", "--", "sh", "-c", "echo ready; read line; echo got $line")
     screen.await_text("ready")
@@ -65,7 +65,7 @@ def test_the_command_reads_the_terminal(embedded: Place, terminals: Terminals) -
     assert "got some text" in screen.text
 
 
-def test_ctrl_z_and_fg(embedded: Place, terminals: Terminals) -> None:
+def test_ctrl_z_and_fg(embedded: Target, terminals: Terminals) -> None:
     bash = terminals(embedded, command=["bash", "--norc", "--noprofile", "-i"], PS1="$ ")
     script = "echo begun; read line; echo got $line"
     bash.type(f"{shlex.join([*LOCKFAST, 'run', 'job', '--', 'sh', '-c', script])}\n")
@@ -85,7 +85,7 @@ def test_ctrl_z_and_fg(embedded: Place, terminals: Terminals) -> None:
     assert bash.end() == 0
 
 
-def test_tables_are_coloured_and_fit(place: Place, terminals: Terminals) -> None:
+def test_tables_are_coloured_and_fit(place: Target, terminals: Terminals) -> None:
     place.held("a-lock-with-a-very-long-name-" + "x" * 100, "--label", "y" * 60)
     screen = terminals(place, "ls")
     assert screen.end() == 0
@@ -97,7 +97,7 @@ def test_tables_are_coloured_and_fit(place: Place, terminals: Terminals) -> None
     assert "…" in plain.text
 
 
-def test_a_question_before_a_lock_is_broken(embedded: Place, terminals: Terminals) -> None:
+def test_a_question_before_a_lock_is_broken(embedded: Target, terminals: Terminals) -> None:
     holder = embedded.held("job", "--label", "stuck", "--ttl", "6")
     screen = terminals(embedded, "break", "job")
     screen.await_text("[y/N]")
@@ -114,14 +114,14 @@ def test_a_question_before_a_lock_is_broken(embedded: Place, terminals: Terminal
     assert holder.wait(50) == 76
 
 
-def test_the_live_view(place: Place, terminals: Terminals) -> None:
+def test_the_live_view(place: Target, terminals: Terminals) -> None:
     place.held("report:nightly", "--label", "nightly")
     place.held("backup")
     screen = terminals(place, "top", "--every", "0.2")
     screen.await_text("report:nightly")
     assert "\x1b[?1049h" in screen.text
     assert "2 held, 0 waiting" in ESCAPES.sub("", screen.text)
-    with lockfast.client.connect(place.url) as locks:
+    with lockfast.connect(place.url) as locks:
         for _ in range(20):
             with locks.lock("busy"):
                 pass
@@ -138,7 +138,7 @@ def test_the_live_view(place: Place, terminals: Terminals) -> None:
     assert screen.text.endswith("\x1b[?1049l")
 
 
-def test_the_live_view_gives_the_terminal_back_when_it_is_ended(embedded: Place, terminals: Terminals) -> None:
+def test_the_live_view_gives_the_terminal_back_when_it_is_ended(embedded: Target, terminals: Terminals) -> None:
     for key in ("\x03", "q"):
         screen = terminals(embedded, "top", "--every", "0.2")
         screen.await_text("quit")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.driver import COLOURS, Driver
+from tests.contract.driver import FLAVOURS, Driver
 from tests.contract.stores import EVERYWHERE, NOT_ON_A_QUORUM, STORES, WITHOUT_A_QUEUE, Surroundings
 from tests.support.servers import Server
 from tests.support.topologies import Group
@@ -19,10 +19,10 @@ def d(
     shared_group: Callable[[str], Group],
 ) -> Driver:
     """One store in one colour."""
-    store, colour = request.param
-    place = STORES[store](Surroundings(tmp_path, shared_server, shared_group))
-    driver = COLOURS[colour](store, place.url, place.server)
-    driver.options = place.options
+    store, flavour = request.param
+    enqueue = STORES[store](Surroundings(tmp_path, shared_server, shared_group))
+    driver = FLAVOURS[flavour](store, enqueue.url, enqueue.server)
+    driver.options = enqueue.options
     return driver
 
 

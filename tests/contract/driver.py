@@ -70,7 +70,7 @@ class Contender(Protocol):
 class Driver(ABC):
     """One store in one colour. `server` is the server behind it, where there is one."""
 
-    colour: str
+    flavour: str
     options: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, store: str, url: str, server: Server | None = None) -> None:
@@ -177,7 +177,7 @@ class ThreadContender:
 
 
 class Threads(Driver):
-    colour = "threads"
+    flavour = "threads"
 
     def __init__(self, store: str, url: str, server: Server | None = None) -> None:
         super().__init__(store, url, server)
@@ -185,7 +185,7 @@ class Threads(Driver):
 
     @staticmethod
     def open(target: Any, **options: Any) -> Any:
-        return lockfast.client.connect(target, **options)
+        return lockfast.connect(target, **options)
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         run(self._play(scenario))
@@ -242,7 +242,7 @@ class TaskContender:
 
 
 class Tasks(Driver):
-    colour = "asyncio"
+    flavour = "asyncio"
 
     def __init__(self, store: str, url: str, server: Server | None = None) -> None:
         super().__init__(store, url, server)
@@ -277,7 +277,7 @@ class Tasks(Driver):
         await asyncio.sleep(POLL)
 
 
-COLOURS: dict[str, type[Driver]] = {"threads": Threads, "asyncio": Tasks}
+FLAVOURS: dict[str, type[Driver]] = {"threads": Threads, "asyncio": Tasks}
 
 
 def scenario(body: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 
 import lockfast
-from tests.contract.driver import COLOURS
+from tests.contract.driver import FLAVOURS
 from tests.support.servers import KINDS, Server
 from tests.support.topologies import Group
 
 
-class Place(NamedTuple):
+class Target(NamedTuple):
     """Where a store can be found; empty, and nobody else's for the length of a test. `url` may be a list: a quorum."""
 
     url: Any
@@ -29,31 +29,31 @@ class Surroundings(NamedTuple):
     shared_server: Callable[[str], Server]
     shared_group: Callable[[str], Group]
 
-    def at(self, kind: str) -> Place:
+    def at(self, kind: str) -> Target:
         server = self.shared_server(kind)
-        return Place(server.url, server)
+        return Target(server.url, server)
 
-    def among(self, kind: str, **options: Any) -> Place:
-        return Place(self.shared_group(kind).url, options=options)
+    def among(self, kind: str, **options: Any) -> Target:
+        return Target(self.shared_group(kind).url, options=options)
 
 
-def _sqlite(around: Surroundings) -> Place:
+def _sqlite(around: Surroundings) -> Target:
     if not (Path(lockfast.__file__).parent / "stores" / "sqlite" / "__init__.py").exists():
         pytest.skip("the SQLite store is missing")
-    return Place(f"sqlite:///{around.folder}/locks.db")
+    return Target(f"sqlite:///{around.folder}/locks.db")
 
 
-def _transactions(around: Surroundings) -> Place:
+def _transactions(around: Surroundings) -> Target:
     """Locks without scripts, as an account has to take them that may run none."""
     server = around.shared_server("valkey9")
     server.raw("ACL", "SETUSER", "plain", "reset", "on", ">word", "~*", "&*", "+@all", *NO_SCRIPTS)
-    return Place(server.url.replace("//", "//plain:word@"), server)
+    return Target(server.url.replace("//", "//plain:word@"), server)
 
 
 NO_SCRIPTS = ("-eval", "-evalsha", "-eval_ro", "-evalsha_ro", "-script", "-function", "-fcall", "-fcall_ro")
 
-STORES: dict[str, Callable[[Surroundings], Place]] = {
-    "memory": lambda _: Place(f"memory://{uuid.uuid4()}"),
+STORES: dict[str, Callable[[Surroundings], Target]] = {
+    "memory": lambda _: Target(f"memory://{uuid.uuid4()}"),
     "sqlite": _sqlite,
     "valkey9": lambda around: around.at("valkey9"),
     "redis62": lambda around: around.at("redis62"),
@@ -109,16 +109,16 @@ WITHOUT_A_QUEUE = {
 }
 """What a store cannot do where nobody queues, and the scenarios and checks that show it elsewhere."""
 
-EVERYWHERE = [pytest.param((store, colour), id=f"{store}-{colour}") for store in STORES for colour in COLOURS]
+EVERYWHERE = [pytest.param((store, flavour), id=f"{store}-{flavour}") for store in STORES for flavour in FLAVOURS]
 
 
-def only(*, colour: str | None = None, stores: tuple[str, ...] = tuple(STORES)) -> pytest.MarkDecorator:
+def only(*, flavour: str | None = None, stores: tuple[str, ...] = tuple(STORES)) -> pytest.MarkDecorator:
     """Narrow a scenario to what can have its subject: a thread, say, cannot be cancelled."""
     chosen = [
         pytest.param((store, one), id=f"{store}-{one}")
         for store in stores
-        for one in COLOURS
-        if colour is None or one == colour
+        for one in FLAVOURS
+        if flavour is None or one == flavour
     ]
     return pytest.mark.parametrize("d", chosen, indirect=True)
 

@@ -156,7 +156,7 @@ async def test_closing_ends_the_waits_of_that_client(d: Driver) -> None:
 @scenario
 async def test_a_client_is_a_context(d: Driver) -> None:
     client = d.connect()
-    if d.colour == "asyncio":
+    if d.flavour == "asyncio":
         async with client as same:
             lease = await done(same.lock("thing").acquire())
     else:

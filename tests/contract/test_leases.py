@@ -114,9 +114,9 @@ async def test_the_keeper_does_not_meddle_with_a_release_under_way(d: Driver) ->
     release, slow = client.store.release, [0.2]
 
     async def first_slow(name: str, holder: str, until: float) -> Any:
-        for holding in client.keeper.held():
-            holding.next_renewal = client.runtime.now()  # so that the keeper comes round meanwhile
-        client.keeper._wake()
+        for lease_state in client.keepalive.held():
+            lease_state.next_renewal = client.runtime.now()  # so that the keeper comes round meanwhile
+        client.keepalive._wake()
         await client.runtime.sleep(slow.pop() if slow else 0)
         return await release(name, holder, until)
 

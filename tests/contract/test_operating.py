@@ -15,7 +15,7 @@ async def names(d: Driver, *args: Any, **options: Any) -> list[str]:
 
 async def listed(d: Driver, *args: Any, **options: Any) -> list[lockfast.LockInfo]:
     found = d.locks.list(*args, **options)
-    if d.colour == "threads":
+    if d.flavour == "threads":
         return list(found)
     return [info async for info in found]
 
@@ -131,7 +131,7 @@ async def test_a_broken_lock_goes_to_the_next_and_its_holder_is_told(d: Driver) 
 
     contender = d.start(waiter)
     await d.queue_length(d.lock(), 1)
-    broken = await done(d.lock().break_())
+    broken = await done(d.lock().force_release())
     assert (broken.holder, broken.owner.label, broken.fence) == (lease.holder, "stuck", lease.fence)
     successor = await contender.result()
     assert successor.fence > lease.fence
@@ -146,11 +146,11 @@ async def test_only_the_holder_that_was_seen_is_hit(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     seen = await done(d.lock().inspect())
     await done(lease.release())
-    assert await done(d.lock().break_()) is None
+    assert await done(d.lock().force_release()) is None
     successor = await done(d.lock().acquire())
-    assert await done(d.lock().break_(seen.holder)) is None
+    assert await done(d.lock().force_release(seen.holder)) is None
     successor.ensure_held()
-    broken = await done(d.lock().break_(successor.holder))
+    broken = await done(d.lock().force_release(successor.holder))
     assert (broken.holder, broken.fence) == (successor.holder, successor.fence)
     info = await done(d.lock().inspect())
     assert info.locked is False
@@ -165,7 +165,7 @@ async def test_a_lock_of_another_program_can_be_broken(d: Driver, value: bytes) 
     d.server.raw("SET", "theirs", value)
     seen = await done(d.lock("theirs").inspect())
     assert seen.ttl_left is None
-    broken = await done(d.lock("theirs").break_(seen.holder))
+    broken = await done(d.lock("theirs").force_release(seen.holder))
     assert broken == seen
     assert d.server.raw("EXISTS", "theirs") == 0
 
@@ -176,5 +176,5 @@ async def test_a_key_with_other_data_is_left_alone(d: Driver) -> None:
     assert d.server is not None
     d.server.raw("HSET", "data", "field", "value")
     with pytest.raises(lockfast.StoreProtocolError):
-        await done(d.lock("data").break_())
+        await done(d.lock("data").force_release())
     assert d.server.raw("HGET", "data", "field") == "value"

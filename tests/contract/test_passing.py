@@ -56,13 +56,13 @@ class Member:
         return await self._contender.result()
 
 
-def room(d: Driver) -> rooms.Room:
-    found: rooms.Room = d.locks.passing.room("thing")
+def local_queue(d: Driver) -> rooms.LocalQueue:
+    found: rooms.LocalQueue = d.locks.passing.local_queue("thing")
     return found
 
 
 async def seated(d: Driver, count: int) -> None:
-    await d.until(lambda: len(room(d)._seats) == count, f"{count} in the seats")
+    await d.until(lambda: len(local_queue(d)._local_waiters) == count, f"{count} in the seats")
 
 
 async def household(d: Driver, *options: dict[str, Any]) -> list[Member]:
@@ -105,10 +105,12 @@ async def test_a_passed_lease_is_worth_its_whole_ttl(d: Driver) -> None:
     await first.leave()
     lease = await second.has_it(d)
     assert lease.ttl == 10
-    age = lease._tenancy._age
-    assert lease._holding.valid_until - lease._holding.next_renewal > 10 * (1 - 1 / 3) * 0.99  # as at the first moment
+    age = lease._shared_grant._age
+    assert (
+        lease._lease_state.valid_until - lease._lease_state.next_renewal > 10 * (1 - 1 / 3) * 0.99
+    )  # as at the first moment
     assert age < 10 / 2
-    assert lease._holding.valid_until <= lease._tenancy._until
+    assert lease._lease_state.valid_until <= lease._shared_grant._until
     await second.leave()
 
 
@@ -128,15 +130,15 @@ async def test_what_two_give_back_at_once_is_passed_on_and_stays_the_next_ones(
     d: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = await household(d, {}, {})
-    lease, shipped = await first.has_it(d), rooms.Room.pass_on
+    lease, shipped = await first.has_it(d), rooms.LocalQueue.pass_on
 
     def overtaken(*call: Any) -> bool:
         """Another thread gives the same lease back, to its end, when this one has just found it alive."""
-        monkeypatch.setattr(rooms.Room, "pass_on", shipped)
+        monkeypatch.setattr(rooms.LocalQueue, "pass_on", shipped)
         assert run(lease._release()) is True
         return shipped(*call)
 
-    monkeypatch.setattr(rooms.Room, "pass_on", overtaken)
+    monkeypatch.setattr(rooms.LocalQueue, "pass_on", overtaken)
     assert await done(lease.release()) is False
     passed = await second.has_it(d)
     assert (await done(d.lock().inspect())).holder == passed.holder
@@ -188,7 +190,7 @@ async def test_a_seat_keeps_to_its_time_limit_and_leaves_nothing(d: Driver) -> N
     assert (await done(d.lock().inspect())).locked is False
 
 
-@only(colour="asyncio")
+@only(flavour="asyncio")
 @scenario
 async def test_a_turn_of_one_that_was_cancelled_goes_on_to_the_next(d: Driver) -> None:
     first, second, third = await household(d, {}, {}, {})
@@ -204,7 +206,7 @@ async def test_a_turn_of_one_that_was_cancelled_goes_on_to_the_next(d: Driver) -
     assert (await d.lock().inspect()).locked is False
 
 
-@only(colour="asyncio")
+@only(flavour="asyncio")
 @scenario
 async def test_a_turn_of_the_last_one_who_was_cancelled_goes_back_to_the_store(d: Driver) -> None:
     first, second = await household(d, {}, {})
@@ -219,12 +221,12 @@ async def test_a_turn_of_the_last_one_who_was_cancelled_goes_back_to_the_store(d
 @scenario
 async def test_a_turn_that_was_slept_through_is_not_used(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = await household(d, {}, {})
-    shipped = rooms.Tenancy.next
+    shipped = rooms.SharedGrant.next
 
-    def long_ago(self: rooms.Tenancy, seat: rooms.Seat, now: float) -> Grant:
-        return shipped(self, seat, now - 9)
+    def long_ago(self: rooms.SharedGrant, local_waiter: rooms.LocalWaiter, now: float) -> Grant:
+        return shipped(self, local_waiter, now - 9)
 
-    monkeypatch.setattr(rooms.Tenancy, "next", long_ago)
+    monkeypatch.setattr(rooms.SharedGrant, "next", long_ago)
     old = await first.leave()
     lease = await second.has_it(d)
     assert lease.holder != old.holder
@@ -236,8 +238,8 @@ async def test_a_turn_that_was_slept_through_is_not_used(d: Driver, monkeypatch:
 async def test_a_lost_lease_is_not_passed_on(d: Driver) -> None:
     first, second = await household(d, {"on_lost": lambda _: None}, {})
     old = await first.has_it(d)
-    old._holding.valid_until = d.locks.runtime.now()  # as if no renewal had got through
-    d.locks.keeper._wake()
+    old._lease_state.valid_until = d.locks.runtime.now()  # as if no renewal had got through
+    d.locks.keepalive._wake()
     lease = await second.has_it(d)
     assert lease.holder != old.holder
     await second.leave()
@@ -271,8 +273,8 @@ async def test_closing_sends_away_who_sits(d: Driver) -> None:
 @scenario
 async def test_a_longer_hold_than_the_span_goes_back_to_the_store(d: Driver) -> None:
     first, second = await household(d, {}, {})
-    tenancy = (await first.has_it(d))._tenancy
-    tenancy.span_ends = 0.0  # as if it had been held for long
+    shared_grant = (await first.has_it(d))._shared_grant
+    shared_grant.span_ends = 0.0  # as if it had been held for long
     other = d.connect().lock("thing")
 
     async def stranger() -> Any:
@@ -292,12 +294,12 @@ async def test_a_longer_hold_than_the_span_goes_back_to_the_store(d: Driver) -> 
 @scenario
 async def test_a_block_of_fences_that_is_used_up_ends_the_passing(d: Driver) -> None:
     first, second = await household(d, {}, {})
-    tenancy = (await first.has_it(d))._tenancy
-    tenancy._used = tenancy._last
+    shared_grant = (await first.has_it(d))._shared_grant
+    shared_grant._used = shared_grant._last
     old = await first.leave()
     lease = await second.has_it(d)
     assert lease.holder != old.holder
-    assert lease.fence > tenancy._last
+    assert lease.fence > shared_grant._last
     await second.leave()
 
 
@@ -335,14 +337,14 @@ async def test_a_busy_process_does_not_starve_another(d: Driver) -> None:
     assert holds == sorted(set(holds))
 
 
-@only(stores=("memory", "sqlite"), colour="threads")
+@only(stores=("memory", "sqlite"), flavour="threads")
 @scenario
 async def test_a_forked_child_has_no_seats_and_no_tenancy(d: Driver) -> None:
     first, second = await household(d, {}, {})
     child = os.fork()
     if child == 0:
         try:
-            os._exit(0 if not room(d)._seats and room(d)._tenancy is None else 1)
+            os._exit(0 if not local_queue(d)._local_waiters and local_queue(d)._shared_grant is None else 1)
         finally:
             os._exit(2)
     _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - on threads only
@@ -352,7 +354,7 @@ async def test_a_forked_child_has_no_seats_and_no_tenancy(d: Driver) -> None:
     await second.leave()
 
 
-@only(colour="asyncio")
+@only(flavour="asyncio")
 @scenario
 async def test_the_end_of_a_block_may_be_a_task_of_its_own(d: Driver) -> None:
     """As with every coroutine; also when the lock was passed on and nothing is left to do."""

@@ -16,7 +16,7 @@ from lockfast.testing import contract
 from lockfast.testing import contract_kit as footing
 from lockfast.testing.contract import CHECKS, check_store, run_check
 from lockfast.testing.contract_kit import Bench, ContractBroken
-from lockfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal
 from tests.contract.driver import Driver, scenario
 
 Check = Callable[[Bench], Coroutine[Any, Any, None]]
@@ -51,31 +51,31 @@ class Broken(MemoryStore):
 class NewFenceOnRepeat(Broken):
     fences = 0
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
-        answer = await super().acquire(ask, place, until)
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        answer = await super().acquire(claim, enqueue, until)
         self.fences += 1
         return Granted(answer.fence + self.fences) if isinstance(answer, Granted) else answer
 
 
 class QueuesEverybody(Broken):
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
-        return await super().acquire(ask, place or Place("nowhere", 0, None), until)
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        return await super().acquire(claim, enqueue or Enqueue("nowhere", 0, None), until)
 
 
 class PushesAnOldTurn(Broken):
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
-        return await super().acquire(ask, place and place._replace(turn=1), until)
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        return await super().acquire(claim, enqueue and enqueue._replace(attempt=1), until)
 
 
 class ForgetsTickets(Broken):
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
-        return await super().acquire(ask, place and place._replace(ticket=None), until)
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        return await super().acquire(claim, enqueue and enqueue._replace(ticket=None), until)
 
 
 class LastInFirstOut(Broken):
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
-        answer = await super().acquire(ask, place, until)
-        queue = self._hub.space._queues.get(ask.name, [])
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        answer = await super().acquire(claim, enqueue, until)
+        queue = self._hub.space._queues.get(claim.name, [])
         queue.sort(key=lambda one: -one.ticket)
         return answer
 
@@ -107,21 +107,21 @@ class NeverShortens(Broken):
 
 
 class AdoptsTwice(Broken):
-    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
-        info = await self.others(ask.name)
-        return await super().adopt(ask, info.holder or old_holder, until)
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
+        info = await self.others(claim.name)
+        return await super().adopt(claim, info.holder or old_holder, until)
 
 
 class NeverExpires(Broken):
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
-        return await super().acquire(ask._replace(ttl=99), place, until)
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        return await super().acquire(claim._replace(ttl=99), enqueue, until)
 
 
 class TakesFromTheQueue(Broken):
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
-        if place is None and not (await self.others(ask.name)).locked:
-            self._hub.space._queues.pop(ask.name, None)
-        return await super().acquire(ask, place, until)
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        if enqueue is None and not (await self.others(claim.name)).locked:
+            self._hub.space._queues.pop(claim.name, None)
+        return await super().acquire(claim, enqueue, until)
 
 
 class WaitsForTheDead(Broken):
@@ -150,15 +150,15 @@ class ShowsNobody(Broken):
 
 
 class ListsOnlyTheFirst(Broken):
-    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
-        page = await super().survey(pattern, cursor, until)
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
+        page = await super().listing(pattern, cursor, until)
         return page._replace(infos=page.infos[:1])
 
 
 class BreaksForAnybody(Broken):
-    async def take_away(self, name: str, holder: str, until: float) -> bool:
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
         info = await self.others(name)
-        return await super().take_away(name, info.holder or holder, until)
+        return await super().force_release(name, info.holder or holder, until)
 
 
 BROKEN = [

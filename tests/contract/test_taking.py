@@ -198,7 +198,7 @@ async def test_a_block_ends_the_lease_that_it_began(d: Driver) -> None:
     assert [lease.state for lease in leases] == [State.LOST, State.HELD]
 
 
-@only(colour="asyncio")
+@only(flavour="asyncio")
 @scenario
 async def test_loss_cancels_the_body(d: Driver) -> None:
     with pytest.raises(LeaseLost) as caught:

@@ -43,9 +43,9 @@ async def test_first_come_first_served(d: Driver) -> None:
 
     async def waiter(number: int) -> None:
         lock = clients[number % 2].lock("thing", timeout=BOUND, label=f"number {number}")
-        async with held(lock) as turn:
+        async with held(lock) as attempt:
             order.append(number)
-            fences.append(turn.fence)
+            fences.append(attempt.fence)
 
     contenders = []
     for number in range(6):
@@ -141,7 +141,7 @@ async def test_every_waiter_gets_past_crashed_holders(d: Driver) -> None:
     assert await done(last.acquire(timeout=BOUND)) is not None
 
 
-@only(colour="asyncio")
+@only(flavour="asyncio")
 @scenario
 async def test_a_cancelled_waiter_leaves_its_place(d: Driver) -> None:
     lease = await done(d.lock().acquire())
@@ -184,7 +184,7 @@ async def test_a_waiter_whose_inbox_breaks_asks_again_and_keeps_its_place(d: Dri
 
 
 WAITING_PROCESS = {
-    "threads": "import lockfast, sys; lockfast.client.connect(sys.argv[1]).lock('thing').acquire()",
+    "threads": "import lockfast, sys; lockfast.connect(sys.argv[1]).lock('thing').acquire()",
     "asyncio": """
 import asyncio, lockfast.aio, sys
 async def main():
@@ -203,7 +203,7 @@ async def test_a_waiter_that_was_killed_is_passed_over(d: Driver) -> None:
     async def waiter() -> Any:
         return await done(waiting.acquire(timeout=BOUND))
 
-    program = [sys.executable, "-c", WAITING_PROCESS[d.colour], d.url]
+    program = [sys.executable, "-c", WAITING_PROCESS[d.flavour], d.url]
     with subprocess.Popen(program) as process:  # noqa: ASYNC220 - nobody else uses this loop
         try:
             await d.queue_length(d.lock(), 1)

@@ -6,9 +6,9 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from verify.explorer import Explorer, Report
 from tests.explore.broken import exhibits
 from tests.explore.kit import Exhibit
+from verify.explorer import Explorer, Report
 
 PAGE = Path(__file__).parents[2] / "docs" / "gallery.md"
 MOST_SECONDS = 10.0

@@ -1,8 +1,8 @@
 """Good locks, on which the checker must stay silent, with holders killed and stopped and messages lost."""
 
 from lockfast.errors import StoreUnavailable
-from verify.world import Client, Model
 from tests.explore.kit import TTL, TTL_MS, Process
+from verify.world import Client, Model
 
 RULES = frozenset({"ME", "SG", "OW", "NL", "ST", "ER"})
 
@@ -16,7 +16,7 @@ return 0
 async def plain(me: Process) -> None:
     """`SET NX PX`, validity from before the request, compare and delete."""
     while True:
-        asked_at = me.now()
+        sent_at = me.now()
         try:
             taken = await me.command("SET", "door", me.name, "NX", "PX", TTL_MS)
         except StoreUnavailable:
@@ -24,7 +24,7 @@ async def plain(me: Process) -> None:
         if taken:
             break
         await me.sleep(1)
-    me.enters(until=asked_at + TTL)
+    me.enters(until=sent_at + TTL)
     await me.work()
     me.leaves()
     await me.command("EVAL", GIVE, 1, "door", me.name)
@@ -47,12 +47,12 @@ ENOUGH = SERVERS // 2 + 1
 
 async def majority(me: Process) -> None:
     """More than half of the servers, counted from before the first request, cleaned up everywhere."""
-    asked_at = me.now()
+    sent_at = me.now()
     votes = 0
     for server in range(SERVERS) if me.name == "A" else reversed(range(SERVERS)):
         votes += await me.command("SET", "door", me.name, "NX", "PX", TTL_MS, server=server) is not None
-    if votes >= ENOUGH and me.now() < asked_at + TTL:
-        me.enters(until=asked_at + TTL)
+    if votes >= ENOUGH and me.now() < sent_at + TTL:
+        me.enters(until=sent_at + TTL)
         await me.work()
         me.leaves()
     for server in range(SERVERS):

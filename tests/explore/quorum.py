@@ -12,16 +12,16 @@ from lockfast.core.validity import valid_until
 from lockfast.errors import StoreUnavailable
 from lockfast.stores.redis.keys import keys_of
 from lockfast.stores.redis.lua.scripts import ACQUIRE, RELEASE
+from tests.explore.kit import TTL, TTL_MS
 from verify.process import Process, Program
 from verify.world import Client, Model
-from tests.explore.kit import TTL, TTL_MS
 
 SERVERS = 3
 ENOUGH = rules.majority(SERVERS)
 KEYS = [key.decode() for key in keys_of("door")[:4]]
 
 
-async def ask(me: Process, server: int, floor: int = 0) -> int | None:
+async def request(me: Process, server: int, floor: int = 0) -> int | None:
     """The fence that a server gave, None when it did not or nothing was heard of it."""
     floors = [floor] if floor else []
     try:
@@ -37,7 +37,7 @@ async def vote(me: Process, *, raises: bool) -> tuple[dict[int, int], int]:
     """The nodes that are ours with the fence of each, and the fence to use; too few nodes mean none."""
     fences: dict[int, int] = {}
     for server in range(SERVERS) if me.name == "A" else reversed(range(SERVERS)):
-        fence = await ask(me, server)
+        fence = await request(me, server)
         if fence is not None:
             fences[server] = fence
         if len(fences) >= ENOUGH:
@@ -46,7 +46,7 @@ async def vote(me: Process, *, raises: bool) -> tuple[dict[int, int], int]:
         return fences, 0
     most, behind = rules.highest(fences, SERVERS)
     for server in behind if raises else []:
-        raised = await ask(me, server, floor=most)
+        raised = await request(me, server, floor=most)
         if raised is None:
             del fences[server]
         else:
@@ -55,11 +55,11 @@ async def vote(me: Process, *, raises: bool) -> tuple[dict[int, int], int]:
 
 
 async def attempt(me: Process, *, raises: bool) -> bool:
-    asked_at = me.now()
+    sent_at = me.now()
     _, fence = await vote(me, raises=raises)
-    held = bool(fence) and rules.is_worth_it(me.now(), asked_at, TTL)
+    held = bool(fence) and rules.is_worth_it(me.now(), sent_at, TTL)
     if held:
-        me.enters(until=valid_until(asked_at, TTL), fence=fence)
+        me.enters(until=valid_until(sent_at, TTL), fence=fence)
         await me.work()
         me.leaves()
     for server in range(SERVERS):

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.contract.driver import COLOURS, Driver
+from tests.contract.driver import FLAVOURS, Driver
 from tests.support.servers import Server
 from tests.support.topologies import Five, Group
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> str:
     chosen: str = request.param
     return chosen
 
@@ -22,9 +22,9 @@ def five(shared_group: Callable[[str], Group]) -> list[Server]:
 
 
 @pytest.fixture
-def d(colour: str, five: list[Server]) -> Driver:
+def d(flavour: str, five: list[Server]) -> Driver:
     """A quorum of servers that nobody may harm."""
-    return COLOURS[colour]("quorum", [server.url for server in five])  # type: ignore[arg-type]
+    return FLAVOURS[flavour]("quorum", [server.url for server in five])  # type: ignore[arg-type]
 
 
 @pytest.fixture

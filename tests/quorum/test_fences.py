@@ -7,8 +7,8 @@ import pytest
 
 from lockfast.testing import contract
 from lockfast.testing.contract import run_check
-from lockfast.values import Ask
-from tests.contract.driver import COLOURS, Driver, done, scenario
+from lockfast.values import Claim
+from tests.contract.driver import FLAVOURS, Driver, done, scenario
 from tests.quorum.cycling import cycles
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -26,9 +26,9 @@ def agree(servers: list[Server], fence: int) -> bool:
 
 
 @pytest.fixture
-def d(colour: str, fragile: list[Server]) -> Driver:
+def d(flavour: str, fragile: list[Server]) -> Driver:
     """A quorum of servers that may be harmed."""
-    return COLOURS[colour]("quorum", [server.url for server in fragile])  # type: ignore[arg-type]
+    return FLAVOURS[flavour]("quorum", [server.url for server in fragile])  # type: ignore[arg-type]
 
 
 @scenario
@@ -96,14 +96,14 @@ async def test_fences_go_on_when_every_server_has_forgotten_everything(d: Driver
 @scenario
 async def test_a_request_repeated_after_another_had_the_lock_gets_a_greater_fence(d: Driver) -> None:
     store, now = d.locks.store, d.locks.runtime.now
-    ask = Ask("thing", "one-who-repeats", 0.3, "host:1:")
-    first = await store.acquire(ask, None, now() + 5)
-    assert await store.acquire(ask, None, now() + 5) == first
+    claim = Claim("thing", "one-who-repeats", 0.3, "host:1:")
+    first = await store.acquire(claim, None, now() + 5)
+    assert await store.acquire(claim, None, now() + 5) == first
     between = await done(d.connect().lock("thing").acquire(timeout=5))
     assert await done(between.release()) is True
-    last = await store.acquire(ask, None, now() + 5)
+    last = await store.acquire(claim, None, now() + 5)
     assert first.fence < between.fence < last.fence
-    assert await store.release("thing", ask.holder, now() + 5) is True
+    assert await store.release("thing", claim.holder, now() + 5) is True
 
 
 @scenario

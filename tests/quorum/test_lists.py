@@ -30,7 +30,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("targets", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
-@pytest.mark.parametrize("connect", [lockfast.client.connect, lockfast.aio.connect], ids=["threads", "asyncio"])
+@pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect], ids=["threads", "asyncio"])
 def test_a_list_that_makes_no_quorum(connect: Any, targets: Any, words: str) -> None:
     with pytest.raises(lockfast.ConfigurationError, match=words):
         connect(targets)
@@ -39,26 +39,26 @@ def test_a_list_that_makes_no_quorum(connect: Any, targets: Any, words: str) -> 
 @pytest.mark.parametrize("option", [{"sits_out": -1}, {"sits_out": "30"}, {"sits_out": float("nan")}, {"replicas": 1}])
 def test_an_option_that_makes_no_sense(option: dict[str, Any]) -> None:
     with pytest.raises(lockfast.ConfigurationError):
-        lockfast.client.connect(URLS, **option)
+        lockfast.connect(URLS, **option)
 
 
 def test_clients_of_another_colour() -> None:
     mixed = [redis.Redis(port=1), redis.Redis(port=2), redis.asyncio.Redis(port=3)]
     with pytest.raises(lockfast.ConfigurationError, match=r"lockfast\.aio\.connect"):
-        lockfast.client.connect(mixed)
+        lockfast.connect(mixed)
     with pytest.raises(lockfast.ConfigurationError, match=r"lockfast\.connect"):
         lockfast.aio.connect(mixed)
 
 
 def test_an_even_number_works_and_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "lockfast"):
-        lockfast.client.connect(URLS[:4]).close()
+        lockfast.connect(URLS[:4]).close()
     assert "no more failures than one of 3" in caplog.text
 
 
 def test_no_password_shows() -> None:
     urls = [url.replace("//", "//user:s3cret@") for url in URLS]
-    assert "s3cret" not in repr(lockfast.client.connect(urls))
+    assert "s3cret" not in repr(lockfast.connect(urls))
 
 
 @scenario
@@ -73,7 +73,7 @@ async def test_one_server_under_two_names_is_refused_at_the_first_use(d: Driver,
 
 @scenario
 async def test_clients_instead_of_urls(d: Driver, five: list[Server]) -> None:
-    kind: Any = redis.Redis if d.colour == "threads" else redis.asyncio.Redis
+    kind: Any = redis.Redis if d.flavour == "threads" else redis.asyncio.Redis
     clients = [kind(port=server.port) for server in five]
     locks = d.open([*clients[:3], five[3].url, five[4].url])
     lease = await done(locks.lock("thing").acquire(timeout=1))
@@ -81,7 +81,7 @@ async def test_clients_instead_of_urls(d: Driver, five: list[Server]) -> None:
     assert await done(lease.release()) is True
     await done(locks.close())
     for client in clients:
-        await done(client.aclose() if d.colour == "asyncio" else client.close())
+        await done(client.aclose() if d.flavour == "asyncio" else client.close())
 
 
 @scenario

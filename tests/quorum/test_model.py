@@ -6,9 +6,9 @@ import pytest
 
 from lockfast.core.quorum import rules
 from lockfast.core.quorum.rules import Standing
+from tests.explore import quorum
 from verify.explorer import Explorer
 from verify.world import Model
-from tests.explore import quorum
 
 
 def check(model: Model, most_seconds: float) -> None:

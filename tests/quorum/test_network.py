@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.driver import COLOURS, Driver, done, scenario
+from tests.contract.driver import FLAVOURS, Driver, done, scenario
 from tests.quorum.cycling import QUICK, cycles
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -19,9 +19,9 @@ def proxies(five: list[Server]) -> Iterator[list[FaultProxy]]:
 
 
 @pytest.fixture
-def d(colour: str, proxies: list[FaultProxy]) -> Driver:
+def d(flavour: str, proxies: list[FaultProxy]) -> Driver:
     """A quorum behind proxies."""
-    return COLOURS[colour]("quorum", [proxy.url for proxy in proxies])  # type: ignore[arg-type]
+    return FLAVOURS[flavour]("quorum", [proxy.url for proxy in proxies])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 import lockfast
-from tests.contract.driver import COLOURS, Driver, done, scenario
+from tests.contract.driver import FLAVOURS, Driver, done, scenario
 from tests.quorum.cycling import QUICK, cycles
 from tests.support.servers import Server
 
 
 @pytest.fixture
-def d(colour: str, fragile: list[Server]) -> Driver:
+def d(flavour: str, fragile: list[Server]) -> Driver:
     """A quorum of servers that may be harmed."""
-    return COLOURS[colour]("quorum", [server.url for server in fragile])  # type: ignore[arg-type]
+    return FLAVOURS[flavour]("quorum", [server.url for server in fragile])  # type: ignore[arg-type]
 
 
 def has(server: Server, holder: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import lockfast
-from tests.contract.driver import COLOURS, Driver, done, scenario
+from tests.contract.driver import FLAVOURS, Driver, done, scenario
 from tests.quorum.cycling import cycles
 from tests.support.servers import Server
 
@@ -92,7 +92,7 @@ async def test_a_thousand_contended_rounds(d: Driver, five: list[Server], tries:
 @scenario
 async def test_rivals_while_nodes_come_and_go(d: Driver, fragile: list[Server]) -> None:
     """At any time at most two of five are away: fences go on rising, and nobody meets another."""
-    victims = COLOURS[d.colour]("quorum", [server.url for server in fragile])  # type: ignore[arg-type]
+    victims = FLAVOURS[d.flavour]("quorum", [server.url for server in fragile])  # type: ignore[arg-type]
     d.url = victims.url
 
     async def disturb() -> None:

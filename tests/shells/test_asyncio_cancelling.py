@@ -16,10 +16,10 @@ from lockfast.client.locks import AsyncLocks
 from lockfast.core import acquire
 from lockfast.errors import LeaseLost
 from lockfast.runtime.asyncio import AsyncioRuntime
-from lockfast.stores.redis.transport.asyncio import TaskInbox, TaskWire
 from lockfast.stores.redis.store import RedisStore
-from lockfast.testing.virtual_threads import Clock
+from lockfast.stores.redis.transport.asyncio import TaskInbox, TaskWire
 from lockfast.testing.virtual_loop import VirtualLoop
+from lockfast.testing.virtual_threads import Clock
 from lockfast.values import Owner
 from tests.explore.mutation import python
 from tests.shells.wires import LoopServer
@@ -73,14 +73,14 @@ class Scene:
         self.server = LoopServer()
         self.runtime = AsyncioRuntime()
         self.holders: set[str] = set()
-        new_holder = self.runtime.new_holder
+        new_holder_id = self.runtime.new_holder_id
 
         def noted() -> str:
-            holder = new_holder()
+            holder = new_holder_id()
             self.holders.add(holder)
             return holder
 
-        self.runtime.new_holder = noted
+        self.runtime.new_holder_id = noted
         self.ours = self._client(self.runtime)
         self.rival = self._client(AsyncioRuntime())
 

@@ -18,9 +18,9 @@ from lockfast.core.lease_state import State
 from lockfast.errors import LockError
 from lockfast.runtime.runner import run
 from lockfast.stores.memory import Hub, MemoryStore
-from lockfast.values import Answer, Ask, Granted, Owner
+from lockfast.values import Answer, Claim, Granted, Owner
 from tests.explore.mutation import python
-from tests.shells.test_thread_schedules import SWITCHES, Patch, Place, patched, search
+from tests.shells.test_thread_schedules import SWITCHES, Patch, Stage, patched, search
 
 __all__ = ["patched"]
 
@@ -38,10 +38,12 @@ class Shortly:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
-    def ask(self, ask: Ask, now: float, until: float) -> Coroutine[Any, Any, Answer]:
-        return self._store.acquire(ask, None, until)
+    def request(self, claim: Claim, now: float, until: float) -> Coroutine[Any, Any, Answer]:
+        return self._store.acquire(claim, None, until)
 
-    def answer(self, sent: Coroutine[Any, Any, Answer], ask: Ask, until: float) -> int | Coroutine[Any, Any, Answer]:
+    def answer(
+        self, sent: Coroutine[Any, Any, Answer], claim: Claim, until: float
+    ) -> int | Coroutine[Any, Any, Answer]:
         answer = run(sent)
         return answer.fence if isinstance(answer, Granted) else self._known(answer)
 
@@ -55,27 +57,27 @@ class Shortly:
 class Household:
     """One connection, and what its threads see of one lock."""
 
-    def __init__(self, place: Place, *, short: bool) -> None:
-        self.place = place
+    def __init__(self, stage: Stage, *, short: bool) -> None:
+        self.stage = stage
         self._hub = Hub()
-        store = MemoryStore(self._hub, place.runtime)
+        store = MemoryStore(self._hub, stage.runtime)
         if short:
             store.direct = Shortly(store)  # type: ignore[assignment]
-        self.locks = Locks(store, place.runtime, owner=Owner("home", 1), store_timeout=10.0, address="memory://")
-        self.room = self.locks.passing.room("door")
+        self.locks = Locks(store, stage.runtime, owner=Owner("home", 1), store_timeout=10.0, address="memory://")
+        self.local_queue = self.locks.passing.local_queue("door")
         self.fences: list[int] = []
         self._inside = 0
 
     def held_elsewhere(self) -> None:
         """Another connection takes the lock before all of them."""
-        other = MemoryStore(self._hub, self.place.runtime)
-        run(other.acquire(Ask("door", "other", 3.0, ""), None, 0.0))
+        other = MemoryStore(self._hub, self.stage.runtime)
+        run(other.acquire(Claim("door", "other", 3.0, ""), None, 0.0))
 
         def give_back() -> bool:
-            self.place.turns.wait(lambda: False, 100.0 + HELD_FOR)
+            self.stage.turns.wait(lambda: False, 100.0 + HELD_FOR)
             return run(other.release("door", "other", 0.0))
 
-        self.place.thread("other", give_back)
+        self.stage.thread("other", give_back)
 
     def use(self, timeout: float | None = None, ttl: float = 3.0) -> bool:
         """Hold the lock once, if it can be had; whether all was well."""
@@ -85,24 +87,33 @@ class Household:
         self._inside += 1
         well = self._inside == 1 and all(fence < lease.fence for fence in self.fences)
         self.fences.append(lease.fence)
-        self.place.turns.point()
+        self.stage.turns.point()
         well = well and self._inside == 1
         self._inside -= 1
         return lease.release() and well and lease.state is State.RELEASED
 
     def left(self) -> bool:
         """Whether nothing is left of all this."""
-        room = self.room
-        info = run(MemoryStore(self._hub, self.place.runtime).inspect("door", 0.0))
-        tenancy = None if room.closed else room._tenancy  # a room that is closed may keep what was given back for it
-        return not (room._seats or room._leaders or tenancy or room.askers or info.locked or info.waiting)
+        local_queue = self.local_queue
+        info = run(MemoryStore(self._hub, self.stage.runtime).inspect("door", 0.0))
+        shared_grant = (
+            None if local_queue.closed else local_queue._shared_grant
+        )  # a room that is closed may keep what was given back for it
+        return not (
+            local_queue._local_waiters
+            or local_queue._leaders
+            or shared_grant
+            or local_queue.askers
+            or info.locked
+            or info.waiting
+        )
 
 
-def together(*members: Callable[[Household], Any], short: bool = False) -> Callable[[Place], None]:
+def together(*members: Callable[[Household], Any], short: bool = False) -> Callable[[Stage], None]:
     """One thread for each; the last of them to end looks at what is left. `short`: the store has a short way."""
 
-    def prepare(place: Place) -> None:
-        home = Household(place, short=short)
+    def prepare(stage: Stage) -> None:
+        home = Household(stage, short=short)
         if limited in members:
             home.held_elsewhere()
         ended: list[bool] = []
@@ -113,7 +124,7 @@ def together(*members: Callable[[Household], Any], short: bool = False) -> Calla
             return well and (len(ended) < len(members) or home.left())
 
         for number, member in enumerate(members):
-            place.thread(f"member {number}", lambda member=member: live(member))  # type: ignore[misc]
+            stage.thread(f"member {number}", lambda member=member: live(member))  # type: ignore[misc]
 
     return prepare
 
@@ -139,7 +150,7 @@ def given_back_by_two(home: Household) -> bool:
     """Two threads give back the same lease: one of them does."""
     lease = home.locks.lock("door", ttl=3.0, renew=False).acquire()
     assert lease is not None
-    home.place.thread("helper", lambda: lease.release() in (True, False))
+    home.stage.thread("helper", lambda: lease.release() in (True, False))
     return lease.release() in (True, False)
 
 
@@ -203,5 +214,5 @@ WRONG = {
 def test_a_planted_error_is_found(name: str, patched: Patch) -> None:
     *change, scene = WRONG[name]
     watched = (f"<mutant of {change[0]}>", *FILES)
-    with python(rooms.Room, *change), pytest.raises(AssertionError, match="schedule"):
+    with python(rooms.LocalQueue, *change), pytest.raises(AssertionError, match="schedule"):
         search(together(*TOGETHER[scene]), ends(scene), patched, watched, 1)

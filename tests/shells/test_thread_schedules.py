@@ -14,18 +14,18 @@ from greenlet import getcurrent
 
 from lockfast.core import keepalive as keep
 from lockfast.core.acquire import Grant
-from lockfast.core.lease_state import ALIVE, Holding
-from lockfast.core.keepalive import Keeper
+from lockfast.core.keepalive import Keepalive
+from lockfast.core.lease_state import ALIVE, LeaseState
 from lockfast.core.validity import valid_until
 from lockfast.errors import StoreUnavailable
 from lockfast.runtime.runner import run
 from lockfast.stores.memory import Hub, MemoryStore
+from lockfast.stores.redis.protocol.resp import Reader, pack
 from lockfast.stores.redis.transport import thread_link as link
 from lockfast.stores.redis.transport import threads
 from lockfast.stores.redis.transport.thread_link import SLICE, Link, Slot
-from lockfast.stores.redis.protocol.resp import Reader, pack
 from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadWire
-from lockfast.values import Ask, Granted, Push
+from lockfast.values import Claim, Granted, GrantNotification
 from tests.explore.mutation import python
 from tests.shells.turns import Choice, TurnLock, TurnRuntime, Turns, every_schedule
 
@@ -77,7 +77,7 @@ class Poll:
         return self._turns.wait(self._socket.readable, self._turns.now + milliseconds / 1000)
 
 
-class Place:
+class Stage:
     """One play: the turns, a connection, and what came of it."""
 
     def __init__(self, watched: Sequence[str], schedule: Sequence[int], switches: int = 0) -> None:
@@ -114,19 +114,19 @@ Patch = Callable[[Turns], None]
 
 
 def search(
-    prepare: Callable[[Place], None], ends: dict[str, Any], patch: Patch, files: Sequence[str], switches: int
+    prepare: Callable[[Stage], None], ends: dict[str, Any], patch: Patch, files: Sequence[str], switches: int
 ) -> int:
     """Play every schedule; how many there are. `ends` says for each thread when it must have ended, and how."""
 
     def play(schedule: Sequence[int]) -> list[Choice]:
-        place = Place(files, schedule, switches)
-        patch(place.turns)
-        prepare(place)
-        errors = place.turns.play()
-        said = f"schedule {[choice.taken for choice in place.turns.choices]}: {place.ended} {errors}"
+        stage = Stage(files, schedule, switches)
+        patch(stage.turns)
+        prepare(stage)
+        errors = stage.turns.play()
+        said = f"schedule {[choice.taken for choice in stage.turns.choices]}: {stage.ended} {errors}"
         assert not errors, said
-        assert place.ended == ends, said
-        return place.turns.choices
+        assert stage.ended == ends, said
+        return stage.turns.choices
 
     played = 0
     for played in every_schedule(play, switches):
@@ -134,94 +134,94 @@ def search(
     return played
 
 
-def ask(wire: ThreadWire, word: bytes, until: float) -> Any:
+def request(wire: ThreadWire, word: bytes, until: float) -> Any:
     try:
-        return run(wire.ask(pack(word), 100.0 + until))
+        return run(wire.request(pack(word), 100.0 + until))
     except StoreUnavailable as error:
         return error.outcome.value
 
 
-def connected(place: Place) -> ThreadWire:
+def connected(stage: Stage) -> ThreadWire:
     """A wire that has dialled, so that the plays are about the rest."""
-    wire = ThreadWire(place.dial, place.runtime)
+    wire = ThreadWire(stage.dial, stage.runtime)
     wire._connect(110.0)
     return wire
 
 
-def answers(place: Place, count: int, *, after: float = 0.0) -> None:
+def answers(stage: Stage, count: int, *, after: float = 0.0) -> None:
     """A server that reads one request after the other and echoes it."""
     for _ in range(count):
-        place.turns.wait(lambda: bool(place.socket.told))
+        stage.turns.wait(lambda: bool(stage.socket.told))
         if after:
-            place.turns.wait(lambda: False, 100.0 + after)
-        (word,) = place.socket.told.pop(0)
-        place.socket.arrived += b"$%d\r\n%s\r\n" % (len(word), word)
-        place.turns.point()
+            stage.turns.wait(lambda: False, 100.0 + after)
+        (word,) = stage.socket.told.pop(0)
+        stage.socket.arrived += b"$%d\r\n%s\r\n" % (len(word), word)
+        stage.turns.point()
 
 
-def two_ask(place: Place) -> None:
-    wire = connected(place)
-    place.thread("one", lambda: ask(wire, b"one", 10))
-    place.thread("two", lambda: ask(wire, b"two", 10))
-    place.thread("server", lambda: answers(place, 2))
+def two_ask(stage: Stage) -> None:
+    wire = connected(stage)
+    stage.thread("one", lambda: request(wire, b"one", 10))
+    stage.thread("two", lambda: request(wire, b"two", 10))
+    stage.thread("server", lambda: answers(stage, 2))
 
 
-def the_leader_gives_up(place: Place) -> None:
+def the_leader_gives_up(stage: Stage) -> None:
     """The answers come after a second; one of the two who wait has time for half of it only."""
-    wire = connected(place)
-    place.thread("short", lambda: ask(wire, b"short", 0.2))
-    place.thread("long", lambda: ask(wire, b"long", 10))
-    place.thread("server", lambda: answers(place, 2, after=0.3))
+    wire = connected(stage)
+    stage.thread("short", lambda: request(wire, b"short", 0.2))
+    stage.thread("long", lambda: request(wire, b"long", 10))
+    stage.thread("server", lambda: answers(stage, 2, after=0.3))
 
 
-def one_listens(place: Place) -> None:
+def one_listens(stage: Stage) -> None:
     """The keeper takes in what is there, while another waits for an answer."""
-    wire = connected(place)
-    place.thread("asker", lambda: ask(wire, b"asker", 10))
-    place.thread("keeper", wire.listen)
-    place.thread("server", lambda: answers(place, 1))
+    wire = connected(stage)
+    stage.thread("asker", lambda: request(wire, b"asker", 10))
+    stage.thread("keeper", wire.listen)
+    stage.thread("server", lambda: answers(stage, 1))
 
 
-def the_connection_breaks(place: Place) -> None:
-    wire = connected(place)
-    place.thread("one", lambda: ask(wire, b"one", 10))
-    place.thread("two", lambda: ask(wire, b"two", 10))
+def the_connection_breaks(stage: Stage) -> None:
+    wire = connected(stage)
+    stage.thread("one", lambda: request(wire, b"one", 10))
+    stage.thread("two", lambda: request(wire, b"two", 10))
 
     def server() -> None:
-        place.turns.wait(lambda: len(place.socket.told) == 2)
-        place.socket.closed = True
+        stage.turns.wait(lambda: len(stage.socket.told) == 2)
+        stage.socket.closed = True
 
-    place.thread("server", server)
+    stage.thread("server", server)
 
 
-def two_mailboxes(place: Place) -> None:
-    inbox = ThreadInbox(place.dial, place.runtime)
-    place.socket.arrived = b"*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n"
+def two_mailboxes(stage: Stage) -> None:
+    inbox = ThreadInbox(stage.dial, stage.runtime)
+    stage.socket.arrived = b"*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n"
     inbox._connect(110.0)
 
     def wait(holder: str, until: float) -> Any:
         box = inbox.mailbox(holder)
         run(box.open(110.0))
         push = None
-        while push is None and place.turns.now < 100.0 + until:
+        while push is None and stage.turns.now < 100.0 + until:
             push = run(box.wait(100.0 + until))
         box.close()
         return push
 
-    place.thread("ann", lambda: wait("ann", 10))
-    place.thread("bob", lambda: wait("bob", 10))
+    stage.thread("ann", lambda: wait("ann", 10))
+    stage.thread("bob", lambda: wait("bob", 10))
 
     def server() -> None:
-        place.turns.wait(lambda: {"ann", "bob"} <= inbox.boxes.keys())
+        stage.turns.wait(lambda: {"ann", "bob"} <= inbox.boxes.keys())
         for payload in (b"bob 1 7", b"ann 1 8"):
-            place.socket.arrived += b"*3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$%d\r\n%s\r\n" % (len(payload), payload)
-            place.turns.point()
+            stage.socket.arrived += b"*3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$%d\r\n%s\r\n" % (len(payload), payload)
+            stage.turns.point()
 
-    place.thread("server", server)
+    stage.thread("server", server)
 
 
 SERVED = (0.0, None)
-WIRES: dict[str, tuple[Callable[[Place], None], dict[str, Any]]] = {
+WIRES: dict[str, tuple[Callable[[Stage], None], dict[str, Any]]] = {
     "two ask": (two_ask, {"one": (0.0, b"one"), "two": (0.0, b"two"), "server": SERVED}),
     "the leader gives up": (
         the_leader_gives_up,
@@ -232,7 +232,10 @@ WIRES: dict[str, tuple[Callable[[Place], None], dict[str, Any]]] = {
         the_connection_breaks,
         {"one": (0.0, "unknown"), "two": (0.0, "unknown"), "server": SERVED},
     ),
-    "two mailboxes": (two_mailboxes, {"ann": (0.0, Push(1, 8)), "bob": (0.0, Push(1, 7)), "server": SERVED}),
+    "two mailboxes": (
+        two_mailboxes,
+        {"ann": (0.0, GrantNotification(1, 8)), "bob": (0.0, GrantNotification(1, 7)), "server": SERVED},
+    ),
 }
 
 
@@ -283,7 +286,7 @@ def test_a_planted_error_on_a_connection_is_found(name: str, patched: Patch, mon
 TTL = 0.9
 
 
-class Counted(Keeper):
+class Counted(Keepalive):
     """Knows which of its actors are at work: those that have looked round and not retired since."""
 
     def __init__(self, store: MemoryStore, runtime: TurnRuntime) -> None:
@@ -303,53 +306,53 @@ class Counted(Keeper):
         return retires
 
 
-def hold(place: Place, keeper: Counted, store: MemoryStore, name: str, begins: float, lasts: float) -> bool:
+def hold(stage: Stage, keepalive: Counted, store: MemoryStore, name: str, begins: float, lasts: float) -> bool:
     """Take a lock at that moment, have it kept for so long, and give it back; whether it was ours all the time, and
     one keeper looked after it."""
-    place.turns.wait(lambda: False, 100.0 + begins)
-    asked_at = place.turns.now
-    ask = Ask(name, name, TTL, "")
-    granted = run(store.acquire(ask, None, 0.0))
+    stage.turns.wait(lambda: False, 100.0 + begins)
+    sent_at = stage.turns.now
+    claim = Claim(name, name, TTL, "")
+    granted = run(store.acquire(claim, None, 0.0))
     assert isinstance(granted, Granted)
-    grant = Grant(ask, granted.fence, asked_at, valid_until(asked_at, TTL))
-    held = Holding(place.runtime, renewing=True, max_hold=None)
+    grant = Grant(claim, granted.fence, sent_at, valid_until(sent_at, TTL))
+    held = LeaseState(stage.runtime, renewing=True, max_hold=None)
     held.begin(grant)
-    keeper.watch(held)
-    place.turns.wait(lambda: False, asked_at + lasts)
-    kept = held.check(place.turns.now) in ALIVE
+    keepalive.watch(held)
+    stage.turns.wait(lambda: False, sent_at + lasts)
+    kept = held.check(stage.turns.now) in ALIVE
     held.give_back()
     kept = run(store.release(name, name, 0.0)) and kept
-    keeper.unwatch(held)
-    return kept and keeper.most == 1
+    keepalive.unwatch(held)
+    return kept and keepalive.most == 1
 
 
-def keeping(second: float) -> Callable[[Place], None]:
+def keeping(second: float) -> Callable[[Stage], None]:
     """One lease at the beginning, and another at the given moment, when the keeper may be about to retire."""
 
-    def prepare(place: Place) -> None:
-        store = MemoryStore(Hub(), place.runtime)
-        keeper = Counted(store, place.runtime)
-        place.thread("first", lambda: hold(place, keeper, store, "first", 0.0, 0.1))
-        place.thread("second", lambda: hold(place, keeper, store, "second", second, 2.0))
+    def prepare(stage: Stage) -> None:
+        store = MemoryStore(Hub(), stage.runtime)
+        keepalive = Counted(store, stage.runtime)
+        stage.thread("first", lambda: hold(stage, keepalive, store, "first", 0.0, 0.1))
+        stage.thread("second", lambda: hold(stage, keepalive, store, "second", second, 2.0))
 
     return prepare
 
 
 def keeper_moments() -> list[float]:
     """When the keeper looks up, left to itself after one short lease: at these moments it may retire."""
-    place = Place((), ())
+    stage = Stage((), ())
     found: list[float] = []
 
     class Noting(Counted):
         async def _round(self) -> float:
-            found.append(round(place.turns.now - 100.0, 6))
+            found.append(round(stage.turns.now - 100.0, 6))
             return await super()._round()
 
-    store = MemoryStore(Hub(), place.runtime)
-    keeper = Noting(store, place.runtime)
-    place.thread("first", lambda: hold(place, keeper, store, "first", 0.0, 0.1))
-    assert place.turns.play() == []
-    assert place.ended == {"first": (0.1, True)}
+    store = MemoryStore(Hub(), stage.runtime)
+    keepalive = Noting(store, stage.runtime)
+    stage.thread("first", lambda: hold(stage, keepalive, store, "first", 0.0, 0.1))
+    assert stage.turns.play() == []
+    assert stage.ended == {"first": (0.1, True)}
     return sorted(set(found))
 
 
@@ -397,5 +400,5 @@ def test_a_planted_error_of_the_keeper_is_found(name: str, patched: Patch) -> No
         for second in moments:
             search(keeping(second), kept(second), patched, watched, 1)
 
-    with python(Keeper, *FORGETFUL[name]), pytest.raises(AssertionError, match="schedule"):
+    with python(Keepalive, *FORGETFUL[name]), pytest.raises(AssertionError, match="schedule"):
         all_of_them()

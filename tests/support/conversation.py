@@ -41,7 +41,7 @@ class Conversation:
         self._subscriptions: set[tuple[bytes, bytes]] = set()
         self._resp3 = False
 
-    def ask(self, args: Sequence[bytes], rule: Rule | None) -> None:
+    def request(self, args: Sequence[bytes], rule: Rule | None) -> None:
         self._asked.append(Asked(args, rule))
 
     def answer(self, frame: Frame) -> Asked | None:

@@ -28,10 +28,10 @@ class Meter:
 
     def _sample(self) -> None:
         for number in itertools.cycle(range(COUNT)):
-            asked_at = time.monotonic()
+            sent_at = time.monotonic()
             time.sleep(PERIOD)
             now = time.monotonic()
-            self._lates[number] = now - asked_at - PERIOD
+            self._lates[number] = now - sent_at - PERIOD
             self._moments[number] = now
 
     def _since(self, moment: float) -> list[float]:

@@ -170,7 +170,7 @@ class Link:
     async def _move_requests(self, server: End) -> None:
         while (parcel := await self._to_server.get()) is not None:
             if await self._passes(parcel, "to_server"):
-                self._conversation.ask(parcel.args, parcel.reply_rule)
+                self._conversation.request(parcel.args, parcel.reply_rule)
                 await server.send(parcel.raw)
         await self._flows["to_server"].wait()
         # Only our half: the server runs what it was sent before it ends its own.

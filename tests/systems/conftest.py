@@ -9,7 +9,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.contract.driver import COLOURS, Driver
+from tests.contract.driver import FLAVOURS, Driver
 from tests.contract.stores import STORES, Surroundings
 from tests.support.proxy import FaultProxy
 from tests.support.servers import KINDS, Server
@@ -17,8 +17,8 @@ from tests.support.topologies import Group
 from tests.systems.databases import postgres_server
 from tests.systems.kit import KITS, Kit
 
-ON_ALL = [pytest.param((kind, colour), id=f"{kind}-{colour}") for kind in KINDS for colour in KITS]
-ON_VALKEY = [pytest.param(("valkey9", colour), id=colour) for colour in KITS]
+ON_ALL = [pytest.param((kind, flavour), id=f"{kind}-{flavour}") for kind in KINDS for flavour in KITS]
+ON_VALKEY = [pytest.param(("valkey9", flavour), id=flavour) for flavour in KITS]
 ONE_OF_EACH = ("memory", "sqlite", "valkey9")
 """One store of each kind: that all servers behave alike is shown by the contract suite."""
 
@@ -36,12 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=ON_VALKEY)
 def k(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) -> Kit:
-    kind, colour = request.param
-    kit: Kit = KITS[colour](shared_server(kind))
+    kind, flavour = request.param
+    kit: Kit = KITS[flavour](shared_server(kind))
     return kit
 
 
-@pytest.fixture(params=[pytest.param((one, colour), id=f"{one}-{colour}") for one in ONE_OF_EACH for colour in COLOURS])
+@pytest.fixture(
+    params=[pytest.param((one, flavour), id=f"{one}-{flavour}") for one in ONE_OF_EACH for flavour in FLAVOURS]
+)
 def d(
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -49,9 +51,9 @@ def d(
     shared_group: Callable[[str], Group],
 ) -> Driver:
     """One store in one colour."""
-    store, colour = request.param
-    place = STORES[store](Surroundings(tmp_path, shared_server, shared_group))
-    return COLOURS[colour](store, place.url, place.server)
+    store, flavour = request.param
+    enqueue = STORES[store](Surroundings(tmp_path, shared_server, shared_group))
+    return FLAVOURS[flavour](store, enqueue.url, enqueue.server)
 
 
 @pytest.fixture(scope="session")

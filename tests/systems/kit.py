@@ -17,8 +17,8 @@ import redis.asyncio
 
 import lockfast
 import lockfast.aio
-import lockfast.simple.aio
 import lockfast.simple
+import lockfast.simple.aio
 from lockfast.runtime.runner import run
 from tests.contract.driver import TaskContender, ThreadContender, done
 from tests.support.servers import Server
@@ -38,7 +38,7 @@ def run_cancelling(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 class Kit:
     """One colour on one server. `clients` are closed when the scenario ends."""
 
-    colour: str
+    flavour: str
     library: Any
     redis: Any
     simple: Any
@@ -83,7 +83,7 @@ class Kit:
 
 
 class Threads(Kit):
-    colour = "threads"
+    flavour = "threads"
     library = lockfast
     redis = redis.Redis
     simple = lockfast.simple
@@ -99,7 +99,7 @@ class Threads(Kit):
 
 
 class Tasks(Kit):
-    colour = "asyncio"
+    flavour = "asyncio"
     library = lockfast.aio
     redis = redis.asyncio.Redis
     simple = lockfast.simple.aio
@@ -114,7 +114,7 @@ class Tasks(Kit):
         await asyncio.sleep(seconds)
 
 
-KITS = {kit.colour: kit for kit in (Threads, Tasks)}
+KITS = {kit.flavour: kit for kit in (Threads, Tasks)}
 
 
 def scenario(body: Callable[..., Awaitable[None]]) -> Callable[..., None]:

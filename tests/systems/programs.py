@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable
 
 import lockfast
-from tests.contract.driver import COLOURS, Driver, held
-from tests.keeper import programs
-from tests.keeper.programs import say, told
+from tests.contract.driver import FLAVOURS, Driver, held
+from tests.keepalive import programs
+from tests.keepalive.programs import say, told
 from tests.systems.resources import FENCED, UNGUARDED
 
 
@@ -21,9 +21,9 @@ class Program(programs.Program):
     module = "tests.systems.programs"
 
 
-def run_a_job(colour: str, url: str, name: str, ttl: str) -> None:
+def run_a_job(flavour: str, url: str, name: str, ttl: str) -> None:
     """Run a job that nobody else may start within the hour, until we are killed."""
-    driver = COLOURS[colour]("", url)
+    driver = FLAVOURS[flavour]("", url)
 
     async def work(d: Driver) -> None:
         async with held(d.locks.once(name, at_least=3600, ttl=float(ttl))):
@@ -33,10 +33,10 @@ def run_a_job(colour: str, url: str, name: str, ttl: str) -> None:
     driver.run(work(driver))
 
 
-def read_and_write(url: str, kind: str, place: str, ttl: str) -> None:
+def read_and_write(url: str, kind: str, enqueue: str, ttl: str) -> None:
     """Take the lock, read, be stopped past the ttl, and write all the same."""
-    resource = {**FENCED, **UNGUARDED}[kind](place)
-    with lockfast.client.connect(url) as locks:
+    resource = {**FENCED, **UNGUARDED}[kind](enqueue)
+    with lockfast.connect(url) as locks:
         lease = locks.lock("file:9527", ttl=float(ttl)).acquire()
         assert lease is not None
         seen = resource.read(lease.fence)

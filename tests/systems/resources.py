@@ -22,8 +22,8 @@ class Resource(Protocol):
 
 
 class GuardedFile:
-    def __init__(self, place: str) -> None:
-        self._path = place
+    def __init__(self, enqueue: str) -> None:
+        self._path = enqueue
 
     def read(self, fence: int) -> str:
         return fenced.file.FencedFile(self._path, fence).read_text()
@@ -33,8 +33,8 @@ class GuardedFile:
 
 
 class PlainFile:
-    def __init__(self, place: str) -> None:
-        self._path = Path(place)
+    def __init__(self, enqueue: str) -> None:
+        self._path = Path(enqueue)
 
     def read(self, fence: int) -> str:
         return self._path.read_text(encoding="utf-8")
@@ -44,8 +44,8 @@ class PlainFile:
 
 
 class GuardedKey:
-    def __init__(self, place: str) -> None:
-        self._client = redis.Redis.from_url(place, decode_responses=True)
+    def __init__(self, enqueue: str) -> None:
+        self._client = redis.Redis.from_url(enqueue, decode_responses=True)
 
     def read(self, fence: int) -> str:
         return str(fenced.redis.Writer(self._client, fence).get("text"))
@@ -85,19 +85,19 @@ class GuardedRow(GuardedTable):
             fenced.sql.update_row(db, "files", {"name": "text"}, {"body": text}, fence)
 
 
-def postgres(place: str) -> Callable[[], Any]:
+def postgres(enqueue: str) -> Callable[[], Any]:
     import psycopg
 
-    return lambda: psycopg.connect(place)
+    return lambda: psycopg.connect(enqueue)
 
 
 FENCED: dict[str, Callable[[str], Resource]] = {
     "file": GuardedFile,
     "key": GuardedKey,
-    "sqlite table": lambda place: GuardedTable(lambda: sqlite3.connect(place), "?"),
-    "sqlite row": lambda place: GuardedRow(lambda: sqlite3.connect(place), "?"),
-    "postgres table": lambda place: GuardedTable(postgres(place), "%s"),
-    "postgres row": lambda place: GuardedRow(postgres(place), "%s"),
+    "sqlite table": lambda enqueue: GuardedTable(lambda: sqlite3.connect(enqueue), "?"),
+    "sqlite row": lambda enqueue: GuardedRow(lambda: sqlite3.connect(enqueue), "?"),
+    "postgres table": lambda enqueue: GuardedTable(postgres(enqueue), "%s"),
+    "postgres row": lambda enqueue: GuardedRow(postgres(enqueue), "%s"),
 }
 UNGUARDED: dict[str, Callable[[str], Resource]] = {"plain file": PlainFile}
 SCHEMA = "CREATE TABLE files (name VARCHAR(100) PRIMARY KEY, body TEXT NOT NULL, fence BIGINT NOT NULL DEFAULT 0)"

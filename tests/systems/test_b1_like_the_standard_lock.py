@@ -16,7 +16,7 @@ import pytest
 import lockfast
 from lockfast import ConfigurationError, LeaseLost, NotHeld, State
 from tests.contract.driver import BOUND, Driver, done, held, scenario
-from tests.keeper.losing import lose
+from tests.keepalive.losing import lose
 
 
 @scenario
@@ -28,7 +28,7 @@ async def test_b1_made_and_thrown_away(d: Driver) -> None:
 @scenario
 async def test_b1_repr_tells_name_and_ttl(d: Driver) -> None:
     lock = d.lock("thing", ttl=7)
-    kind = "AsyncLock" if d.colour == "asyncio" else "Lock"
+    kind = "AsyncLock" if d.flavour == "asyncio" else "Lock"
     assert repr(lock) == f"<{kind} 'thing', ttl 7 s>"
 
 
@@ -241,7 +241,7 @@ async def test_b1_two_objects_of_one_name_are_one_lock_and_two_objects(d: Driver
 
 
 def test_b1_the_end_of_a_thread_leaves_no_reference() -> None:
-    with lockfast.client.connect("memory://") as locks:
+    with lockfast.connect("memory://") as locks:
         lock = locks.lock("thing")
 
         def body() -> None:

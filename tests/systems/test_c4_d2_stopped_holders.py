@@ -23,7 +23,7 @@ OLD = "INSERT INTO files (name, body) VALUES ('text', 'old')"
 
 
 @pytest.fixture
-def place(
+def enqueue(
     request: pytest.FixtureRequest, tmp_path: Path, valkey: Server, postgres_url: Callable[[], str]
 ) -> Iterator[str]:
     """Where a resource of the kind lies, with "old" in it."""
@@ -51,10 +51,10 @@ def place(
             yield str(tmp_path / "9527.txt")
 
 
-def overrun(url: str, kind: str, place: str) -> tuple[str, int, str]:
+def overrun(url: str, kind: str, enqueue: str) -> tuple[str, int, str]:
     """What the late writer said, the fence of the holder after it, and what is there in the end."""
-    resource = {**FENCED, **UNGUARDED}[kind](place)
-    with lockfast.client.connect(url) as locks, Program("read_and_write", url, kind, place, TTL) as late:
+    resource = {**FENCED, **UNGUARDED}[kind](enqueue)
+    with lockfast.connect(url) as locks, Program("read_and_write", url, kind, enqueue, TTL) as late:
         assert late.line() == "read old"
         late.freeze()
         with locks.lock("file:9527", timeout=10) as lease:
@@ -67,19 +67,19 @@ def overrun(url: str, kind: str, place: str) -> tuple[str, int, str]:
 
 
 @pytest.mark.parametrize(("kind", "place"), [("plain file", "plain file")], indirect=["place"], ids=["plain file"])
-def test_c4_without_a_fence_the_late_write_wins(kind: str, place: str, valkey: Server) -> None:
+def test_c4_without_a_fence_the_late_write_wins(kind: str, enqueue: str, valkey: Server) -> None:
     """What all of this is for: the lock alone cannot stop it."""
-    said, _, left = overrun(valkey.url, kind, place)
+    said, _, left = overrun(valkey.url, kind, enqueue)
     assert (said, left) == ("written", "old, and what came too late")
 
 
 @pytest.mark.parametrize("locks_in", ["valkey9", "sqlite"])
 @pytest.mark.parametrize(("kind", "place"), [("file", "file")], indirect=["place"], ids=["file"])
 def test_c4_a_late_write_to_a_file_is_refused(
-    kind: str, place: str, locks_in: str, valkey: Server, tmp_path: Path
+    kind: str, enqueue: str, locks_in: str, valkey: Server, tmp_path: Path
 ) -> None:
     url = valkey.url if locks_in == "valkey9" else f"sqlite:///{tmp_path}/locks/locks.db"
-    said, fence, left = overrun(url, kind, place)
+    said, fence, left = overrun(url, kind, enqueue)
     assert (said, left) == (f"refused True {fence}", "new")
 
 
@@ -89,6 +89,6 @@ def test_c4_a_late_write_to_a_file_is_refused(
     indirect=["place"],
     ids=str,
 )
-def test_d2_a_late_write_is_refused(kind: str, place: str, valkey: Server) -> None:
-    said, fence, left = overrun(valkey.url, kind, place)
+def test_d2_a_late_write_is_refused(kind: str, enqueue: str, valkey: Server) -> None:
+    said, fence, left = overrun(valkey.url, kind, enqueue)
     assert (said, left) == (f"refused True {fence}", "new")

@@ -22,7 +22,7 @@ def names(path: Path) -> list[str]:
 
 
 def test_c4_read_change_write(path: Path) -> None:
-    with lockfast.client.connect("memory://files") as locks:
+    with lockfast.connect("memory://files") as locks:
         for line in ("one", "two"):
             with locks.lock("file:9527") as lease:
                 page = FencedFile(path, lease)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import lockfast
-from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.client.once import Skipped
+from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.values import Renewal
 from tests.contract.driver import Driver, done, held, scenario
 from tests.contract.stores import only
@@ -55,7 +55,7 @@ async def test_c5_a_quick_job_does_not_run_again_at_once(d: Driver) -> None:
         assert await start(d.locks.once("report", at_least=20, ttl=ttl))
         assert 10 < await ttl_left(d) <= 20
         assert not await start(d.connect().once("report", at_least=20))
-        assert d.locks.keeper.held() == [], "nobody renews what was left"
+        assert d.locks.keepalive.held() == [], "nobody renews what was left"
         assert await end_now(d)
 
 
@@ -137,7 +137,7 @@ async def test_c5_a_stuck_run_is_bounded(d: Driver) -> None:
 @only(stores=("sqlite", "valkey9"))
 @scenario
 async def test_c5_a_runner_that_crashes_blocks_for_its_ttl_only(d: Driver) -> None:
-    with Program("run_a_job", d.colour, d.url, "report", 0.5) as runner:
+    with Program("run_a_job", d.flavour, d.url, "report", 0.5) as runner:
         assert runner.line() == "running"
         assert not await start(d.locks.once("report"))
         runner.kill()
@@ -190,7 +190,7 @@ async def test_c5_a_function_of_the_other_colour_is_refused(d: Driver) -> None:
     def right() -> None: ...
 
     with pytest.raises(lockfast.ConfigurationError):
-        d.locks.once("report")(wrong if d.colour == "threads" else right)
+        d.locks.once("report")(wrong if d.flavour == "threads" else right)
 
 
 @only(stores=("memory",))
@@ -237,7 +237,7 @@ async def test_c5_a_lost_answer_to_the_last_word_is_asked_again(d: Driver) -> No
     assert 10 < await ttl_left(d) <= 20
 
 
-@only(colour="threads", stores=("memory",))
+@only(flavour="threads", stores=("memory",))
 @scenario
 async def test_c5_one_object_in_many_threads(d: Driver) -> None:
     job, began, go_on = d.locks.once("report"), d.gate(), d.gate()

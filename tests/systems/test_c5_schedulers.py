@@ -23,7 +23,7 @@ def test_c5_apscheduler(valkey: Server) -> None:
     ran, skipped, connections, running = [], [], [], []
     at = datetime.now(UTC)
     for machine in range(MACHINES):
-        connections.append(locks := lockfast.client.connect(valkey.url, label=f"machine {machine}"))
+        connections.append(locks := lockfast.connect(valkey.url, label=f"machine {machine}"))
 
         @locks.once("report", every=3600)
         def report(machine: int) -> None:
@@ -80,7 +80,7 @@ def test_c5_a_thread_per_machine_that_fires_every_period(valkey: Server) -> None
     stop = threading.Event()
 
     def machine() -> None:
-        with lockfast.client.connect(valkey.url) as locks:
+        with lockfast.connect(valkey.url) as locks:
             while not stop.wait(0.02):
                 with locks.once("report", every=period) as run:
                     if run:

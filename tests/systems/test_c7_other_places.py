@@ -21,16 +21,16 @@ from lockfast.testing import contract_kit as footing
 from lockfast.testing.contract import CHECKS, run_check
 from lockfast.testing.contract_kit import Bench, ContractBroken
 from lockfast.values import Renewal
-from tests.contract.driver import COLOURS, Driver, done, held, scenario
+from tests.contract.driver import FLAVOURS, Driver, done, held, scenario
 from tests.support import etcd, zookeeper
 from tests.support.etcd import Etcd
 from tests.support.zookeeper import ZooKeeper
 from tests.traps.watching import Stopwatch
 
 Check = Callable[[Bench], Coroutine[Any, Any, None]]
-Place = Etcd | ZooKeeper
+Enqueue = Etcd | ZooKeeper
 
-PLACES: dict[str, tuple[Any, type[Place]]] = {"etcd": (etcd, Etcd), "zookeeper": (zookeeper, ZooKeeper)}
+PLACES: dict[str, tuple[Any, type[Enqueue]]] = {"etcd": (etcd, Etcd), "zookeeper": (zookeeper, ZooKeeper)}
 IN_BOTH: dict[Check, str] = {
     contract.told_first: "nobody is told that it is first now",
     contract.passed_over: "a dead waiter is not known to be dead before its ttl is over",
@@ -45,17 +45,17 @@ DIFFERENT: dict[str, dict[Check, str]] = {
 
 
 @pytest.fixture(scope="module", params=PLACES)
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+def enqueue(request: pytest.FixtureRequest) -> Iterator[Enqueue]:
     module, kind = PLACES[request.param]
     if module.find() is None:
         pytest.skip(f"{request.param} is missing: it needs {module.NEEDS}")
-    with kind() as place:
-        yield place
+    with kind() as enqueue:
+        yield enqueue
 
 
-@pytest.fixture(params=COLOURS)
-def d(request: pytest.FixtureRequest, place: Place) -> Driver:
-    return COLOURS[request.param](type(place).__name__.lower(), place.url)
+@pytest.fixture(params=FLAVOURS)
+def d(request: pytest.FixtureRequest, enqueue: Enqueue) -> Driver:
+    return FLAVOURS[request.param](type(enqueue).__name__.lower(), enqueue.url)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ async def test_c7_theft_is_told_at_the_next_renewal(d: Driver, name: str) -> Non
     if d.store == "etcd":
         await store._calls.call("/v3/kv/deleterange", {"key": packed(lock_key(name))}, until)
     else:
-        await store._session.ask(lambda client: client.delete_async(holder_path(name)), until)
+        await store._session.request(lambda client: client.delete_async(holder_path(name)), until)
     await d.until(lambda: lease.state is State.LOST, "the loss to be told")
     with pytest.raises(LeaseLost):
         lease.ensure_held()
@@ -176,26 +176,26 @@ async def test_c7_theft_is_told_at_the_next_renewal(d: Driver, name: str) -> Non
 async def test_c7_an_operator_lists_and_breaks(d: Driver, name: str) -> None:
     store, until = d.locks.store, d.locks.runtime.now() + 20
     lease = await done(d.lock(name, label="nightly").acquire())
-    page = await store.survey("c7:*", "", until)
+    page = await store.listing("c7:*", "", until)
     assert name in [info.name for info in page.infos]
-    assert await store.take_away(name, lease.holder, until) is True
+    assert await store.force_release(name, lease.holder, until) is True
     after = await done(d.connect().lock(name).acquire(timeout=20))
     assert after.fence > lease.fence
     assert await done(lease.release()) is False
     await done(after.release())
 
 
-def test_c7_a_killed_holder_frees_the_lock(place: Place, name: str) -> None:
+def test_c7_a_killed_holder_frees_the_lock(enqueue: Enqueue, name: str) -> None:
     program = (
         "import lockfast, sys, time\n"
-        "lease = lockfast.client.connect(sys.argv[1]).lock(sys.argv[2], ttl=2).acquire()\n"
+        "lease = lockfast.connect(sys.argv[1]).lock(sys.argv[2], ttl=2).acquire()\n"
         "print('held', flush=True)\n"
         "sys.stdin.read()\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", program, place.url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, enqueue.url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    with child, COLOURS["threads"].open(place.url) as locks:
+    with child, FLAVOURS["threads"].open(enqueue.url) as locks:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
         child.kill()
@@ -205,14 +205,14 @@ def test_c7_a_killed_holder_frees_the_lock(place: Place, name: str) -> None:
 
 
 @scenario
-async def test_c7_a_server_that_stops_is_told(d: Driver, place: Place, name: str) -> None:
+async def test_c7_a_server_that_stops_is_told(d: Driver, enqueue: Enqueue, name: str) -> None:
     await done(d.lock(name).locked())
-    place.signal(signal.SIGSTOP)
+    enqueue.signal(signal.SIGSTOP)
     try:
         with pytest.raises(StoreUnavailable):
             await done(d.connect().lock(name).acquire(timeout=0.3))
     finally:
-        place.signal(signal.SIGCONT)
+        enqueue.signal(signal.SIGCONT)
     async with held(d.connect().lock(name, timeout=20)) as lease:
         assert lease.state is State.HELD
 
@@ -222,15 +222,15 @@ BAD = ["{}://", "{}://host:x", "{}://host/path", "{}://host?a=1", "{}://host:0"]
 
 @pytest.mark.parametrize("url", BAD)
 @pytest.mark.parametrize("scheme", PLACES)
-@pytest.mark.parametrize("colour", COLOURS)
-def test_c7_bad_urls(colour: str, scheme: str, url: str) -> None:
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_c7_bad_urls(flavour: str, scheme: str, url: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{scheme}://user:password@host1:2"):
-        COLOURS[colour].open(url.format(scheme))
+        FLAVOURS[flavour].open(url.format(scheme))
 
 
 @pytest.mark.parametrize("scheme", PLACES)
-@pytest.mark.parametrize("colour", COLOURS)
-def test_c7_no_password_is_shown(colour: str, scheme: str) -> None:
-    locks = COLOURS[colour].open(f"{scheme}://user:s3cret@host1,host2:2380")
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_c7_no_password_is_shown(flavour: str, scheme: str) -> None:
+    locks = FLAVOURS[flavour].open(f"{scheme}://user:s3cret@host1,host2:2380")
     assert "s3cret" not in repr(locks)
     assert "host1,host2:2380" in repr(locks)

@@ -10,8 +10,8 @@ import redis.asyncio
 
 import lockfast
 import lockfast.aio
-import lockfast.simple.aio
 import lockfast.simple
+import lockfast.simple.aio
 from lockfast.compat import redis_py
 from tests.support.topologies import Group
 from tests.systems import kit

@@ -37,7 +37,7 @@ each_side = pytest.mark.parametrize("side", CLASSES)
 
 
 def lock_of(k: Kit, side: str, client: Any, name: Any = "foo", **options: Any) -> Any:
-    return client.lock(name, lock_class=CLASSES[side][k.colour], **options)
+    return client.lock(name, lock_class=CLASSES[side][k.flavour], **options)
 
 
 async def take(lock: Any, **options: Any) -> Any:
@@ -293,9 +293,9 @@ async def test_the_name_is_in_the_error(k: Kit, side: str) -> None:
     assert caught.value.lock_name == "foo"
 
 
-@pytest.mark.parametrize("colour", ["threads", "asyncio"])
-def test_signatures_and_attributes(colour: str) -> None:
-    theirs, ours = CLASSES["theirs"][colour], CLASSES["ours"][colour]
+@pytest.mark.parametrize("flavour", ["threads", "asyncio"])
+def test_signatures_and_attributes(flavour: str) -> None:
+    theirs, ours = CLASSES["theirs"][flavour], CLASSES["ours"][flavour]
     for name in ("__init__", "acquire", "release", "extend", "reacquire", "locked", "owned"):
         wanted, found = (inspect.signature(getattr(kind, name)).parameters for kind in (theirs, ours))
         assert [(one.name, one.default, one.kind) for one in found.values()] == [
@@ -303,7 +303,7 @@ def test_signatures_and_attributes(colour: str) -> None:
         ], name
     public = {name for name in vars(theirs) if not name.startswith(("_", "lua_", "LUA_"))} - {"register_scripts"}
     assert public <= set(dir(ours))
-    client = (redis.Redis if colour == "threads" else redis.asyncio.Redis)()
+    client = (redis.Redis if flavour == "threads" else redis.asyncio.Redis)()
     given: Any = {"timeout": 1, "sleep": 2, "blocking": False, "blocking_timeout": 3, "thread_local": False}
     for kind in (theirs, ours):
         lock: Any = kind(client, "foo", **given, raise_on_release_error=False)

@@ -73,7 +73,7 @@ def test_d2_reading_counts(client: Any) -> None:
 
 
 def test_d2_fences_of_leases(client: Any) -> None:
-    with lockfast.client.connect(client) as locks:
+    with lockfast.connect(client) as locks:
         with locks.lock("doc:lock") as late:
             Writer(client, late).set("doc", "first")
         with locks.lock("doc:lock") as lease:

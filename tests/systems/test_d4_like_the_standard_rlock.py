@@ -24,7 +24,7 @@ SHORT = 0.1
 @pytest.fixture(params=["memory", "valkey9"])
 def locks(request: pytest.FixtureRequest, shared_server: Callable[[str], Server]) -> Iterator[Locks]:
     url = shared_server("valkey9").url if request.param == "valkey9" else f"memory://{id(request)}"
-    with lockfast.client.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         yield locks
 
 

@@ -14,7 +14,7 @@ from lockfast import ConfigurationError, LeaseLost, NotHeld, State, StoreRefused
 from lockfast.core.reentry import Levels, Step
 from tests.contract.driver import Driver, done, held, scenario
 from tests.contract.stores import only
-from tests.keeper.losing import lose
+from tests.keepalive.losing import lose
 
 DEEP = 1000
 
@@ -57,7 +57,7 @@ async def test_d4_a_thousand_deep(d: Driver) -> None:
     assert await done(d.lock("thing").locked()) is False
 
 
-@only(colour="threads", stores=("memory",))
+@only(flavour="threads", stores=("memory",))
 @scenario
 async def test_d4_recursion(d: Driver) -> None:
     lock = d.locks.rlock("thing")
@@ -127,7 +127,7 @@ async def test_d4_loss_unwinds_all_levels_with_one_error(d: Driver) -> None:
             async with held(lock) as lease:
                 async with held(lock):
                     lose(lease)
-                    if d.colour == "asyncio":
+                    if d.flavour == "asyncio":
                         await asyncio.sleep(10)
                 after.append("the middle level")
             after.append("the outermost level")
@@ -230,7 +230,7 @@ async def test_d4_taking_it_again_checks_what_is_asked_for(d: Driver) -> None:
         assert lock.depth == 1
 
 
-@only(colour="asyncio", stores=("memory",))
+@only(flavour="asyncio", stores=("memory",))
 @scenario
 async def test_d4_a_child_task_has_nothing(d: Driver) -> None:
     lock = d.locks.rlock("thing")
@@ -243,7 +243,7 @@ async def test_d4_a_child_task_has_nothing(d: Driver) -> None:
         assert lock.depth == 1
 
 
-@only(colour="asyncio", stores=("memory",))
+@only(flavour="asyncio", stores=("memory",))
 @scenario
 async def test_d4_loss_after_an_inner_block_still_cancels_the_outer(d: Driver) -> None:
     lock = d.locks.rlock("thing")
@@ -259,7 +259,7 @@ async def test_d4_loss_after_an_inner_block_still_cancels_the_outer(d: Driver) -
     assert task.cancelling() == 0
 
 
-@only(colour="threads", stores=("sqlite", "valkey9"))
+@only(flavour="threads", stores=("sqlite", "valkey9"))
 @scenario
 async def test_d4_a_fork_holds_nothing(d: Driver) -> None:
     lock = d.locks.rlock("thing")
@@ -276,7 +276,7 @@ async def test_d4_a_fork_holds_nothing(d: Driver) -> None:
     assert d.lock("thing").locked() is False
 
 
-@only(colour="threads", stores=("memory",))
+@only(flavour="threads", stores=("memory",))
 @scenario
 async def test_d4_threads_that_never_came_back_are_forgotten(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = d.locks.rlock("thing", ttl=0.01, renew=False)
@@ -310,7 +310,7 @@ def test_d4_the_table_of_the_core() -> None:
     assert (levels.lease_of("me"), levels.depth_of("me"), len(levels)) == (None, 0, 0)
 
 
-@only(colour="threads", stores=("memory",))
+@only(flavour="threads", stores=("memory",))
 @scenario
 async def test_d4_a_generator_that_another_thread_ends(d: Driver) -> None:
     lock = d.locks.rlock("thing")

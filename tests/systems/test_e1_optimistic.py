@@ -11,9 +11,9 @@ import redis
 
 import lockfast
 from lockfast import Outcome, StoreUnavailable, UpdateConflict
+from lockfast.client.update import _heat_of
 from lockfast.core import contention as optimism
 from lockfast.core.contention import GO_OVER, MOST_HEAT, Heat
-from lockfast.client.update import _heat_of
 from lockfast.stores.redis.watch import ThreadSession
 from tests.contract.driver import Driver, done, scenario
 from tests.contract.stores import only
@@ -142,7 +142,7 @@ async def test_e1_conflicts_lead_to_the_lock_and_calm_back(d: Driver) -> None:
         seen.append(await done(d.lock("update:stock").locked()))
         return more(old)
 
-    change = watch_the_lock if d.colour == "asyncio" else d.function(watch_the_lock)
+    change = watch_the_lock if d.flavour == "asyncio" else d.function(watch_the_lock)
     await done(d.locks.update("stock", meddle(d, GO_OVER)))
     assert heat.locking
     for _ in range(GO_OVER + 1):
@@ -234,7 +234,7 @@ async def test_e1_the_permissions_that_it_needs(d: Driver) -> None:
         d.server.raw("ACL", "DELUSER", "updater")
 
 
-@only(colour="threads", stores=("valkey9",))
+@only(flavour="threads", stores=("valkey9",))
 @scenario
 async def test_e1_a_forked_child_has_connections_of_its_own(d: Driver) -> None:
     assert d.locks.update("stock", more) == 1
@@ -258,7 +258,7 @@ async def test_e1_idle_connections_that_died_are_replaced(d: Driver) -> None:
     assert await done(d.locks.update("stock", more)) == 2
 
 
-@only(colour="threads", stores=("valkey9",))
+@only(flavour="threads", stores=("valkey9",))
 @scenario
 async def test_e1_a_write_without_an_answer_is_not_repeated(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = ThreadSession.exchange
@@ -276,7 +276,7 @@ async def test_e1_a_write_without_an_answer_is_not_repeated(d: Driver, monkeypat
     assert stored(d) == "1", "once, and not twice"
 
 
-@only(colour="asyncio", stores=("valkey9",))
+@only(flavour="asyncio", stores=("valkey9",))
 @scenario
 async def test_e1_a_cancelled_change_leaves_nothing_behind(d: Driver) -> None:
     began = asyncio.Event()
@@ -307,7 +307,7 @@ def test_e1_it_goes_together_with_redis_pys_transaction(valkey: Server) -> None:
                 )
 
     def ours() -> None:
-        with lockfast.client.connect(valkey.url) as locks:
+        with lockfast.connect(valkey.url) as locks:
             for _ in range(50):
                 locks.update("stock", more, attempts=10_000, timeout=60)
 

@@ -96,14 +96,14 @@ def test_b1_a_client_of_the_other_colour() -> None:
         lockfast.Lock(redis.asyncio.Redis(), "counter")
     with pytest.raises(ConfigurationError, match="threads"):
         lockfast.aio.Lock(redis.Redis(), "counter")
-    with lockfast.client.connect("memory://") as locks, pytest.raises(ConfigurationError, match=r"lockfast\.Lock"):
+    with lockfast.connect("memory://") as locks, pytest.raises(ConfigurationError, match=r"lockfast\.Lock"):
         lockfast.aio.Lock(locks, "counter")
     with pytest.raises(ConfigurationError, match=r"lockfast\.aio\.Lock"):
         lockfast.Lock(lockfast.aio.connect("memory://"), "counter")
 
 
 def test_b1_on_a_connection_it_is_the_same_as_its_lock() -> None:
-    with lockfast.client.connect("memory://") as locks, lockfast.Lock(locks, "counter", ttl=3) as lease:
+    with lockfast.connect("memory://") as locks, lockfast.Lock(locks, "counter", ttl=3) as lease:
         assert lease.ttl == 3
         assert locks.lock("counter").locked()
 

@@ -7,8 +7,8 @@ import pytest
 import redis
 import redis.asyncio
 
-import lockfast.simple.aio
 import lockfast.simple
+import lockfast.simple.aio
 from lockfast import ConfigurationError, StoreProtocolError, StoreRefused, StoreUnavailable
 from tests.contract.driver import done
 from tests.support.proxy import FaultProxy

@@ -161,8 +161,8 @@ async def test_a2_adoption_and_breaking_know_both_kinds(k: Kit) -> None:
     assert adopted.fence > lease.fence
     info = await done(scripted.lock("thing").inspect())
     assert (info.holder, info.fence, info.owner.label) == (adopted.holder, adopted.fence, "desk")
-    assert await done(plain.store.take_away("thing", "somebody", plain.runtime.now() + 5)) is False
-    assert await done(plain.store.take_away("thing", adopted.holder, plain.runtime.now() + 5)) is True
+    assert await done(plain.store.force_release("thing", "somebody", plain.runtime.now() + 5)) is False
+    assert await done(plain.store.force_release("thing", adopted.holder, plain.runtime.now() + 5)) is True
     info = await done(plain.lock("thing").inspect())
     assert (info.locked, info.fence > adopted.fence) == (False, True)
     following = await done(scripted.lock("thing").acquire(timeout=0))
@@ -175,7 +175,7 @@ async def test_a2_locks_are_listed_and_a_key_of_another_type_is_none(k: Kit) -> 
     lease = await done(locks.lock("a:1").acquire())
     k.server.raw("HSET", "a:2", "field", "value")
     k.server.raw("SET", "a:3", "another's")
-    page = await locks.store.survey("a:*", "", locks.runtime.now() + 5)
+    page = await locks.store.listing("a:*", "", locks.runtime.now() + 5)
     assert {info.name: info.holder for info in page.infos if info.locked}.get("a:1") == lease.holder
     with pytest.raises(lockfast.StoreProtocolError, match="holds other data"):
         await done(locks.lock("a:2").acquire(timeout=0))
@@ -252,15 +252,15 @@ async def test_a2_the_permissions_that_the_page_lists_are_enough(k: Kit) -> None
 
 
 def test_a2_with_sentinels_and_nowhere_that_needs_scripts(shared_group: Callable[[str], Group]) -> None:
-    with lockfast.client.connect(shared_group("sentinel").url, scripts=False) as locks, locks.lock("thing") as lease:
+    with lockfast.connect(shared_group("sentinel").url, scripts=False) as locks, locks.lock("thing") as lease:
         assert locks.lock("thing").inspect().fence == lease.fence
         assert locks.lock("thing", passing=False).acquire(timeout=0) is None
     elsewhere: list[Any] = ["redis+cluster://localhost", ["redis://one", "redis://two", "redis://three"], "memory://"]
     for target in elsewhere:
         with pytest.raises(lockfast.ConfigurationError):
-            lockfast.client.connect(target, scripts=False)
+            lockfast.connect(target, scripts=False)
     with pytest.raises(lockfast.ConfigurationError, match="need scripts"):
-        lockfast.client.connect("redis://localhost", scripts=False, replicas=1)
+        lockfast.connect("redis://localhost", scripts=False, replicas=1)
 
 
 # Faults
@@ -268,7 +268,7 @@ def test_a2_with_sentinels_and_nowhere_that_needs_scripts(shared_group: Callable
 
 @pytest.fixture
 def plain(proxy: FaultProxy) -> Iterator[lockfast.Locks]:
-    with lockfast.client.connect(proxy.url, scripts=False) as locks:
+    with lockfast.connect(proxy.url, scripts=False) as locks:
         yield locks
 
 
@@ -350,7 +350,7 @@ def test_a2_a_turn_that_does_not_come_is_an_error_in_time() -> None:
 
 
 def test_a2_renewal_and_release_need_no_memory_and_taking_says_so(fresh_server: Server) -> None:
-    with lockfast.client.connect(fresh_server.url, scripts=False, store_timeout=0.2) as locks:
+    with lockfast.connect(fresh_server.url, scripts=False, store_timeout=0.2) as locks:
         lease = locks.lock("thing", ttl=10).acquire(timeout=0)
         assert lease is not None
         fresh_server.raw("CONFIG", "SET", "maxmemory", "1")

@@ -8,8 +8,8 @@ import pytest
 import redis
 import redis.asyncio
 
-import lockfast.simple.aio
 import lockfast.simple
+import lockfast.simple.aio
 from lockfast import StoreUnavailable
 from tests.contract.driver import done
 from tests.support.proxy import FaultProxy

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import require
-from tests.contract.driver import COLOURS, Driver
+from tests.contract.driver import FLAVOURS, Driver
 from tests.support.topologies import Cluster, Group, Replicated
 
 
@@ -48,11 +48,11 @@ def replicated(own_replicated: Replicated) -> Replicated:
     return own_replicated
 
 
-def driver(colour: str, group: Group) -> Driver:
-    return COLOURS[colour]("group", group.url)
+def driver(flavour: str, group: Group) -> Driver:
+    return FLAVOURS[flavour]("group", group.url)
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -26,9 +26,9 @@ class Ledger:
         self.gone: list[str] = []
         self.told: list[str] = []
 
-    def granted(self, lease: Any, asked_at: float) -> None:
+    def granted(self, lease: Any, sent_at: float) -> None:
         with self._mutex:
-            self._fences[lease.name].append((asked_at, time.monotonic(), lease.fence))
+            self._fences[lease.name].append((sent_at, time.monotonic(), lease.fence))
             self._grants.append((lease.name, time.monotonic()))
 
     def lost(self, lease: Any) -> None:
@@ -49,8 +49,8 @@ class Ledger:
             by_asking = sorted(grants)
             by_granting = sorted(grants, key=lambda grant: grant[1])
             largest, earlier = 0, 0
-            for asked_at, _, fence in by_asking:
-                while by_granting[earlier][1] < asked_at:
+            for sent_at, _, fence in by_asking:
+                while by_granting[earlier][1] < sent_at:
                     largest = max(largest, by_granting[earlier][2])
                     earlier += 1
                 assert fence > largest, f"a fence of {name} is {largest - fence} less than one granted before it"
@@ -80,20 +80,20 @@ class Crowd:
         """Hold these for good, with renewals."""
         locks = self.d.connect(store_timeout=PATIENCE, **self._options)
         for name in names:
-            asked_at = time.monotonic()
+            sent_at = time.monotonic()
             lease = await done(locks.lock(name, ttl=ttl, on_lost=self.ledger.lost).acquire(timeout=PATIENCE))
             assert lease is not None
-            self.ledger.granted(lease, asked_at)
+            self.ledger.granted(lease, sent_at)
             self.kept.append(lease)
 
     async def _pass_on(self, locks: Any, name: str) -> int:
         lock = locks.lock(name, ttl=8, on_lost=self.ledger.lost)
         rounds = 0
         while not self._stop:
-            asked_at = time.monotonic()
+            sent_at = time.monotonic()
             lease = await done(lock.acquire(timeout=PATIENCE))
             assert lease is not None, f"nobody passed {name} on for {PATIENCE:g} s"
-            self.ledger.granted(lease, asked_at)
+            self.ledger.granted(lease, sent_at)
             await self.d.pause()
             try:
                 if not await done(lease.release()):

@@ -16,7 +16,7 @@ from lockfast import State, StoreError, StoreProtocolError
 from lockfast.stores.redis.keys import keys_of, slot
 from lockfast.stores.redis.protocol.notifications import address_in
 from tests.conftest import require
-from tests.contract.driver import COLOURS, Driver, done
+from tests.contract.driver import FLAVOURS, Driver, done
 from tests.support.topologies import Cluster, ClusterNode, Group, migrate
 from tests.topology.conftest import driver
 from tests.topology.load import Crowd
@@ -51,8 +51,8 @@ def test_the_server_sees_all_keys_of_a_lock_in_one_slot(shared: Cluster, name: s
 
 
 @pytest.mark.parametrize("name", ["{", "}", "{}", "a}b", "a}{b}", "{a}{b}", "{{a}}", "a b"])
-def test_names_with_braces(shared: Cluster, colour: str, name: str) -> None:
-    d = driver(colour, shared)
+def test_names_with_braces(shared: Cluster, flavour: str, name: str) -> None:
+    d = driver(flavour, shared)
 
     async def play() -> None:
         lease = await done(d.lock(name).acquire(timeout=5))
@@ -68,28 +68,28 @@ async def _acquire(lock: Any, timeout: float = 20.0) -> Any:
     return await done(lock.acquire(timeout=timeout))
 
 
-def clients(group: Cluster, colour: str) -> Any:
-    library = redis if colour == "threads" else redis.asyncio
+def clients(group: Cluster, flavour: str) -> Any:
+    library = redis if flavour == "threads" else redis.asyncio
     return library.RedisCluster(host="127.0.0.1", port=group.nodes[0].port)
 
 
-def test_clients_of_redis_py(shared: Cluster, colour: str) -> None:
-    d = COLOURS[colour]("cluster", shared.url)
+def test_clients_of_redis_py(shared: Cluster, flavour: str) -> None:
+    d = FLAVOURS[flavour]("cluster", shared.url)
 
     async def play() -> None:
-        client = clients(shared, colour)
+        client = clients(shared, flavour)
         locks = d.open(client)
         leases = [await done(locks.lock(f"thing:{number}").acquire(timeout=5)) for number in range(8)]
         assert {await done(lease.release()) for lease in leases} == {True}
         await done(locks.close())
-        await done(client.aclose() if colour == "asyncio" else client.close())
+        await done(client.aclose() if flavour == "asyncio" else client.close())
 
     d.run(play())
 
 
-def test_pushes_stay_within_the_shard(shared: Cluster, colour: str) -> None:
+def test_pushes_stay_within_the_shard(shared: Cluster, flavour: str) -> None:
     """The release tells the waiter by SPUBLISH, on the node that has the lock."""
-    d = driver(colour, shared)
+    d = driver(flavour, shared)
 
     async def play() -> None:
         lease = await done(d.lock("thing").acquire())
@@ -106,22 +106,22 @@ def test_pushes_stay_within_the_shard(shared: Cluster, colour: str) -> None:
     d.run(play())
 
 
-def test_leases_on_all_nodes_are_renewed(shared: Cluster, colour: str) -> None:
-    d = driver(colour, shared)
+def test_leases_on_all_nodes_are_renewed(shared: Cluster, flavour: str) -> None:
+    d = driver(flavour, shared)
 
     async def play() -> None:
         names = [f"thing:{number}" for number in range(40)]
         assert len({shared.owner(name) for name in names}) == 3
         leases = [await done(d.lock(name, ttl=1.5).acquire(timeout=5)) for name in names]
-        ends = max(lease._holding.valid_until for lease in leases)
-        await d.until(lambda: all(lease._holding.valid_until > ends for lease in leases), "all to be renewed")
+        ends = max(lease._lease_state.valid_until for lease in leases)
+        await d.until(lambda: all(lease._lease_state.valid_until > ends for lease in leases), "all to be renewed")
         assert {lease.state for lease in leases} == {State.HELD}
 
     d.run(play())
 
 
-def test_locks_of_all_nodes_are_listed(shared: Cluster, colour: str) -> None:
-    d = driver(colour, shared)
+def test_locks_of_all_nodes_are_listed(shared: Cluster, flavour: str) -> None:
+    d = driver(flavour, shared)
 
     async def play() -> None:
         names = {f"thing:{number}" for number in range(30)}
@@ -132,7 +132,7 @@ def test_locks_of_all_nodes_are_listed(shared: Cluster, colour: str) -> None:
         store = d.locks.store
         found, cursor = set(), ""
         while True:
-            page = await store.survey("thing:*", cursor, d.locks.runtime.now() + 5)
+            page = await store.listing("thing:*", cursor, d.locks.runtime.now() + 5)
             found |= {one.name for one in page.infos}
             cursor = page.cursor
             if not cursor:
@@ -142,9 +142,9 @@ def test_locks_of_all_nodes_are_listed(shared: Cluster, colour: str) -> None:
     d.run(play())
 
 
-def test_a_client_of_one_node_is_told_what_to_do(shared: Cluster, colour: str) -> None:
+def test_a_client_of_one_node_is_told_what_to_do(shared: Cluster, flavour: str) -> None:
     elsewhere = next(node for node in shared.nodes if node is not shared.owner("thing"))
-    d = COLOURS[colour]("one", elsewhere.url)
+    d = FLAVOURS[flavour]("one", elsewhere.url)
 
     async def play() -> None:
         with pytest.raises(StoreProtocolError, match=r"redis\+cluster://"):
@@ -153,8 +153,8 @@ def test_a_client_of_one_node_is_told_what_to_do(shared: Cluster, colour: str) -
     d.run(play())
 
 
-def test_a_server_that_is_no_cluster(valkey: Any, colour: str) -> None:
-    d = COLOURS[colour]("one", f"redis+cluster://127.0.0.1:{valkey.port}")
+def test_a_server_that_is_no_cluster(valkey: Any, flavour: str) -> None:
+    d = FLAVOURS[flavour]("one", f"redis+cluster://127.0.0.1:{valkey.port}")
 
     async def play() -> None:
         with pytest.raises(StoreError, match="no part of a cluster"):
@@ -174,9 +174,9 @@ def nodes_of(group: Cluster, name: str) -> tuple[ClusterNode, ClusterNode]:
 class TestASlotThatMoves:
     """Key by key: MOVED, ASK and TRYAGAIN come up on the way, and each has its answer."""
 
-    def test_between_two_requests(self, cluster: Cluster, colour: str) -> None:
+    def test_between_two_requests(self, cluster: Cluster, flavour: str) -> None:
         """MOVED: renewal, release and the next acquisition go to the new node."""
-        d = driver(colour, cluster)
+        d = driver(flavour, cluster)
 
         async def play() -> None:
             lease = await done(d.lock("thing").acquire())
@@ -187,9 +187,9 @@ class TestASlotThatMoves:
 
         d.run(play())
 
-    def test_renewals_go_on_while_it_moves(self, cluster: Cluster, colour: str) -> None:
+    def test_renewals_go_on_while_it_moves(self, cluster: Cluster, flavour: str) -> None:
         """ASK: the keys of the lease are on the new node already, and the slot is not."""
-        d = driver(colour, cluster)
+        d = driver(flavour, cluster)
 
         async def play() -> None:
             lease = await done(d.lock("thing", renew=False, ttl=20).acquire())
@@ -200,17 +200,17 @@ class TestASlotThatMoves:
             await done(lease.renew())
             keys = source.raw("CLUSTER", "GETKEYSINSLOT", number, "10")
             source.raw("MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", *keys)
-            before = lease._holding.valid_until
+            before = lease._lease_state.valid_until
             await done(lease.renew())
-            assert lease._holding.valid_until > before
+            assert lease._lease_state.valid_until > before
             for node in (target, source):
                 node.raw("CLUSTER", "SETSLOT", number, "NODE", target.node_id)
 
         d.run(play())
 
-    def test_who_waits_goes_with_it(self, cluster: Cluster, colour: str) -> None:
+    def test_who_waits_goes_with_it(self, cluster: Cluster, flavour: str) -> None:
         """The server ends the subscription at the old node; the waiter listens at the new one before the release."""
-        d = driver(colour, cluster)
+        d = driver(flavour, cluster)
 
         async def play() -> None:
             lease = await done(d.lock("thing", ttl=20).acquire())
@@ -228,9 +228,9 @@ class TestASlotThatMoves:
 
         d.run(play())
 
-    def test_taking_waits_until_it_has_moved(self, cluster: Cluster, colour: str) -> None:
+    def test_taking_waits_until_it_has_moved(self, cluster: Cluster, flavour: str) -> None:
         """TRYAGAIN: some keys of the lock are here, some are not."""
-        d = driver(colour, cluster)
+        d = driver(flavour, cluster)
 
         async def play() -> None:
             number = str(cluster.slot("thing"))
@@ -246,14 +246,14 @@ class TestASlotThatMoves:
 
         d.run(play())
 
-    def test_under_load(self, cluster: Cluster, colour: str) -> None:
+    def test_under_load(self, cluster: Cluster, flavour: str) -> None:
         """There and back, while a crowd passes the lock on and others hold theirs in the same slot."""
-        _migrate_under_load(cluster, driver(colour, cluster), times=4)
+        _migrate_under_load(cluster, driver(flavour, cluster), times=4)
 
     @pytest.mark.faults
     @pytest.mark.timeout(300)
-    def test_under_load_for_long(self, cluster: Cluster, colour: str) -> None:
-        _migrate_under_load(cluster, driver(colour, cluster), times=60)
+    def test_under_load_for_long(self, cluster: Cluster, flavour: str) -> None:
+        _migrate_under_load(cluster, driver(flavour, cluster), times=60)
 
 
 async def _pass_on(lock: Any) -> int:
@@ -299,8 +299,8 @@ def old_cluster() -> Iterator[Cluster]:
         yield group
 
 
-def test_without_sharded_channels(old_cluster: Cluster, colour: str) -> None:
-    d = driver(colour, old_cluster)
+def test_without_sharded_channels(old_cluster: Cluster, flavour: str) -> None:
+    d = driver(flavour, old_cluster)
 
     async def play() -> None:
         lease = await done(d.lock("thing").acquire(timeout=5))
@@ -315,14 +315,14 @@ def test_without_sharded_channels(old_cluster: Cluster, colour: str) -> None:
     d.run(play())
 
 
-def test_the_account_that_the_docs_give(cluster: Cluster, colour: str) -> None:
+def test_the_account_that_the_docs_give(cluster: Cluster, flavour: str) -> None:
     """The line for one server and the row for a cluster suffice to take, wait, renew and give back."""
     line = next(row for row in PAGE.splitlines() if row.startswith("ACL SETUSER billing "))
     row = next(row for row in PAGE.splitlines() if row.startswith("| a cluster |"))
     more = row.split("`")[1].replace("\\|", "|").split()
     for node in cluster.nodes:
         node.raw(*line.replace("billing:*", "thing*").split(), *more)
-    d = COLOURS[colour]("cluster", cluster.url.replace("://", "://billing:secret@"))
+    d = FLAVOURS[flavour]("cluster", cluster.url.replace("://", "://billing:secret@"))
 
     async def play() -> None:
         lease = await done(d.lock("thing", ttl=20).acquire(timeout=5))

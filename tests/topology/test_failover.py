@@ -21,8 +21,8 @@ SHORT = {("sentinel", "threads", "kill"), ("sentinel", "asyncio", "pause")} | {
 CASES = [
     pytest.param(*case, id="-".join(case), marks=() if case in SHORT else pytest.mark.faults)
     for kind in ("sentinel", "cluster")
-    for colour in ("threads", "asyncio")
-    for case in [(kind, colour, "kill"), (kind, colour, "pause")]
+    for flavour in ("threads", "asyncio")
+    for case in [(kind, flavour, "kill"), (kind, flavour, "pause")]
 ]
 
 
@@ -45,10 +45,10 @@ def victim(group: Replicated | Cluster) -> Server:
     return group.owner(BUSY[0]) if isinstance(group, Cluster) else group.master()
 
 
-@pytest.mark.parametrize(("kind", "colour", "how"), CASES)
-def test_a_master_fails_under_load(request: pytest.FixtureRequest, kind: str, colour: str, how: str) -> None:
+@pytest.mark.parametrize(("kind", "flavour", "how"), CASES)
+def test_a_master_fails_under_load(request: pytest.FixtureRequest, kind: str, flavour: str, how: str) -> None:
     group: Replicated | Cluster = request.getfixturevalue(kind)
-    d = driver(colour, group)
+    d = driver(flavour, group)
     d.run(under_load(d, lambda: HARM[how](victim(group))))
 
 
@@ -56,9 +56,9 @@ def test_a_master_fails_under_load(request: pytest.FixtureRequest, kind: str, co
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", HARM)
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
-def test_one_master_after_another_fails(request: pytest.FixtureRequest, kind: str, colour: str, how: str) -> None:
+def test_one_master_after_another_fails(request: pytest.FixtureRequest, kind: str, flavour: str, how: str) -> None:
     group: Replicated | Cluster = request.getfixturevalue(kind)
-    d = driver(colour, group)
+    d = driver(flavour, group)
 
     def harm() -> None:
         group.heal(clear=False)
@@ -67,9 +67,9 @@ def test_one_master_after_another_fails(request: pytest.FixtureRequest, kind: st
     d.run(under_load(d, harm, rounds=4))
 
 
-def test_a_waiter_waits_through_a_failover(sentinel: Replicated, colour: str) -> None:
+def test_a_waiter_waits_through_a_failover(sentinel: Replicated, flavour: str) -> None:
     """Who queued at the old master gets the lock from the new one, when its holder gives it back."""
-    d = driver(colour, sentinel)
+    d = driver(flavour, sentinel)
 
     async def play() -> None:
         lease = await done(d.lock(ttl=20).acquire())
@@ -88,10 +88,10 @@ def test_a_waiter_waits_through_a_failover(sentinel: Replicated, colour: str) ->
 
 
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
-def test_fences_follow_time(request: pytest.FixtureRequest, kind: str, colour: str) -> None:
+def test_fences_follow_time(request: pytest.FixtureRequest, kind: str, flavour: str) -> None:
     """Two masters may grant for a moment, and nothing but time orders what they grant: each fence is as new as its
     lease, also when threads or tasks of one connection follow one another."""
-    d = driver(colour, request.getfixturevalue(kind))
+    d = driver(flavour, request.getfixturevalue(kind))
     ends: list[tuple[int, int]] = []
 
     async def hold() -> None:

@@ -30,9 +30,9 @@ def fail_over(group: Replicated) -> None:
     group.fail_over(old)
 
 
-def test_without_acknowledgement_both_hold_and_both_are_told(sentinel: Replicated, colour: str) -> None:
+def test_without_acknowledgement_both_hold_and_both_are_told(sentinel: Replicated, flavour: str) -> None:
     """The first does not renew by itself, so that the second is sure to be faster."""
-    d = driver(colour, sentinel)
+    d = driver(flavour, sentinel)
     told: list[str] = []
 
     async def play() -> None:
@@ -54,8 +54,8 @@ def test_without_acknowledgement_both_hold_and_both_are_told(sentinel: Replicate
     d.run(play())
 
 
-def test_with_acknowledgement_nobody_holds_what_can_be_lost(sentinel: Replicated, colour: str) -> None:
-    d = driver(colour, sentinel)
+def test_with_acknowledgement_nobody_holds_what_can_be_lost(sentinel: Replicated, flavour: str) -> None:
+    d = driver(flavour, sentinel)
 
     async def play() -> None:
         first = d.connect(replicas=1, replica_timeout=0.3)
@@ -72,9 +72,9 @@ def test_with_acknowledgement_nobody_holds_what_can_be_lost(sentinel: Replicated
     d.run(play())
 
 
-def test_a_lease_that_nobody_took_meanwhile_goes_on(sentinel: Replicated, colour: str) -> None:
+def test_a_lease_that_nobody_took_meanwhile_goes_on(sentinel: Replicated, flavour: str) -> None:
     """Re-asserted: the same holder and the same fence, and later grants get a greater one."""
-    d = driver(colour, sentinel)
+    d = driver(flavour, sentinel)
 
     async def play() -> None:
         locks = d.connect()

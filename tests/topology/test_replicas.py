@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lockfast import ConfigurationError, State, StoreRefused, StoreUnavailable
-from tests.contract.driver import COLOURS, done
+from tests.contract.driver import FLAVOURS, done
 from tests.support.servers import Server
 from tests.support.topologies import Replicated
 from tests.topology.conftest import driver
@@ -20,8 +20,8 @@ def deaf(replicated: Replicated) -> Replicated:
     return replicated
 
 
-def test_the_count_is_told(replicated: Replicated, colour: str) -> None:
-    d = driver(colour, replicated)
+def test_the_count_is_told(replicated: Replicated, flavour: str) -> None:
+    d = driver(flavour, replicated)
 
     async def play() -> None:
         lease = await done(d.connect(replicas=2).lock("thing").acquire(timeout=5))
@@ -32,8 +32,8 @@ def test_the_count_is_told(replicated: Replicated, colour: str) -> None:
     d.run(play())
 
 
-def test_more_than_there_are(replicated: Replicated, colour: str) -> None:
-    d = driver(colour, replicated)
+def test_more_than_there_are(replicated: Replicated, flavour: str) -> None:
+    d = driver(flavour, replicated)
 
     async def play() -> None:
         locks = d.connect(replicas=3, replica_timeout=0.2)
@@ -44,9 +44,9 @@ def test_more_than_there_are(replicated: Replicated, colour: str) -> None:
     d.run(play())
 
 
-def test_a_wait_goes_on_until_they_answer(deaf: Replicated, colour: str) -> None:
+def test_a_wait_goes_on_until_they_answer(deaf: Replicated, flavour: str) -> None:
     """Within the caller's time the grant is given back and asked for again."""
-    d = driver(colour, deaf)
+    d = driver(flavour, deaf)
 
     async def play() -> None:
         locks = d.connect(replicas=2, replica_timeout=0.1)
@@ -63,9 +63,9 @@ async def _acquire(lock: Any, timeout: float = 10.0) -> Any:
     return await done(lock.acquire(timeout=timeout))
 
 
-def test_a_grant_that_was_handed_over_is_confirmed_too(deaf: Replicated, colour: str) -> None:
+def test_a_grant_that_was_handed_over_is_confirmed_too(deaf: Replicated, flavour: str) -> None:
     """The push came, but no replica has it: so it does not count until they have."""
-    d = driver(colour, deaf)
+    d = driver(flavour, deaf)
 
     async def play() -> None:
         holder = await done(d.lock("thing").acquire())
@@ -81,8 +81,8 @@ def test_a_grant_that_was_handed_over_is_confirmed_too(deaf: Replicated, colour:
     d.run(play())
 
 
-def test_a_renewal_that_nobody_acknowledges_does_not_count(replicated: Replicated, colour: str) -> None:
-    d = driver(colour, replicated)
+def test_a_renewal_that_nobody_acknowledges_does_not_count(replicated: Replicated, flavour: str) -> None:
+    d = driver(flavour, replicated)
 
     async def play() -> None:
         locks = d.connect(replicas=1, replica_timeout=0.1)
@@ -96,9 +96,9 @@ def test_a_renewal_that_nobody_acknowledges_does_not_count(replicated: Replicate
     d.run(play())
 
 
-def test_with_deaf_replicas_nobody_waits_for_the_others(deaf: Replicated, colour: str) -> None:
+def test_with_deaf_replicas_nobody_waits_for_the_others(deaf: Replicated, flavour: str) -> None:
     """Forty who ask share the questions: all together need hardly longer than one."""
-    d = driver(colour, deaf)
+    d = driver(flavour, deaf)
 
     async def play() -> None:
         locks = d.connect(replicas=1, replica_timeout=0.5)
@@ -117,8 +117,8 @@ async def _fails(lock: Any) -> None:
         await done(lock.acquire(timeout=0))
 
 
-def test_an_adopted_lease_is_acknowledged(replicated: Replicated, colour: str) -> None:
-    d = driver(colour, replicated)
+def test_an_adopted_lease_is_acknowledged(replicated: Replicated, flavour: str) -> None:
+    d = driver(flavour, replicated)
 
     async def play() -> None:
         locks = d.connect(replicas=2)
@@ -128,10 +128,10 @@ def test_an_adopted_lease_is_acknowledged(replicated: Replicated, colour: str) -
     d.run(play())
 
 
-def test_on_disk(colour: str) -> None:
+def test_on_disk(flavour: str) -> None:
     """The master has it in its log, flushed; without a log that is refused, and nothing is left."""
     with Server(args=("--appendonly", "yes", "--appendfsync", "always")) as server:
-        d = COLOURS[colour]("one", server.url)
+        d = FLAVOURS[flavour]("one", server.url)
 
         async def play() -> None:
             lease = await done(d.connect(aof=True).lock("thing").acquire(timeout=5))
@@ -144,8 +144,8 @@ def test_on_disk(colour: str) -> None:
         d.run(play())
 
 
-def test_what_is_said_about_it(replicated: Replicated, colour: str) -> None:
-    d = driver(colour, replicated)
+def test_what_is_said_about_it(replicated: Replicated, flavour: str) -> None:
+    d = driver(flavour, replicated)
 
     async def play() -> None:
         facts = (await done(d.connect(replicas=1).guarantees())).facts
@@ -166,22 +166,22 @@ SAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("says", "options"), SAYS.items(), ids=SAYS)
-def test_options_that_make_no_sense(colour: str, says: str, options: dict[str, Any]) -> None:
+def test_options_that_make_no_sense(flavour: str, says: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        COLOURS[colour].open("redis://localhost", **options)
+        FLAVOURS[flavour].open("redis://localhost", **options)
 
 
-def test_options_of_another_store(colour: str) -> None:
+def test_options_of_another_store(flavour: str) -> None:
     with pytest.raises(ConfigurationError, match="memory:// has no replicas"):
-        COLOURS[colour].open("memory://", replicas=1)
+        FLAVOURS[flavour].open("memory://", replicas=1)
 
 
 class TestServersThatRefuse:
     """READONLY, MASTERDOWN, LOADING and NOREPLICAS pass, and are waited out within the caller's time."""
 
     @staticmethod
-    def waited_out(colour: str, server: Server, heal: Any, code: str) -> None:
-        d = COLOURS[colour]("one", server.url)
+    def waited_out(flavour: str, server: Server, heal: Any, code: str) -> None:
+        d = FLAVOURS[flavour]("one", server.url)
 
         async def play() -> None:
             with pytest.raises(StoreUnavailable, match=code):
@@ -194,11 +194,11 @@ class TestServersThatRefuse:
 
         d.run(play())
 
-    def test_readonly(self, replicated: Replicated, colour: str) -> None:
+    def test_readonly(self, replicated: Replicated, flavour: str) -> None:
         replica = replicated.replicas()[0]
-        self.waited_out(colour, replica, lambda: replica.raw("REPLICAOF", "NO", "ONE"), "READONLY")
+        self.waited_out(flavour, replica, lambda: replica.raw("REPLICAOF", "NO", "ONE"), "READONLY")
 
-    def test_masterdown(self, replicated: Replicated, colour: str) -> None:
+    def test_masterdown(self, replicated: Replicated, flavour: str) -> None:
         replica = replicated.replicas()[0]
         replica.raw("CONFIG", "SET", "replica-serve-stale-data", "no")
         replica.raw("REPLICAOF", "127.0.0.1", "1")
@@ -207,21 +207,23 @@ class TestServersThatRefuse:
             replica.raw("CONFIG", "SET", "replica-serve-stale-data", "yes")
             replica.raw("REPLICAOF", "NO", "ONE")
 
-        self.waited_out(colour, replica, heal, "MASTERDOWN")
+        self.waited_out(flavour, replica, heal, "MASTERDOWN")
 
-    def test_noreplicas(self, replicated: Replicated, colour: str) -> None:
+    def test_noreplicas(self, replicated: Replicated, flavour: str) -> None:
         master = replicated.master()
         master.raw("CONFIG", "SET", "min-replicas-to-write", "5")
-        self.waited_out(colour, master, lambda: master.raw("CONFIG", "SET", "min-replicas-to-write", "0"), "NOREPLICAS")
+        self.waited_out(
+            flavour, master, lambda: master.raw("CONFIG", "SET", "min-replicas-to-write", "0"), "NOREPLICAS"
+        )
 
-    def test_loading(self, colour: str) -> None:
+    def test_loading(self, flavour: str) -> None:
         with Server(args=("--key-load-delay", "20000")) as server:
             for number in range(100):
                 server.raw("SET", f"filler:{number}", "x")
             server.raw("SAVE")
             server.kill()
             server.start(until_loaded=False)
-            d = COLOURS[colour]("one", server.url)
+            d = FLAVOURS[flavour]("one", server.url)
 
             async def play() -> None:
                 lease = await done(d.lock("thing").acquire(timeout=20))

@@ -10,7 +10,7 @@ import valkey
 import valkey.asyncio
 
 from lockfast import State, StoreError, StoreUnavailable
-from tests.contract.driver import COLOURS, Driver, done
+from tests.contract.driver import FLAVOURS, Driver, done
 from tests.support.topologies import SERVICE, Group, Replicated, Sentinel
 from tests.topology.conftest import driver
 
@@ -44,18 +44,18 @@ async def _acquire(lock: Any) -> Any:
 
 @pytest.mark.parametrize("how", ["client", "object"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_objects_of_the_libraries(shared: Replicated, colour: str, library: str, how: str) -> None:
-    d = driver(colour, shared)
+def test_objects_of_the_libraries(shared: Replicated, flavour: str, library: str, how: str) -> None:
+    d = driver(flavour, shared)
 
     async def play() -> None:
-        sentinel: Any = LIBRARIES[library][colour]([("127.0.0.1", one.port) for one in shared.sentinels])
+        sentinel: Any = LIBRARIES[library][flavour]([("127.0.0.1", one.port) for one in shared.sentinels])
         target = sentinel.master_for(SERVICE) if how == "client" else sentinel
         await works(d, d.open(target, **({} if how == "client" else {"service": SERVICE})))
 
     d.run(play())
 
 
-def test_some_sentinels_are_down(shared: Replicated, colour: str) -> None:
+def test_some_sentinels_are_down(shared: Replicated, flavour: str) -> None:
     """Those that refuse and those that say nothing cost their time once, and then are asked last. Three that say
     nothing take longer than one dial may."""
     with Sentinel(shared.master()) as one, Sentinel(shared.master()) as two, Sentinel(shared.master()) as three:
@@ -64,7 +64,7 @@ def test_some_sentinels_are_down(shared: Replicated, colour: str) -> None:
             stopped.pause()
         ports = (1, *(each.port for each in silent), shared.sentinels[0].port)
         hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-        d = COLOURS[colour]("sentinel", f"valkey+sentinel://{hosts}/{SERVICE}")
+        d = FLAVOURS[flavour]("sentinel", f"valkey+sentinel://{hosts}/{SERVICE}")
 
         async def play() -> None:
             await works(d, d.connect())
@@ -74,8 +74,8 @@ def test_some_sentinels_are_down(shared: Replicated, colour: str) -> None:
             stopped.resume()
 
 
-def test_an_unknown_service(shared: Replicated, colour: str) -> None:
-    d = COLOURS[colour]("sentinel", shared.url + "x")
+def test_an_unknown_service(shared: Replicated, flavour: str) -> None:
+    d = FLAVOURS[flavour]("sentinel", shared.url + "x")
 
     async def play() -> None:
         with pytest.raises(StoreUnavailable, match="is the name wrong"):
@@ -84,7 +84,7 @@ def test_an_unknown_service(shared: Replicated, colour: str) -> None:
     d.run(play())
 
 
-def test_credentials_of_both_kinds(colour: str) -> None:
+def test_credentials_of_both_kinds(flavour: str) -> None:
     """The sentinels' password is not the servers'."""
     with Replicated(1, 1) as group:
         (watcher,) = group.sentinels
@@ -93,7 +93,7 @@ def test_credentials_of_both_kinds(colour: str) -> None:
         watcher.raw("SENTINEL", "SET", SERVICE, "auth-pass", "of-the-servers")
         watcher.raw("ACL", "SETUSER", "default", "resetpass", ">of-the-sentinels")
         address = f"redis+sentinel://:of-the-servers@127.0.0.1:{watcher.port}/{SERVICE}/0"
-        d = COLOURS[colour]("sentinel", f"{address}?sentinel_password=of-the-sentinels")
+        d = FLAVOURS[flavour]("sentinel", f"{address}?sentinel_password=of-the-sentinels")
 
         async def play() -> None:
             await works(d, d.connect())
@@ -104,8 +104,8 @@ def test_credentials_of_both_kinds(colour: str) -> None:
         d.run(play())
 
 
-def test_what_is_said_about_it(shared: Replicated, colour: str) -> None:
-    d = driver(colour, shared)
+def test_what_is_said_about_it(shared: Replicated, flavour: str) -> None:
+    d = driver(flavour, shared)
 
     async def play() -> None:
         facts = (await done(d.locks.guarantees())).facts
@@ -117,8 +117,8 @@ def test_what_is_said_about_it(shared: Replicated, colour: str) -> None:
 class TestWhatIsNotReasserted:
     """A server that knew the lease and does not have it any more was told so by somebody."""
 
-    def test_a_lock_that_was_deleted(self, shared: Replicated, colour: str) -> None:
-        d = driver(colour, shared)
+    def test_a_lock_that_was_deleted(self, shared: Replicated, flavour: str) -> None:
+        d = driver(flavour, shared)
 
         async def play() -> None:
             lease = await done(d.lock("thing", ttl=3).acquire())
@@ -128,9 +128,9 @@ class TestWhatIsNotReasserted:
 
         d.run(play())
 
-    def test_on_one_server_unless_asked_for(self, valkey: Any, colour: str) -> None:
+    def test_on_one_server_unless_asked_for(self, valkey: Any, flavour: str) -> None:
         """A server that restarted empty looks like a failover; but nobody said that there is one."""
-        d = COLOURS[colour]("one", valkey.url)
+        d = FLAVOURS[flavour]("one", valkey.url)
 
         async def play() -> None:
             lost = await done(d.lock("lost", ttl=3).acquire())

@@ -51,15 +51,15 @@ class Plan(NamedTuple):
     gives_back: bool
 
 
-def plan(chance: random.Random) -> Plan:
-    ttl, renew = chance.choice(TTLS), chance.random() < 0.5
+def plan(randomness: random.Random) -> Plan:
+    ttl, renew = randomness.choice(TTLS), randomness.random() < 0.5
     return Plan(
-        name=chance.choice(NAMES),
+        name=randomness.choice(NAMES),
         options={"ttl": ttl, "renew": renew},
-        timeout=chance.choice((0.0, 0.02, 0.5, 0.5)),
-        holds=chance.choice((0.0, 0.0, 0.002, 0.01, ttl / 2, ttl * 1.3)),  # some overrun
-        impatience=chance.choice((None, None, chance.random() * 0.05)),  # for tasks: cancelled after that
-        gives_back=renew or chance.random() < 0.9,
+        timeout=randomness.choice((0.0, 0.02, 0.5, 0.5)),
+        holds=randomness.choice((0.0, 0.0, 0.002, 0.01, ttl / 2, ttl * 1.3)),  # some overrun
+        impatience=randomness.choice((None, None, randomness.random() * 0.05)),  # for tasks: cancelled after that
+        gives_back=renew or randomness.random() < 0.9,
     )
 
 
@@ -96,9 +96,9 @@ def hunt_with_threads(url: str, seconds: float, seed: int, witness: Witness) -> 
     ends_at = now() + seconds
 
     def worker(number: int) -> None:
-        chance = random.Random(f"{seed}:{number}")
+        randomness = random.Random(f"{seed}:{number}")
         while now() < ends_at:
-            todo = plan(chance)
+            todo = plan(randomness)
             try:
                 lease = locks.lock(todo.name, **todo.options).acquire(timeout=todo.timeout)
                 if lease is not None:
@@ -111,7 +111,7 @@ def hunt_with_threads(url: str, seconds: float, seed: int, witness: Witness) -> 
             except LockError:
                 pass
 
-    with lockfast.client.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         workers = [threading.Thread(target=worker, args=(number,)) for number in range(WORKERS)]
         for thread in workers:
             thread.start()
@@ -135,9 +135,9 @@ async def hunt_with_tasks(url: str, seconds: float, seed: int, witness: Witness)
                 await lease.release()
 
     async def worker(number: int) -> None:
-        chance = random.Random(f"{seed}:{number}")
+        randomness = random.Random(f"{seed}:{number}")
         while now() < ends_at:
-            todo = plan(chance)
+            todo = plan(randomness)
             try:
                 async with asyncio.timeout(todo.impatience):
                     await attempt(todo)
@@ -148,9 +148,9 @@ async def hunt_with_tasks(url: str, seconds: float, seed: int, witness: Witness)
         await asyncio.gather(*(worker(number) for number in range(WORKERS)))
 
 
-def main(colour: str, url: str, seconds: str, seed: str, path: str) -> None:
+def main(flavour: str, url: str, seconds: str, seed: str, path: str) -> None:
     witness = Witness(Path(path))
-    if colour == "threads":
+    if flavour == "threads":
         hunt_with_threads(url, float(seconds), int(seed), witness)
     else:
         asyncio.run(hunt_with_tasks(url, float(seconds), int(seed), witness))

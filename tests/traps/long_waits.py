@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tests.support.servers import Server
-from tests.traps.colours import Colour
+from tests.traps.flavours import Colour
 from tests.traps.watching import Stopwatch, await_queue
 
 WAIT = 7.0
@@ -16,18 +16,18 @@ WAIT = 7.0
 class LongWaits:
     """For each colour, one wait that ends by its timeout and one that has none, for locks that stay taken."""
 
-    def __init__(self, server: Server, colours: list[Colour]) -> None:
+    def __init__(self, server: Server, flavours: list[Colour]) -> None:
         self.server = server
         self.bounded: dict[str, Future[Any]] = {}
         self.endless: dict[str, Future[Any]] = {}
-        for colour in colours:
-            self.bounded[f"bounded:{colour.name}"] = self._wait(colour, f"bounded:{colour.name}", WAIT)
-            self.endless[f"endless:{colour.name}"] = self._wait(colour, f"endless:{colour.name}", None)
+        for flavour in flavours:
+            self.bounded[f"bounded:{flavour.name}"] = self._wait(flavour, f"bounded:{flavour.name}", WAIT)
+            self.endless[f"endless:{flavour.name}"] = self._wait(flavour, f"endless:{flavour.name}", None)
 
-    def _wait(self, colour: Colour, name: str, timeout: float | None) -> Future[Any]:
+    def _wait(self, flavour: Colour, name: str, timeout: float | None) -> Future[Any]:
         """A future of the lease and of the seconds that it took."""
         self.server.raw("SET", name, "a stranger's")
-        client = colour.connect(colour.redis_module.Redis(port=self.server.port))
+        client = flavour.connect(flavour.redis_module.Redis(port=self.server.port))
         done: Future[Any] = Future()
         watch = Stopwatch()
 

@@ -24,8 +24,8 @@ END_SECONDS = 30.0
 class Program:
     """A program under way; killed, if it still is, when the block ends."""
 
-    def __init__(self, role: str, colour: str, url: str, name: str, ttl: float = 30.0) -> None:
-        command = [sys.executable, "-m", "tests.traps.programs", role, colour, url, name, str(ttl)]
+    def __init__(self, role: str, flavour: str, url: str, name: str, ttl: float = 30.0) -> None:
+        command = [sys.executable, "-m", "tests.traps.programs", role, flavour, url, name, str(ttl)]
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -120,10 +120,10 @@ ROLES: dict[str, Callable[[Any, str, float], None]] = {
 
 
 def main(role: str, colour_name: str, url: str, name: str, ttl: str) -> None:
-    from tests.traps.colours import COLOURS
+    from tests.traps.flavours import FLAVOURS
 
-    with COLOURS[colour_name]() as colour:
-        ROLES[role](colour.connect(url), name, float(ttl))
+    with FLAVOURS[colour_name]() as flavour:
+        ROLES[role](flavour.connect(url), name, float(ttl))
 
 
 if __name__ == "__main__":

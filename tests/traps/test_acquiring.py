@@ -11,7 +11,7 @@ from lockfast.client.locks import AsyncLocks
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import Client, Colour
+from tests.traps.flavours import Client, Colour
 from tests.traps.watching import (
     Sampler,
     Stopwatch,
@@ -34,9 +34,9 @@ CANCEL_SECONDS = 0.2
 class TestLostReply:
     @pytest.mark.parametrize("then", ["close", "reset"])
     def test_the_retry_finds_the_lock_to_be_its_own(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server, then: Any
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server, then: Any
     ) -> None:
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         lost = proxy.drop_reply(nth(1, on("report")), then=then)
         repeated = proxy.hold_requests(nth(2, on("report")))
         acquiring = client.acquiring("report", timeout=20)
@@ -51,8 +51,8 @@ class TestLostReply:
         assert client.release(lease) is True
         assert traces(valkey, "report") == []
 
-    def test_trying_once_is_repeated_too(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
-        client = colour.connect(proxy.url).warm_up()
+    def test_trying_once_is_repeated_too(self, proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
+        client = flavour.connect(proxy.url).warm_up()
         lost = proxy.drop_reply(on("report"))
         lease = client.try_acquire("report")
         assert lost.hits == 1
@@ -61,10 +61,10 @@ class TestLostReply:
 
     @pytest.mark.parametrize("limit", [None, 60.0])  # with one, the first request asks for a place on threads too
     def test_a_lost_place_in_the_queue_is_found_again(
-        self, proxy: FaultProxy, colour: Colour, us: Client, valkey: Server, limit: float | None
+        self, proxy: FaultProxy, flavour: Colour, us: Client, valkey: Server, limit: float | None
     ) -> None:
         lease = us.acquire("report")
-        first = colour.connect(proxy.url).warm_up_inbox()
+        first = flavour.connect(proxy.url).warm_up_inbox()
         lost = proxy.drop_reply(on("report"))
         waiting = first.acquiring("report", timeout=limit)
         lost.wait()

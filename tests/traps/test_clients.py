@@ -14,7 +14,7 @@ import lockfast
 from lockfast import StoreRefused
 from tests.conftest import require
 from tests.support.servers import Server, available
-from tests.traps.colours import Client, Colour
+from tests.traps.flavours import Client, Colour
 from tests.traps.watching import await_queue, traces
 
 PYTHON_PARSERS = {
@@ -43,72 +43,74 @@ def check_everything(first: Client, second: Client, server: Server) -> None:
     assert traces(server, "report") == []
 
 
-def redis_py_client(colour: Colour, url: str, **settings: Any) -> Any:
-    pool = colour.redis_module.ConnectionPool.from_url(url, **settings)
-    return colour.redis_module.Redis(connection_pool=pool)
+def redis_py_client(flavour: Colour, url: str, **settings: Any) -> Any:
+    pool = flavour.redis_module.ConnectionPool.from_url(url, **settings)
+    return flavour.redis_module.Redis(connection_pool=pool)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("decode_responses", [False, True], ids=["bytes", "text"])
 class TestSettings:
     def test_redis_py_without_hiredis(
-        self, colour: Colour, valkey: Server, protocol: int, decode_responses: bool
+        self, flavour: Colour, valkey: Server, protocol: int, decode_responses: bool
     ) -> None:
         settings = {
             "protocol": protocol,
             "decode_responses": decode_responses,
-            "parser_class": PYTHON_PARSERS[colour.name, protocol],
+            "parser_class": PYTHON_PARSERS[flavour.name, protocol],
         }
-        first, second = (colour.connect(redis_py_client(colour, valkey.url, **settings)) for _ in range(2))
+        first, second = (flavour.connect(redis_py_client(flavour, valkey.url, **settings)) for _ in range(2))
         check_everything(first, second, valkey)
 
-    def test_redis_py_with_hiredis(self, colour: Colour, valkey: Server, protocol: int, decode_responses: bool) -> None:
+    def test_redis_py_with_hiredis(
+        self, flavour: Colour, valkey: Server, protocol: int, decode_responses: bool
+    ) -> None:
         if not find_spec("hiredis"):
             pytest.skip("hiredis is missing")
         settings = {"protocol": protocol, "decode_responses": decode_responses}
-        first, second = (colour.connect(redis_py_client(colour, valkey.url, **settings)) for _ in range(2))
+        first, second = (flavour.connect(redis_py_client(flavour, valkey.url, **settings)) for _ in range(2))
         check_everything(first, second, valkey)
 
-    def test_valkey_py(self, colour: Colour, valkey: Server, protocol: int, decode_responses: bool) -> None:
-        valkey_py = pytest.importorskip("valkey" if colour.name == "threads" else "valkey.asyncio")
+    def test_valkey_py(self, flavour: Colour, valkey: Server, protocol: int, decode_responses: bool) -> None:
+        valkey_py = pytest.importorskip("valkey" if flavour.name == "threads" else "valkey.asyncio")
         settings = {"protocol": protocol, "decode_responses": decode_responses}
-        first, second = (colour.connect(valkey_py.Valkey.from_url(valkey.url, **settings)) for _ in range(2))
+        first, second = (flavour.connect(valkey_py.Valkey.from_url(valkey.url, **settings)) for _ in range(2))
         check_everything(first, second, valkey)
 
 
-def test_every_server(colour: Colour, any_server: Server) -> None:
-    check_everything(colour.connect(any_server.url), colour.connect(any_server.url), any_server)
+def test_every_server(flavour: Colour, any_server: Server) -> None:
+    check_everything(flavour.connect(any_server.url), flavour.connect(any_server.url), any_server)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey"])
-def test_urls(colour: Colour, valkey: Server, scheme: str) -> None:
+def test_urls(flavour: Colour, valkey: Server, scheme: str) -> None:
     url = f"{scheme}://{valkey.host}:{valkey.port}/0"
-    check_everything(colour.connect(url), colour.connect(url), valkey)
+    check_everything(flavour.connect(url), flavour.connect(url), valkey)
 
 
-def test_another_database(colour: Colour, valkey: Server) -> None:
+def test_another_database(flavour: Colour, valkey: Server) -> None:
     url = valkey.url.removesuffix("0") + "3"
-    lease = colour.connect(url).acquire("report")
+    lease = flavour.connect(url).acquire("report")
     assert traces(valkey, "report") == []
-    other = colour.connect(url)
+    other = flavour.connect(url)
     assert other.try_acquire("report") is None
     assert other.inspect("report").holder == lease.holder
 
 
-def test_a_clients_name_and_its_pool_are_left_alone(colour: Colour, valkey: Server) -> None:
-    given = redis_py_client(colour, valkey.url, client_name=f"billing-{colour.name}", max_connections=1)
-    client = colour.connect(given).warm_up_inbox()
+def test_a_clients_name_and_its_pool_are_left_alone(flavour: Colour, valkey: Server) -> None:
+    given = redis_py_client(flavour, valkey.url, client_name=f"billing-{flavour.name}", max_connections=1)
+    client = flavour.connect(given).warm_up_inbox()
     listed = valkey.raw("CLIENT", "LIST")
-    assert listed.count(f"name=billing-{colour.name}") == 2
+    assert listed.count(f"name=billing-{flavour.name}") == 2
     assert client.do(given.ping) is True  # ours are not of its pool, which has one to give
     client.do(given.connection_pool.disconnect)
 
 
-def test_unix_socket(colour: Colour, tmp_path: Path) -> None:
+def test_unix_socket(flavour: Colour, tmp_path: Path) -> None:
     require("valkey9")
     path = tmp_path / "s.sock"
     with Server(unix_socket=path) as server:
-        first, second = (colour.connect(f"unix://{path}") for _ in range(2))
+        first, second = (flavour.connect(f"unix://{path}") for _ in range(2))
         check_everything(first, second, server)
         first.close()
         second.close()
@@ -125,17 +127,17 @@ def protected() -> Iterator[Server]:
 
 class TestCredentials:
     @pytest.mark.parametrize("login", [":se%20cret", "default:se%20cret", "locker:p%40ss%3Aw%2Frd"])
-    def test_in_the_url(self, colour: Colour, protected: Server, login: str) -> None:
+    def test_in_the_url(self, flavour: Colour, protected: Server, login: str) -> None:
         url = f"redis://{login}@{protected.host}:{protected.port}/0"
-        first, second = colour.connect(url), colour.connect(url)
+        first, second = flavour.connect(url), flavour.connect(url)
         check_everything(first, second, protected)
         assert "cret" not in repr(first.locks)
         first.close()
         second.close()
 
     @pytest.mark.parametrize("login", ["", ":wrong-one@", "nobody:wrong-one@"])
-    def test_that_do_not_suffice(self, colour: Colour, protected: Server, login: str) -> None:
-        client = colour.connect(f"redis://{login}{protected.host}:{protected.port}/0")
+    def test_that_do_not_suffice(self, flavour: Colour, protected: Server, login: str) -> None:
+        client = flavour.connect(f"redis://{login}{protected.host}:{protected.port}/0")
         for asked in ({"blocking": False}, {"timeout": 5}, {}):
             with pytest.raises(StoreRefused) as refused:
                 client.acquire("report", **asked)
@@ -170,10 +172,10 @@ def secure(certificate: tuple[Path, Path]) -> Iterator[tuple[Server, int]]:
 class TestTls:
     """With a certificate of our own; Valkey's wheel has no TLS, Debian's Redis does."""
 
-    def test_verified(self, colour: Colour, secure: tuple[Server, int], certificate: tuple[Path, Path]) -> None:
+    def test_verified(self, flavour: Colour, secure: tuple[Server, int], certificate: tuple[Path, Path]) -> None:
         server, port = secure
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate[1]}"
-        first, second = colour.connect(url), colour.connect(url)
+        first, second = flavour.connect(url), flavour.connect(url)
         for _ in range(20):
             check_everything(first, second, server)
 
@@ -181,7 +183,7 @@ class TestTls:
         self, secure: tuple[Server, int], certificate: tuple[Path, Path]
     ) -> None:
         """Another thread may be reading it: what comes then is for the keys' owner alone, and no reply."""
-        with lockfast.client.connect(f"rediss://127.0.0.1:{secure[1]}/0?ssl_ca_certs={certificate[1]}") as locks:
+        with lockfast.connect(f"rediss://127.0.0.1:{secure[1]}/0?ssl_ca_certs={certificate[1]}") as locks:
             with locks.lock("report"):
                 pass
             store: Any = locks.store
@@ -191,8 +193,8 @@ class TestTls:
             with locks.lock("report"):  # over a new one
                 pass
 
-    def test_a_stranger_is_not_trusted(self, colour: Colour, secure: tuple[Server, int]) -> None:
-        client = colour.connect(f"rediss://127.0.0.1:{secure[1]}/0", store_timeout=2)
+    def test_a_stranger_is_not_trusted(self, flavour: Colour, secure: tuple[Server, int]) -> None:
+        client = flavour.connect(f"rediss://127.0.0.1:{secure[1]}/0", store_timeout=2)
         with pytest.raises(ConnectionError, match=r"(?i)certificate"):
             client.acquire("report")
         assert traces(secure[0], "report") == []

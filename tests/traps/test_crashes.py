@@ -7,16 +7,16 @@ import pytest
 
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import Client, Colour
+from tests.traps.flavours import Client, Colour
 from tests.traps.programs import Program
 from tests.traps.watching import Stopwatch, await_queue, pubsub_clients, traces
 
 pytestmark = pytest.mark.timing
 
 
-def test_a_crashed_holder_blocks_no_longer_than_its_ttl(colour: Colour, us: Client, valkey: Server) -> None:
+def test_a_crashed_holder_blocks_no_longer_than_its_ttl(flavour: Colour, us: Client, valkey: Server) -> None:
     us.warm_up_inbox()
-    with Program("hold", colour.name, valkey.url, "report", ttl=1) as holder:
+    with Program("hold", flavour.name, valkey.url, "report", ttl=1) as holder:
         assert holder.line().startswith("held")
         waiting = us.acquiring("report")
         await_queue(valkey, "report", 1)
@@ -28,11 +28,11 @@ def test_a_crashed_holder_blocks_no_longer_than_its_ttl(colour: Colour, us: Clie
 
 
 def test_a_dead_waiter_at_the_head_of_the_queue_is_skipped_at_once(
-    colour: Colour, us: Client, them: Client, valkey: Server
+    flavour: Colour, us: Client, them: Client, valkey: Server
 ) -> None:
     lease = us.acquire("report")
     us.warm_up_inbox()
-    with Program("wait", colour.name, valkey.url, "report") as dead:
+    with Program("wait", flavour.name, valkey.url, "report") as dead:
         await_queue(valkey, "report", 1)
         waiting = us.acquiring("report")
         await_queue(valkey, "report", 2)
@@ -46,15 +46,15 @@ def test_a_dead_waiter_at_the_head_of_the_queue_is_skipped_at_once(
     assert traces(valkey, "report") == []
 
 
-def test_many_dead_waiters_are_skipped_at_once(colour: Colour, us: Client, valkey: Server) -> None:
+def test_many_dead_waiters_are_skipped_at_once(flavour: Colour, us: Client, valkey: Server) -> None:
     lease = us.acquire("report")
     us.warm_up_inbox()
-    with Program("wait", colour.name, valkey.url, "report") as dead:
+    with Program("wait", flavour.name, valkey.url, "report") as dead:
         await_queue(valkey, "report", 1)
-        place = valkey.raw("HGETALL", "lockfast:{report}:w")[1]
+        enqueue = valkey.raw("HGETALL", "lockfast:{report}:w")[1]
         for number in range(500):  # as many again, each with the dead one's address
             valkey.raw("ZADD", "lockfast:{report}:q", number, f"dead-{number}")
-            valkey.raw("HSET", "lockfast:{report}:w", f"dead-{number}", place)
+            valkey.raw("HSET", "lockfast:{report}:w", f"dead-{number}", enqueue)
         dead.kill()
         waiting = us.acquiring("report")
         await_queue(valkey, "report", 502)
@@ -67,12 +67,12 @@ def test_many_dead_waiters_are_skipped_at_once(colour: Colour, us: Client, valke
 
 @pytest.mark.parametrize("next_ttl", [1.2, 30], ids=["equal ttls", "mixed ttls"])
 def test_a_waiter_that_dies_in_the_moment_it_is_granted_does_not_keep_the_next_waiting(
-    colour: Colour, us: Client, valkey: Server, next_ttl: float
+    flavour: Colour, us: Client, valkey: Server, next_ttl: float
 ) -> None:
     """The waiter is stopped, made the holder by the server, and killed before it can know."""
     lease = us.acquire("report")
     us.warm_up_inbox()
-    with Program("wait", colour.name, valkey.url, "report", ttl=1.2) as unlucky:
+    with Program("wait", flavour.name, valkey.url, "report", ttl=1.2) as unlucky:
         await_queue(valkey, "report", 1)
         waiting: Future[Any] = us.acquiring("report", ttl=next_ttl)
         await_queue(valkey, "report", 2)
@@ -88,10 +88,10 @@ def test_a_waiter_that_dies_in_the_moment_it_is_granted_does_not_keep_the_next_w
 
 @pytest.mark.parametrize("role", ["wait_ahead", "wait_behind"])
 def test_a_client_with_a_wrong_clock_waits_and_holds_like_any_other(
-    colour: Colour, us: Client, them: Client, valkey: Server, role: str
+    flavour: Colour, us: Client, them: Client, valkey: Server, role: str
 ) -> None:
     lease = us.acquire("report", ttl=5)
-    with Program(role, colour.name, valkey.url, "report", ttl=5) as other:
+    with Program(role, flavour.name, valkey.url, "report", ttl=5) as other:
         assert other.line() == "waiting"
         await_queue(valkey, "report", 1)
         waiting = them.acquiring("report", ttl=5)  # live waiters with the right time are not evicted

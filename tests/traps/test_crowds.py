@@ -56,7 +56,7 @@ def test_three_hundred_threads_share_the_connections(valkey: Server) -> None:
         except BaseException as error:
             futures[number].set_exception(error)
 
-    with lockfast.client.connect(valkey.url) as locks:
+    with lockfast.connect(valkey.url) as locks:
         lease = locks.lock("report").acquire()
         assert lease is not None
         for number in range(THREADS):

@@ -18,7 +18,7 @@ from lockfast import Lease, LeaseLost, Lock, NotHeld, State, StoreUnavailable
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import COLOURS, Client, Colour
+from tests.traps.flavours import FLAVOURS, Client, Colour
 from tests.traps.watching import Stopwatch, await_nothing_left, nth, on, side_by_side, traces
 
 pytestmark = pytest.mark.timing
@@ -30,13 +30,13 @@ class TestRelease:
         ready, cut, mended = Barrier(4), Event(), Event()
 
         def by_the_lease(colour_name: str, name: str) -> None:
-            with COLOURS[colour_name]() as colour:
-                client = colour.connect(proxy.url)
+            with FLAVOURS[colour_name]() as flavour:
+                client = flavour.connect(proxy.url)
                 lease = client.acquire(name)
                 fail_and_repeat(lambda: client.release(lease))
 
         def by_the_lock() -> None:
-            with lockfast.client.connect(proxy.url) as locks:
+            with lockfast.connect(proxy.url) as locks:
                 lock = locks.lock("report:lock")
                 lock.acquire()
                 fail_and_repeat(lock.release)
@@ -64,13 +64,13 @@ class TestRelease:
             proxy.accept()
             mended.set()
 
-        leases = [partial(by_the_lease, colour_name, f"report:{colour_name}") for colour_name in COLOURS]
+        leases = [partial(by_the_lease, colour_name, f"report:{colour_name}") for colour_name in FLAVOURS]
         side_by_side(network, by_the_lock, *leases)
         assert valkey.raw("EXISTS", "report:threads", "report:asyncio", "report:lock") == 0
 
-    def test_a_lost_reply_is_no_failure(self, proxy: FaultProxy, colour: Colour, valkey: Server) -> None:
+    def test_a_lost_reply_is_no_failure(self, proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
         """The server freed the lock, another took it, and the repeat finds neither us nor harm to do."""
-        client, other = colour.connect(proxy.url).warm_up(), colour.connect(valkey.url)
+        client, other = flavour.connect(proxy.url).warm_up(), flavour.connect(valkey.url)
         lease = client.acquire("report")
         lost = proxy.drop_reply(nth(1, on("report")))
         repeated = proxy.hold_requests(nth(2, on("report")))
@@ -97,7 +97,7 @@ class TestRelease:
         assert us.release(second) is True
 
     def test_of_two_who_share_a_lock_object_frees_ones_own(self, valkey: Server) -> None:
-        with lockfast.client.connect(valkey.url) as locks:
+        with lockfast.connect(valkey.url) as locks:
             lock = locks.lock("report", ttl=0.1, renew=False)
             lock.acquire()
             other: list[Any] = []
@@ -126,7 +126,7 @@ class TestRelease:
             else:
                 locks.adopt(lease.export()).release()
 
-        with lockfast.client.connect(valkey.url) as locks:
+        with lockfast.connect(valkey.url) as locks:
             lock = locks.lock("report")
             with lock as lease:
                 give_back(lock, lease)
@@ -182,10 +182,10 @@ class TestShorterTtl:
 
 class TestRenewalFails:
     def test_the_holder_learns_of_the_risk_and_of_the_loss(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server
     ) -> None:
         told: list[str] = []
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         watch = Stopwatch()
         lease = client.acquire(
             "report", ttl=1.8, on_risk=lambda _: told.append("risk"), on_lost=lambda _: told.append("lost")
@@ -204,10 +204,10 @@ class TestRenewalFails:
         assert client.release(lease) is False
 
     def test_a_renewal_that_gets_through_in_the_end_saves_the_lease(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server
     ) -> None:
         told: list[str] = []
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire(
             "report", ttl=6, on_risk=lambda _: told.append("risk"), on_lost=lambda _: told.append("lost")
         )
@@ -221,7 +221,7 @@ class TestRenewalFails:
         assert client.release(lease) is True
 
     def test_threads_hear_of_it_at_the_end_of_the_block(self, valkey: Server) -> None:
-        with lockfast.client.connect(valkey.url) as locks:
+        with lockfast.connect(valkey.url) as locks:
             lock = locks.lock("report", ttl=0.3)
             with pytest.raises(LeaseLost) as lost, lock as lease:  # noqa: PT012
                 valkey.raw("DEL", "report")

@@ -4,7 +4,7 @@ import pytest
 import redis
 
 from tests.support.servers import Server
-from tests.traps.colours import Client, Colour
+from tests.traps.flavours import Client, Colour
 from tests.traps.watching import Stopwatch, await_queue
 
 pytestmark = pytest.mark.timing
@@ -71,7 +71,7 @@ def test_neither_can_release_the_others(us: Client, theirs: redis.client.Redis, 
         lock.release()
 
 
-def test_a_lock_without_a_ttl_is_waited_for(colour: Colour, us: Client, valkey: Server) -> None:
+def test_a_lock_without_a_ttl_is_waited_for(flavour: Colour, us: Client, valkey: Server) -> None:
     """redis-py's default: such a lock has no end of its own, so only its removal can free it."""
     valkey.raw("SET", "report", "a stranger's")
     us.warm_up_inbox()

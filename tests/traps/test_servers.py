@@ -9,7 +9,7 @@ from lockfast import LeaseLost, State, StoreUnavailable
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import Client, Colour
+from tests.traps.flavours import Client, Colour
 from tests.traps.watching import Stopwatch, await_queue, traces
 
 pytestmark = pytest.mark.timing
@@ -20,9 +20,9 @@ class TestScriptFlush:
         return sum(args[0] == b"EVAL" for args in proxy.requests)
 
     def test_between_operations_each_script_is_sent_again_once(
-        self, proxy: FaultProxy, colour: Colour, valkey: Server
+        self, proxy: FaultProxy, flavour: Colour, valkey: Server
     ) -> None:
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         before = self.evals(proxy)
         for _ in range(3):
             client.release(client.acquire("report"))
@@ -40,9 +40,9 @@ class TestScriptFlush:
         assert self.evals(proxy) == before + 4
         assert client.inspect("report").locked is False
 
-    def test_while_waiting(self, proxy: FaultProxy, colour: Colour, us: Client, valkey: Server) -> None:
+    def test_while_waiting(self, proxy: FaultProxy, flavour: Colour, us: Client, valkey: Server) -> None:
         lease = us.acquire("report")
-        waiter = colour.connect(proxy.url).warm_up_inbox()
+        waiter = flavour.connect(proxy.url).warm_up_inbox()
         waiting = waiter.acquiring("report", ttl=0.3)  # asks again every 0.1 s
         await_queue(valkey, "report", 1)
         before = self.evals(proxy)
@@ -60,8 +60,8 @@ class TestScriptFlush:
 class TestRestart:
     """The server comes back empty, on the same port."""
 
-    def test_while_holding_the_holder_is_told(self, fresh_server: Server, colour: Colour) -> None:
-        client = colour.connect(fresh_server.url)
+    def test_while_holding_the_holder_is_told(self, fresh_server: Server, flavour: Colour) -> None:
+        client = flavour.connect(fresh_server.url)
         lease = client.acquire("report", ttl=0.6)
         fresh_server.restart()
         assert client.do(lambda: lease.lost.wait(20)) is True
@@ -71,8 +71,8 @@ class TestRestart:
         later = client.acquire("report", timeout=20)
         assert later.fence > lease.fence
 
-    def test_while_waiting_the_wait_goes_on(self, fresh_server: Server, colour: Colour) -> None:
-        holder, waiter = colour.connect(fresh_server.url), colour.connect(fresh_server.url)
+    def test_while_waiting_the_wait_goes_on(self, fresh_server: Server, flavour: Colour) -> None:
+        holder, waiter = flavour.connect(fresh_server.url), flavour.connect(fresh_server.url)
         lease = holder.acquire("report", renew=False)
         waiting = [waiter.acquiring("report") for _ in range(3)]
         await_queue(fresh_server, "report", 3)
@@ -86,8 +86,8 @@ class TestRestart:
         assert watch.seconds < watch.most(2)
         assert traces(fresh_server, "report") == []
 
-    def test_while_it_is_down_an_acquire_waits_for_it(self, fresh_server: Server, colour: Colour) -> None:
-        client = colour.connect(fresh_server.url).warm_up()
+    def test_while_it_is_down_an_acquire_waits_for_it(self, fresh_server: Server, flavour: Colour) -> None:
+        client = flavour.connect(fresh_server.url).warm_up()
         fresh_server.kill()
         acquiring = client.acquiring("report", timeout=20)
         trying = client.start(lambda: client.locks.lock("other").acquire(timeout=0.2))
@@ -97,9 +97,9 @@ class TestRestart:
         assert client.release(acquiring.result(20)) is True
 
     def test_a_wait_without_limit_bears_a_dead_server_for_store_timeout(
-        self, fresh_server: Server, colour: Colour
+        self, fresh_server: Server, flavour: Colour
     ) -> None:
-        client = colour.connect(fresh_server.url, store_timeout=0.5).warm_up()
+        client = flavour.connect(fresh_server.url, store_timeout=0.5).warm_up()
         fresh_server.kill()
         watch = Stopwatch()
         with pytest.raises(StoreUnavailable):
@@ -117,9 +117,9 @@ class TestReadOnly:
             yield bound.getsockname()[1]
 
     def test_the_budget_is_waited_and_the_error_is_clear(
-        self, fresh_server: Server, dead_port: int, colour: Colour
+        self, fresh_server: Server, dead_port: int, flavour: Colour
     ) -> None:
-        client = colour.connect(fresh_server.url).warm_up()
+        client = flavour.connect(fresh_server.url).warm_up()
         fresh_server.raw("REPLICAOF", "127.0.0.1", dead_port)
         watch = Stopwatch()
         with pytest.raises(StoreUnavailable, match="read-only"):
@@ -131,9 +131,9 @@ class TestReadOnly:
         assert traces(fresh_server, "report") == []
 
     def test_it_goes_on_when_the_server_is_master_again(
-        self, fresh_server: Server, dead_port: int, colour: Colour
+        self, fresh_server: Server, dead_port: int, flavour: Colour
     ) -> None:
-        client, waiter = colour.connect(fresh_server.url).warm_up(), colour.connect(fresh_server.url)
+        client, waiter = flavour.connect(fresh_server.url).warm_up(), flavour.connect(fresh_server.url)
         held = client.acquire("held", ttl=3)
         waiting = waiter.acquiring("held", ttl=3)
         await_queue(fresh_server, "held", 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lockfast
-from tests.cli.driving import LOCKFAST, Place
+from tests.cli.driving import LOCKFAST, Target
 from tests.support.terminal import ESCAPES, Pty
 from tests.support.waiting import until
 from tools.pictures.screen import Screen
@@ -24,35 +24,35 @@ PROMPT = "\x1b[2m$\x1b[0m "
 def main() -> int:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="lockfast-pictures-") as folder:
-        place = Place(f"sqlite:///{folder}/locks.db", Path(folder))
+        target = Target(f"sqlite:///{folder}/locks.db", Path(folder))
         try:
-            _stage(place)
-            _picture(place, "ls", ["ls"], "lockfast ls lists five locks, their holders and how many wait")
+            _stage(target)
+            _picture(target, "ls", ["ls"], "lockfast ls lists five locks, their holders and how many wait")
             _picture(
-                place, "show", ["show", "report:nightly"], "lockfast show tells all about one lock, with its queue"
+                target, "show", ["show", "report:nightly"], "lockfast show tells all about one lock, with its queue"
             )
-            _waiting(place)
-            _top(place)
+            _waiting(target)
+            _top(target)
         finally:
-            place.close()
+            target.close()
     return 0
 
 
-def _stage(place: Place) -> None:
+def _stage(target: Target) -> None:
     """Some work that goes on, and some that waits."""
-    place.held("invoice:7311", "--label", "billing")
-    place.held("report:nightly", "--label", "nightly report")
-    place.held("deploy:web", "--label", "ada")
-    place.held("cache:rebuild", "--label", "cache", "--ttl", "10")
+    target.held("invoice:7311", "--label", "billing")
+    target.held("report:nightly", "--label", "nightly report")
+    target.held("deploy:web", "--label", "ada")
+    target.held("cache:rebuild", "--label", "cache", "--ttl", "10")
     for number, label in enumerate(["report on web2", "report on web3", "month's end"], 1):
-        place.start("run", "report:nightly", "--label", label, "--", "true")
-        place.await_waiting("report:nightly", number)
+        target.start("run", "report:nightly", "--label", label, "--", "true")
+        target.await_waiting("report:nightly", number)
         time.sleep(0.4)  # so that the picture shows different waits
     time.sleep(2.0)
 
 
-def _screen(place: Place, words: list[str]) -> Pty:
-    return Pty([*LOCKFAST, *words], place.environment(), (HEIGHT, WIDTH))
+def _screen(target: Target, words: list[str]) -> Pty:
+    return Pty([*LOCKFAST, *words], target.environment(), (HEIGHT, WIDTH))
 
 
 def _save(name: str, typed: str, text: str, title: str) -> None:
@@ -63,15 +63,15 @@ def _save(name: str, typed: str, text: str, title: str) -> None:
     print(path)
 
 
-def _picture(place: Place, name: str, words: list[str], title: str) -> None:
-    shown = _screen(place, words)
+def _picture(target: Target, name: str, words: list[str], title: str) -> None:
+    shown = _screen(target, words)
     shown.end()
     _save(name, f"lockfast {' '.join(words)}", shown.text, title)
     shown.close()
 
 
-def _waiting(place: Place) -> None:
-    shown = _screen(place, ["run", "deploy:web", "--", "make", "deploy"])
+def _waiting(target: Target) -> None:
+    shown = _screen(target, ["run", "deploy:web", "--", "make", "deploy"])
     until(lambda: "place 1 of 1" in shown.plain, "the line", 20)
     time.sleep(2.2)
     text = shown.look()
@@ -81,11 +81,11 @@ def _waiting(place: Place) -> None:
     _save("run", "lockfast run deploy:web -- make deploy", text, "lockfast run says whom it waits for and its place")
 
 
-def _top(place: Place) -> None:
+def _top(target: Target) -> None:
     stop = threading.Event()
-    worker = threading.Thread(target=_busy, args=(place.url, stop), daemon=True)
+    worker = threading.Thread(target=_busy, args=(target.url, stop), daemon=True)
     worker.start()
-    shown = _screen(place, ["top", "--every", "0.5"])
+    shown = _screen(target, ["top", "--every", "0.5"])
     frames: Callable[[], list[str]] = lambda: shown.look().split("\x1b[H")  # noqa: E731
     until(lambda: len(frames()) > 8 and "import:customers" in ESCAPES.sub("", frames()[-2]), "a full frame", 20)
     text = "\x1b[?1049h\x1b[H" + frames()[-2]
@@ -104,7 +104,7 @@ def _top(place: Place) -> None:
 
 def _busy(url: str, stop: threading.Event) -> None:
     """Locks that change hands all the time."""
-    with lockfast.client.connect(url, label="importer") as locks:
+    with lockfast.connect(url, label="importer") as locks:
         while not stop.is_set():
             for name in ("import:orders", "import:customers"):
                 with locks.lock(name):

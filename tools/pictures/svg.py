@@ -12,7 +12,7 @@ CHAR, LINE, PAD = 8.43, 20, 16
 FONT = "'DejaVu Sans Mono', 'SF Mono', Menlo, Consolas, monospace"
 WORDS = re.compile(r"\S+(?: \S+)*")
 PAPER, BORDER, INK = "#1c2128", "#57606a", "#d8dee6"
-COLOURS = {"2": "#8b96a3", "31": "#ff7b72", "32": "#56d364", "33": "#e3b341", "36": "#56d4dd"}
+FLAVOURS = {"2": "#8b96a3", "31": "#ff7b72", "32": "#56d364", "33": "#e3b341", "36": "#56d4dd"}
 
 
 def drawn(rows: list[list[Cell]], title: str, width: int) -> str:
@@ -48,4 +48,4 @@ def _line(row: list[Cell], y: float) -> str:
 def _look(style: str) -> str:
     if style == "1":
         return ' font-weight="bold" fill="#ffffff"'
-    return f' fill="{COLOURS[style]}"' if style in COLOURS else ""
+    return f' fill="{FLAVOURS[style]}"' if style in FLAVOURS else ""

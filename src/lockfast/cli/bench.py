@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     terminal = Terminal()
     results: list[Result] = []
     with connect(args) as locks, connect(args) as other:
-        name = f"lockfast-bench:{locks.runtime.new_holder()}"
+        name = f"lockfast-bench:{locks.runtime.new_holder_id()}"
         locks.lock(name).inspect()
         parts = (_round_trips, _cycles, _hand_overs)
         with Block(terminal) as block:

@@ -33,7 +33,7 @@ def add_store(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
 def connect(args: argparse.Namespace, **options: Any) -> lockfast.Locks:
     """The locks that the command is about. What the library would log, the command says itself."""
     logging.getLogger("lockfast").setLevel(logging.ERROR)
-    return lockfast.client.connect(args.url, label="lockfast command", store_timeout=STORE_TIMEOUT, **options)
+    return lockfast.connect(args.url, label="lockfast command", store_timeout=STORE_TIMEOUT, **options)
 
 
 def print_json(value: object) -> None:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     findings: list[Finding] = []
     terminal = Terminal()
     with connect(args) as locks:
-        name = args.name or f"lockfast-doctor:{locks.runtime.new_holder()}"
+        name = args.name or f"lockfast-doctor:{locks.runtime.new_holder_id()}"
         for finding in examine(args, locks, name):
             findings.append(finding)
             if not args.json:
@@ -213,7 +213,7 @@ def _wait_for(locks: lockfast.Locks, name: str) -> list[float]:
 def _breaking(locks: lockfast.Locks, other: lockfast.Locks, name: str) -> Finding:
     def check() -> str:
         lease = locks.lock(name, ttl=TTL).acquire(timeout=TTL)
-        if lease is None or other.lock(name).break_(lease.holder) is None:
+        if lease is None or other.lock(name).force_release(lease.holder) is None:
             raise LockError("A lock could not be taken away from its holder.")
         return "A lock can be taken away from its holder (lockfast break)."
 

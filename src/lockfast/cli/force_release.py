@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _break(args: argparse.Namespace, lock: lockfast.Lock, seen: LockInfo) -> int:
-    broken = lock.break_(seen.holder)
+    broken = lock.force_release(seen.holder)
     if broken is None:
         return _nothing(args, f"{args.name!a} changed hands meanwhile; nothing was changed.")
     after = lock.inspect()

@@ -34,7 +34,7 @@ class Terminal:
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stdout if stream is None else stream
         self.live = _can_redraw(self.stream)
-        self.colours = self.live and not os.environ.get("NO_COLOR")
+        self.flavours = self.live and not os.environ.get("NO_COLOR")
         self.symbols = _can_write(self.stream, "█░✓✗·")
 
     @property
@@ -57,7 +57,7 @@ class Terminal:
 
     def rendered(self, line: Line) -> str:
         """One line as it is written, coloured if that can be."""
-        if not self.colours:
+        if not self.flavours:
             return "".join(text for text, _ in line)
         return "".join(f"\x1b[{STYLES[style]}m{text}\x1b[0m" if style else text for text, style in line)
 

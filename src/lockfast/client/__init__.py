@@ -1,1 +1,1 @@
-"""TODO."""
+"""What users hold: connections, locks, leases and what is built on them."""

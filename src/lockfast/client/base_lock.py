@@ -11,18 +11,18 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from lockfast.client.blocks import Block, leave_block
-from lockfast.core import local_handoff as passing
-from lockfast.core.acquire import Grant
-from lockfast.core.force_release import break_lock
-from lockfast.core.deadline import Deadline
-from lockfast.core.first import First
-from lockfast.core.lease_state import ALIVE, LOST, RELEASED
-from lockfast.core.retry import insist
-from lockfast.core.local_handoff import Begun
-from lockfast.core.local_queue import Room, Wish
-from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
 from lockfast.client.lease import BaseLease
 from lockfast.client.options import limit, options
+from lockfast.core import local_handoff as passing
+from lockfast.core.acquire import Grant
+from lockfast.core.deadline import Deadline
+from lockfast.core.first import First
+from lockfast.core.force_release import force_release_lock
+from lockfast.core.lease_state import ALIVE, LOST, RELEASED
+from lockfast.core.local_handoff import Begun
+from lockfast.core.local_queue import ClaimTerms, LocalQueue
+from lockfast.core.retry import retry
+from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
 from lockfast.values import LockInfo, Seconds, clean, lock_name, shown
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ class BaseLock(Generic[LeaseT]):
         self._client: BaseLocks[Any] = locks_of(client, awaited=self._awaited)
         self._name = lock_name(name)
         self._options = options(self._client._owner, chosen)
-        self._wish = Wish(self._name, self._options.ttl, self._options.owner)
+        self._wish = ClaimTerms(self._name, self._options.ttl, self._options.owner)
         self._taken: dict[Hashable, list[BaseLease]] = {}
         self._blocks: list[Block] = []
-        self._room: Room | None = None
+        self._local_queue: LocalQueue | None = None
 
     @property
     def name(self) -> str:
@@ -87,22 +87,24 @@ class BaseLock(Generic[LeaseT]):
         else:
             blocking = blocking and wait != 0
             deadline = Deadline(runtime.now() + (wait if wait and blocking else 0.0), client.store_timeout)
-        room = self._room
-        if room is None or room.home is not client.passing:  # the first time, or the first in a forked process
-            room = self._find_room()
+        local_queue = self._local_queue
+        if (
+            local_queue is None or local_queue.home is not client.passing
+        ):  # the first time, or the first in a forked process
+            local_queue = self._find_room()
         lease = self._lease_class(self)  # before the answer, since every step after it is waited for
         try:
-            grant = await passing.acquire(room, client.store, runtime, self._wish, deadline, blocking)
+            grant = await passing.acquire(local_queue, client.store, runtime, self._wish, deadline, blocking)
         except BaseException:
-            lease._holding.caller = None  # a task keeps its error, and that this lease: it must not keep the task
+            lease._lease_state.caller = None  # a task keeps its error, and that this lease: it must not keep the task
             raise
         if grant is None:
             if not frame:
                 return None
-            lease._holding.caller = None  # as above
+            lease._lease_state.caller = None  # as above
             raise self._stayed_taken()
-        if room is not None:
-            room.crowded = grant.queued
+        if local_queue is not None:
+            local_queue.crowded = grant.queued
         try:
             lease._begin(grant)
             if not client._closed:
@@ -110,38 +112,38 @@ class BaseLock(Generic[LeaseT]):
                     self._begin_block(lease, frame)
                 return lease
         except BaseException:  # interrupted: nobody would give it back
-            await self._undo(room, grant, lease)
+            await self._undo(local_queue, grant, lease)
             raise
         await lease._release()  # closed while we waited: whoever did that may not have seen this lease
         raise closed_error()
 
-    async def _undo(self, room: Room | None, reached: Grant | Begun, lease: LeaseT | None) -> None:
+    async def _undo(self, local_queue: LocalQueue | None, reached: Grant | Begun, lease: LeaseT | None) -> None:
         """Give back what was reached when an interrupt came, since nobody will have the lease."""
         client = self._client
         if lease is not None:
-            client.keeper.unwatch(lease._holding)
-            lease._holding.give_back()
+            client.keepalive.unwatch(lease._lease_state)
+            lease._lease_state.give_back()
         for block in tuple(self._blocks):
             if block.lease is lease:
                 self._blocks.remove(block)
-        await passing.withdraw(room, client.store, client.runtime, reached)
+        await passing.withdraw(local_queue, client.store, client.runtime, reached)
 
     def _begin_block(self, lease: LeaseT, frame: int) -> None:
-        self._blocks.append(tuple.__new__(Block, (lease._holding.caller, frame, lease)))
+        self._blocks.append(tuple.__new__(Block, (lease._lease_state.caller, frame, lease)))
         if self._open_scope is not None and lease._cancelling < 0:  # else an outer block of the same lease has done it
             self._open_scope(lease)
 
-    def _find_room(self) -> Room | None:
+    def _find_room(self) -> LocalQueue | None:
         client = self._client
         may_pass = self._options.passing and client.store.reserves
-        self._room = client.passing.room(self._name) if may_pass else None
-        return self._room
+        self._local_queue = client.passing.local_queue(self._name) if may_pass else None
+        return self._local_queue
 
     def _remember(self, lease: LeaseT | None) -> LeaseT | None:
         """What `release()` is to find."""
         if lease is None or lease._home is not None:
             return lease
-        table, caller = self._taken, lease._holding.caller
+        table, caller = self._taken, lease._lease_state.caller
         lease._home = (table, caller)
         if len(table) >= MOST_CALLERS:  # callers that let their leases expire and never came back
             for one in [one for one, leases in table.items() if not any(lease.remaining for lease in leases)]:
@@ -188,20 +190,20 @@ class BaseLock(Generic[LeaseT]):
         self, lease: LeaseT, error: BaseException | None, first: First[bool] | None = None
     ) -> LeaseLost | None:
         """End a `with` block; the loss to raise, if there was one. Never masks the body's own error."""
-        holding, state = lease._holding, lease.state
-        if first is None and state is RELEASED and holding.settled:
+        lease_state, state = lease._lease_state, lease.state
+        if first is None and state is RELEASED and lease_state.settled:
             return None  # released or exported within the block
         try:
             if state is not LOST:
                 if await lease._give_back(state, first):
                     return None
-                holding.reason = "when it was to be given back, the store no longer had it"
+                lease_state.reason = "when it was to be given back, the store no longer had it"
         except LockError as failure:
             # The body ran under a valid lease to its end, so this is no reason to call it failed.
             log.warning(
                 "The lock %s could not be given back yet; that goes on, and in %g s it frees itself: %s",
                 shown(self._name),
-                holding.ttl,
+                lease_state.ttl,
                 failure,
             )
             return None
@@ -213,12 +215,12 @@ class BaseLock(Generic[LeaseT]):
     async def _inspect(self) -> LockInfo:
         client = self._client
         client.ensure_open()
-        return await insist(client.runtime, lambda until: client.store.inspect(self._name, until), client.store_timeout)
+        return await retry(client.runtime, lambda until: client.store.inspect(self._name, until), client.store_timeout)
 
     async def _break(self, holder: str | None) -> LockInfo | None:
         client = self._client
         client.ensure_open()
-        broken = await break_lock(client.store, client.runtime, self._name, holder, client.store_timeout)
+        broken = await force_release_lock(client.store, client.runtime, self._name, holder, client.store_timeout)
         if broken is not None:
             log.warning("The lock %s was taken away from its holder, %s.", shown(self._name), broken.owner or "unknown")
         return broken

@@ -14,16 +14,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from lockfast.core.lease_state import ALIVE
 from lockfast.client.lease import BaseLease
+from lockfast.core.lease_state import ALIVE
 
 
 def open_scope(lease: BaseLease) -> None:
     """The body of a block begins; of blocks that share a lease, the first does it for all."""
-    holding = lease._holding
-    task: Any = holding.caller  # as `_task` says, without a call: every block comes by here
+    lease_state = lease._lease_state
+    task: Any = lease_state.caller  # as `_task` says, without a call: every block comes by here
     lease._cancelling = 0 if task is None else task.cancelling()
-    if holding.state not in ALIVE:  # lost before it had a scope
+    if lease_state.state not in ALIVE:  # lost before it had a scope
         end_soon(lease)
 
 
@@ -39,7 +39,7 @@ def end_soon(lease: BaseLease) -> None:
 
 def _task(lease: BaseLease) -> asyncio.Task[Any] | None:
     """Who got the lease. Perhaps not an instance of that class: a loop may make tasks of another."""
-    return lease._holding.caller  # type: ignore[return-value]
+    return lease._lease_state.caller  # type: ignore[return-value]
 
 
 def _cancel(lease: BaseLease, task: asyncio.Task[Any]) -> None:

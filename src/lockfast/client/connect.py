@@ -37,12 +37,12 @@ def connect(target: Any = None, *, label: str = "", store_timeout: Seconds = 10.
     redis+cluster://host1,host2.
 
     >>> import lockfast
-    >>> lockfast.client.connect("memory://")
+    >>> lockfast.connect("memory://")
     <Locks on memory://>
     """
     from lockfast.client.locks import Locks
-    from lockfast.runtime.threads import ThreadRuntime
     from lockfast.client.target import checked_timeout, store_of
+    from lockfast.runtime.threads import ThreadRuntime
 
     runtime = ThreadRuntime()
     store, address = store_of(target, runtime, "threads", choices)
@@ -52,15 +52,15 @@ def connect(target: Any = None, *, label: str = "", store_timeout: Seconds = 10.
 def connect_asyncio(
     target: Any = None, *, label: str = "", store_timeout: Seconds = 10.0, **choices: Any
 ) -> AsyncLocks:
-    """Locks on the store that `target` names, for asyncio; `target` and options as for `lockfast.client.connect`.
+    """Locks on the store that `target` names, for asyncio; `target` and options as for `lockfast.connect`.
 
     >>> import lockfast.aio
     >>> lockfast.aio.connect("memory://")
     <AsyncLocks on memory://>
     """
     from lockfast.client.locks import AsyncLocks
-    from lockfast.runtime.asyncio import AsyncioRuntime
     from lockfast.client.target import checked_timeout, store_of
+    from lockfast.runtime.asyncio import AsyncioRuntime
 
     runtime = AsyncioRuntime()
     store, address = store_of(target, runtime, "asyncio", choices)

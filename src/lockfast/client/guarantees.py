@@ -48,7 +48,7 @@ class Guarantees(NamedTuple):
     """What a connection promises and what not; `print` it, or ask it.
 
     >>> import lockfast
-    >>> found = lockfast.client.connect("memory://").guarantees()
+    >>> found = lockfast.connect("memory://").guarantees()
     >>> found.about("order").verdict.value, found.dangers
     ('yes', ())
     """

@@ -10,24 +10,24 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Literal
 
+from lockfast.client.export import Exported
+from lockfast.client.loss import AsyncLost, Lost
 from lockfast.core import express
 from lockfast.core import release as core
 from lockfast.core.acquire import Grant
 from lockfast.core.first import First
-from lockfast.core.lease_state import ALIVE, AT_RISK, LOST, RELEASED, Holding, State
-from lockfast.core.retry import insist
+from lockfast.core.lease_state import ALIVE, AT_RISK, LOST, RELEASED, LeaseState, State
+from lockfast.core.local_queue import SharedGrant
 from lockfast.core.renewal import renew
-from lockfast.core.local_queue import Tenancy
+from lockfast.core.retry import retry
 from lockfast.errors import LeaseLost, Outcome, StoreUnavailable
-from lockfast.client.export import Exported
-from lockfast.client.loss import AsyncLost, Lost
 from lockfast.ports import Waker
 from lockfast.runtime.runner import run
 from lockfast.values import LEAST_TTL, Seconds, clean, seconds, shown
 
 if TYPE_CHECKING:
-    from lockfast.client.session import BaseLocks
     from lockfast.client.base_lock import BaseLock
+    from lockfast.client.session import BaseLocks
 
 log = logging.getLogger("lockfast")
 
@@ -43,29 +43,29 @@ class BaseLease:
         "_cancelling",
         "_client",
         "_generation",
-        "_holding",
         "_home",
         "_keep_until",
+        "_lease_state",
         "_left",
+        "_local_queue",
         "_options",
         "_origin",
-        "_room",
-        "_tenancy",
+        "_shared_grant",
         "_wakers",
     )
 
     # Set by `_begin`, and not before: until then nobody has the lease, though an error report may show it.
     _generation: int
-    _tenancy: Tenancy | None
+    _shared_grant: SharedGrant | None
 
     def __init__(self, lock: BaseLock[Any]) -> None:
         """Of nothing yet, until `_begin`."""
         client, chosen = lock._client, lock._options
         self._client: BaseLocks[Any] = client
-        self._holding = Holding(client.runtime, chosen.renew, chosen.max_hold)
+        self._lease_state = LeaseState(client.runtime, chosen.renew, chosen.max_hold)
         self._options = chosen
         self._origin = lock._origin  # the user's client, if the lock was made on one: it must outlive the lease
-        self._room = lock._room  # a room lives as long as its leases do
+        self._local_queue = lock._local_queue  # a room lives as long as its leases do
         self._wakers: list[Waker] = []
         self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
         self._left = False  # whether `lock.release()` is to find it no more
@@ -75,45 +75,45 @@ class BaseLease:
 
     def _begin(self, grant: Grant) -> None:
         """The store granted it."""
-        client, holding, room = self._client, self._holding, self._room
+        client, lease_state, local_queue = self._client, self._lease_state, self._local_queue
         self._generation = client.generation  # now: this process may have been forked while it waited
-        self._tenancy = grant.tenancy
-        holding.begin(grant, self._changed)
-        if room is not None:
-            room.latest = holding
-        client.keeper.watch(holding)
+        self._shared_grant = grant.shared_grant
+        lease_state.begin(grant, self._changed)
+        if local_queue is not None:
+            local_queue.latest = lease_state
+        client.keepalive.watch(lease_state)
 
     @property
     def name(self) -> str:
         """The lock's name."""
-        return self._holding.name
+        return self._lease_state.name
 
     @property
     def holder(self) -> str:
         """The unguessable id under which the store knows this lease. Leases that threads or tasks of one connection
         passed to one another share it; their fences differ."""
-        return self._holding.holder
+        return self._lease_state.holder
 
     @property
     def fence(self) -> int:
         """A number greater than that of every grant before; hand it to the resource that you protect."""
-        return self._holding.fence
+        return self._lease_state.fence
 
     @property
     def ttl(self) -> float:
         """Seconds for which the store keeps the grant without a renewal."""
-        return self._holding.ttl
+        return self._lease_state.ttl
 
     @property
     def acknowledged(self) -> int | None:
         """How many replicas said that they have the grant too; None when nobody asked them (`connect(replicas=n)`).
         It narrows what a failover can lose, and no more: another replica may take over."""
-        return self._holding.acknowledged
+        return self._lease_state.acknowledged
 
     @property
     def reasserted(self) -> int:
         """How often a server had forgotten the lease, as after a failover, and it was free and went on."""
-        return self._holding.reasserted
+        return self._lease_state.reasserted
 
     @property
     def inherited(self) -> bool:
@@ -126,15 +126,15 @@ class BaseLease:
         client = self._client
         if self._generation != client.generation:  # inherited
             return LOST
-        holding, now = self._holding, client.runtime.now()
-        return holding.state if now < holding.valid_until else holding.check(now)
+        lease_state, now = self._lease_state, client.runtime.now()
+        return lease_state.state if now < lease_state.valid_until else lease_state.check(now)
 
     @property
     def remaining(self) -> float:
         """Seconds for which the lease is surely ours without another renewal; 0 when it is not ours."""
         if self.state not in ALIVE:
             return 0.0
-        return max(0.0, self._holding.valid_until - self._client.runtime.now())
+        return max(0.0, self._lease_state.valid_until - self._client.runtime.now())
 
     def __bool__(self) -> Literal[True]:
         """A lease is true, whatever became of it: `if lease := lock.acquire(timeout=0)` asks whether there is one."""
@@ -154,7 +154,7 @@ class BaseLease:
             )
 
     def _lost_error(self) -> LeaseLost:
-        why = "this process was forked from its holder" if self.inherited else self._holding.reason
+        why = "this process was forked from its holder" if self.inherited else self._lease_state.reason
         return LeaseLost(
             f"The lease on {shown(self.name)} was lost: {why}. Another may hold the lock now, so treat what you "
             "did since as unprotected: check it by its fence, or do it again under a new lease.",
@@ -164,7 +164,9 @@ class BaseLease:
 
     def _changed(self, state: State) -> None:
         if state is LOST:
-            log.warning("The lease on %s (fence %d) was lost: %s", shown(self.name), self.fence, self._holding.reason)
+            log.warning(
+                "The lease on %s (fence %d) was lost: %s", shown(self.name), self.fence, self._lease_state.reason
+            )
             for waker in tuple(self._wakers):
                 waker.wake()
             if self._cancelling >= 0:
@@ -213,7 +215,7 @@ class BaseLease:
 
     async def _give_back(self, state: State, first: First[bool] | None = None) -> bool:
         """The same for a caller that has just looked at the state."""
-        holding, client = self._holding, self._client
+        lease_state, client = self._lease_state, self._client
         again = released = False
         if first is not None:
             pass  # it was ours until that request
@@ -221,29 +223,31 @@ class BaseLease:
             if self._generation != client.generation:
                 log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
                 return False
-            again = state is RELEASED and not holding.settled  # an earlier call failed, and its clean-up goes on
-        elif self._tenancy is not None and self._pass_on(self._tenancy):
+            again = state is RELEASED and not lease_state.settled  # an earlier call failed, and its clean-up goes on
+        elif self._shared_grant is not None and self._pass_on(self._shared_grant):
             return True
-        ours = first is not None or holding.give_back() or again
+        ours = first is not None or lease_state.give_back() or again
         # If settled, another gave it back meanwhile, perhaps to one who holds it now under the same id. If not, and not
         # ours, it was lost, and its key may still be there.
-        if ours or not holding.settled:
-            if self._tenancy is not None:  # first, so that who asks next does so right behind the release, as a rule
-                self._tenancy.end()
+        if ours or not lease_state.settled:
+            if (
+                self._shared_grant is not None
+            ):  # first, so that who asks next does so right behind the release, as a rule
+                self._shared_grant.end()
             keep_until = self._keep_until if ours else 0.0
             released = await core.release(
                 client.store,
                 client.runtime,
-                holding.name,
-                holding.holder,
-                holding.ttl,
+                lease_state.name,
+                lease_state.holder,
+                lease_state.ttl,
                 ours,
                 again,
                 keep_until,
                 first=first,
             )
-            holding.settled = True
-            client.keeper.unwatch(holding)
+            lease_state.settled = True
+            client.keepalive.unwatch(lease_state)
             released = released and ours  # a lease that was lost before stays lost, though its key was still there
         self._left = True
         if self._home is not None:
@@ -252,15 +256,15 @@ class BaseLease:
             self._warn_gone()
         return released
 
-    def _pass_on(self, tenancy: Tenancy) -> bool:
+    def _pass_on(self, shared_grant: SharedGrant) -> bool:
         """Whether another thread or task of this connection has it now."""
         client = self._client
         now = client.runtime.now()
         if now < self._keep_until or self._generation != client.generation:
             return False
-        if not tenancy.room.pass_on(tenancy, self._holding, now):
+        if not shared_grant.local_queue.pass_on(shared_grant, self._lease_state, now):
             return False
-        client.keeper.unwatch(self._holding)
+        client.keepalive.unwatch(self._lease_state)
         self._left = True
         if self._home is not None:
             self._leave_home()
@@ -268,8 +272,8 @@ class BaseLease:
 
     def _end_tenancy(self) -> None:
         """Those who wait in this process for the lock to be passed to them are to ask the store."""
-        if self._tenancy is not None:
-            self._tenancy.end()
+        if self._shared_grant is not None:
+            self._shared_grant.end()
 
     def _warn_gone(self) -> None:
         log.warning(
@@ -281,17 +285,17 @@ class BaseLease:
     async def _renew(self, ttl: float | None) -> None:
         """Prolong the lease now, and with `ttl` renew it by that from now on; `LeaseLost` when it is gone."""
         self.ensure_held()
-        client, holding = self._client, self._holding
+        client, lease_state = self._client, self._lease_state
         client.ensure_open()
         if ttl is not None:
-            holding.change_ttl(client.runtime.now(), ttl)
+            lease_state.change_ttl(client.runtime.now(), ttl)
 
         async def once(until: float) -> None:
-            if await renew(client.store, client.runtime, [holding], client.keeper.refused, until):
+            if await renew(client.store, client.runtime, [lease_state], client.keepalive.refused, until):
                 raise StoreUnavailable("The renewal was not answered; it may be tried again.", outcome=Outcome.UNKNOWN)
 
-        await insist(client.runtime, once, core.BUDGET)
-        client.keeper.reschedule(holding)
+        await retry(client.runtime, once, core.BUDGET)
+        client.keepalive.reschedule(lease_state)
         self.ensure_held()
 
     def export(self) -> str:
@@ -301,15 +305,15 @@ class BaseLease:
         has the string can take the lock, so keep it as you would a password.
         """
         self.ensure_held()
-        if not self._holding.give_back(to_another=True):
+        if not self._lease_state.give_back(to_another=True):
             self.ensure_held()  # another thread gave it back meanwhile: say so
-        self._client.keeper.unwatch(self._holding)
+        self._client.keepalive.unwatch(self._lease_state)
         self._leave_home()
         self._end_tenancy()
         return Exported(self.name, self.holder, self.ttl).encode()
 
     def __repr__(self) -> str:
-        if not hasattr(self._holding, "fence"):  # an error report may show the locals of an acquisition that failed
+        if not hasattr(self._lease_state, "fence"):  # an error report may show the locals of an acquisition that failed
             return f"<{type(self).__name__} of nothing yet>"
         return (
             f"<{type(self).__name__} {clean(self.name)!r} {self.state.value}, fence {self.fence}, "
@@ -321,7 +325,7 @@ class Lease(BaseLease):
     """One grant, for threads.
 
     >>> import lockfast
-    >>> locks = lockfast.client.connect("memory://")
+    >>> locks = lockfast.connect("memory://")
     >>> lease = locks.lock("doc:lease", ttl=10).acquire()
     >>> lease.state.value, lease.remaining > 9
     ('held', True)
@@ -341,18 +345,18 @@ class Lease(BaseLease):
 
     def release(self) -> bool:
         """Give the lease back; False, with a warning in the log, when it had gone already."""
-        first = self._return() if self._tenancy is None else False
+        first = self._return() if self._shared_grant is None else False
         return first is True or run(self._release(first or None))
 
     def _return(self) -> bool | First[bool]:
         """Give it back in the short way; False when this is none for it, or what has to be gone on from."""
-        client, holding = self._client, self._holding
+        client, lease_state = self._client, self._lease_state
         direct = client.store.direct
         if direct is None or self._keep_until or self._generation != client.generation:
             return False
-        outcome = express.release(holding, direct, client.runtime.now())
+        outcome = express.release(lease_state, direct, client.runtime.now())
         if outcome is True:
-            client.keeper.unwatch(holding)
+            client.keepalive.unwatch(lease_state)
             self._left = True
             if self._home is not None:
                 self._leave_home()

@@ -8,13 +8,13 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
+from lockfast.client.base_lock import BaseLock
+from lockfast.client.guard import check_function
+from lockfast.client.lease import AsyncLease, Lease
 from lockfast.core import express
 from lockfast.core import local_handoff as passing
 from lockfast.core.acquire import Grant
 from lockfast.errors import LockError, closed_error
-from lockfast.client.guard import check_function
-from lockfast.client.lease import AsyncLease, Lease
-from lockfast.client.base_lock import BaseLock
 from lockfast.runtime.runner import run
 from lockfast.values import LockInfo, Seconds
 
@@ -26,7 +26,7 @@ class Lock(BaseLock[Lease]):
     """A named lock, for threads. One object may be shared by many.
 
     >>> import lockfast
-    >>> lock = lockfast.client.connect("memory://").lock("doc:lock", ttl=10)
+    >>> lock = lockfast.connect("memory://").lock("doc:lock", ttl=10)
     >>> with lock as lease:
     ...     lease.state.value, lock.locked()
     ('held', True)
@@ -59,7 +59,7 @@ class Lock(BaseLock[Lease]):
         """Who holds the lock, since when and how long, its fence, and who waits, in order."""
         return run(self._inspect())
 
-    def break_(self, holder: str | None = None) -> LockInfo | None:
+    def force_release(self, holder: str | None = None) -> LockInfo | None:
         """Take the lock away from whoever holds it, or only from `holder` as `inspect()` told it, and hand it on.
 
         The fence moves on, and the old holder is told that its lease is lost. What it hit, as it was just before;
@@ -67,7 +67,7 @@ class Lock(BaseLock[Lease]):
         checks fences is safe from it.
 
         >>> import lockfast
-        >>> lock = lockfast.client.connect("memory://", label="stuck").lock("doc:break")
+        >>> lock = lockfast.connect("memory://", label="stuck").lock("doc:break")
         >>> lease = lock.acquire()
         >>> lock.break_(lock.inspect().holder).owner.label
         'stuck'
@@ -78,31 +78,31 @@ class Lock(BaseLock[Lease]):
 
     def _take(self, frame: int = 0) -> Lease:
         """As `_acquire` for who waits as long as it takes, and by the short way where there is one."""
-        client, room = self._client, self._room
+        client, local_queue = self._client, self._local_queue
         direct = client.store.direct
-        if direct is not None and (room is None or room.home is not client.passing):
-            room = self._find_room()
+        if direct is not None and (local_queue is None or local_queue.home is not client.passing):
+            local_queue = self._find_room()
         if (
             direct is None
-            or room is None
-            or room.crowded
+            or local_queue is None
+            or local_queue.crowded
             or client._closed
             or self._options.timeout is not None
             or self._reenters
         ):
             return run(self._acquire(True, None, frame))  # type: ignore[return-value]
-        runtime, wish = client.runtime, self._wish
-        reached, lease = express.acquire(room, direct, runtime, wish, client.patience, self._new_lease)
+        runtime, terms = client.runtime, self._wish
+        reached, lease = express.acquire(local_queue, direct, runtime, terms, client.patience, self._new_lease)
         try:
             if lease is None:
                 lease = self._new_lease()
             if type(reached) is not Grant:
                 begun, forever = reached, client.no_deadline
-                granted = run(passing.acquire(room, client.store, runtime, wish, forever, True, begun))
+                granted = run(passing.acquire(local_queue, client.store, runtime, terms, forever, True, begun))
                 if granted is None:
                     raise AssertionError("a wait without a limit ended without a grant")
                 reached = granted
-                room.crowded = granted.queued
+                local_queue.crowded = granted.queued
             lease._begin(reached)
             if not client._closed:
                 if frame:
@@ -111,7 +111,7 @@ class Lock(BaseLock[Lease]):
         except LockError:
             raise
         except BaseException:  # an interrupt; this and the rest as in `_acquire`
-            run(self._undo(room, reached, lease))
+            run(self._undo(local_queue, reached, lease))
             raise
         run(lease._release())
         raise closed_error()
@@ -137,7 +137,7 @@ class Lock(BaseLock[Lease]):
     def _leave(self, lease: Lease, error: BaseException | None) -> None:
         first = None
         if not self._reenters:
-            done = lease._return() if lease._tenancy is None else lease._pass_on(lease._tenancy)
+            done = lease._return() if lease._shared_grant is None else lease._pass_on(lease._shared_grant)
             if done is True:
                 return
             first = done or None
@@ -199,7 +199,7 @@ class AsyncLock(BaseLock[AsyncLease]):
         """Who holds the lock, since when and how long, its fence, and who waits, in order."""
         return await self._inspect()
 
-    async def break_(self, holder: str | None = None) -> LockInfo | None:
+    async def force_release(self, holder: str | None = None) -> LockInfo | None:
         """Take the lock away from whoever holds it, or only from `holder`, and hand it on; as for `Lock.break_`."""
         return await self._break(holder)
 
@@ -223,7 +223,7 @@ class AsyncLock(BaseLock[AsyncLease]):
                 our_cancel = close_scope(lease, error)
             else:
                 lease._cancelling = -1
-        if lease._tenancy is not None and not self._reenters and lease._pass_on(lease._tenancy):
+        if lease._shared_grant is not None and not self._reenters and lease._pass_on(lease._shared_grant):
             return
         lost = await self._exit(lease, error)
         if lost is not None and (error is None or our_cancel):

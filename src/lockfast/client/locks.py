@@ -13,16 +13,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from lockfast.client.session import BaseLocks, everyone, exiting
-from lockfast.core.lease_state import Holding
-from lockfast.core.release import BUDGET
-from lockfast.core.listing import Survey
-from lockfast.errors import closed_error
 from lockfast.client.guard import NameOf, check_function, name_function
 from lockfast.client.lock import AsyncLock, Lock
 from lockfast.client.options import options
-from lockfast.ports import Waker
 from lockfast.client.recipes import AsyncRecipes, Recipes
+from lockfast.client.session import BaseLocks, everyone, exiting
+from lockfast.core.lease_state import LeaseState
+from lockfast.core.listing import Listing
+from lockfast.core.release import BUDGET
+from lockfast.errors import closed_error
+from lockfast.ports import Waker
 from lockfast.runtime.runner import run
 from lockfast.values import LockInfo
 
@@ -40,10 +40,10 @@ R = TypeVar("R")
 
 
 class Locks(BaseLocks["Lease"], Recipes):
-    """Locks on one store, for threads; made by `lockfast.client.connect()`.
+    """Locks on one store, for threads; made by `lockfast.connect()`.
 
     >>> import lockfast
-    >>> with lockfast.client.connect("memory://") as locks:
+    >>> with lockfast.connect("memory://") as locks:
     ...     lease = locks.lock("doc:locks").acquire(timeout=0)
     ...     lease is not None
     True
@@ -61,7 +61,7 @@ class Locks(BaseLocks["Lease"], Recipes):
         `passing` (True): threads of this connection may hand the lock to one another, for 50 ms at a time.
 
         >>> import lockfast
-        >>> lockfast.client.connect("memory://").lock("report", ttl=10)
+        >>> lockfast.connect("memory://").lock("report", ttl=10)
         <Lock 'report', ttl 10 s>
         """
         return Lock(self, name, **chosen)
@@ -70,7 +70,7 @@ class Locks(BaseLocks["Lease"], Recipes):
         """A decorator: each call runs under the lock that its arguments name.
 
         >>> import lockfast
-        >>> locks = lockfast.client.connect("memory://")
+        >>> locks = lockfast.connect("memory://")
         >>> @locks.guard("account:{account_id}")
         ... def deposit(account_id, amount):
         ...     return locks.lock(f"account:{account_id}").locked()
@@ -97,7 +97,7 @@ class Locks(BaseLocks["Lease"], Recipes):
         """Take over the lease that `lease.export()` wrote into `text`; exactly one taker gets it.
 
         >>> import lockfast
-        >>> locks = lockfast.client.connect("memory://")
+        >>> locks = lockfast.connect("memory://")
         >>> text = locks.lock("doc:adopt").acquire().export()
         >>> lease = locks.adopt(text)
         >>> lease.release()
@@ -110,7 +110,7 @@ class Locks(BaseLocks["Lease"], Recipes):
         is dangerous is logged as a warning too, once.
 
         >>> import lockfast
-        >>> print(lockfast.client.connect("memory://").guarantees().about("one holder").text)
+        >>> print(lockfast.connect("memory://").guarantees().about("one holder").text)
         At most one valid lease per name, within this process.
         """
         return run(self._guarantees())
@@ -124,16 +124,16 @@ class Locks(BaseLocks["Lease"], Recipes):
         found only by its full name.
 
         >>> import lockfast
-        >>> locks = lockfast.client.connect("memory://doc-list")
+        >>> locks = lockfast.connect("memory://doc-list")
         >>> with locks.lock("report:nightly"), locks.lock("invoice:7"):
         ...     [info.name for info in locks.list("report:*")]
         ['report:nightly']
         """
         return self._parts(self._survey(pattern, free))
 
-    def _parts(self, survey: Survey) -> Iterator[LockInfo]:
-        while not survey.done:
-            yield from run(survey.next_part())
+    def _parts(self, listing: Listing) -> Iterator[LockInfo]:
+        while not listing.done:
+            yield from run(listing.next_part())
 
     def close(self) -> None:
         """Give back what is held, within two seconds, and close the connections."""
@@ -173,8 +173,8 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
         if self._closed:
             raise closed_error()
         if self.runtime.bind():  # type: ignore[attr-defined]
-            for holding in self._left_behind():
-                self.keeper.sweep(holding)
+            for lease_state in self._left_behind():
+                self.keepalive.sweep(lease_state)
         if self._ends_with_loop and self._loop_end is None:
             self._loop_end = self.runtime.waker()
             self.runtime.spawn(self._await_loop_end, "connection")
@@ -188,9 +188,9 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
             raise
         except BaseException:
             give_up_at = self.runtime.now() + BUDGET
-            while self.keeper.held() and self.runtime.now() < give_up_at:
+            while self.keepalive.held() and self.runtime.now() < give_up_at:
                 await self.runtime.sleep(0.002)  # the keeper was cancelled too, and is giving it back
-            self.store.hang_up()
+            self.store.disconnect()
             raise
 
     async def _close(self) -> None:
@@ -200,14 +200,14 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
             if self._loop_end is not None:
                 self._loop_end.wake()
 
-    def _bind(self) -> list[Holding]:
+    def _bind(self) -> list[LeaseState]:
         """Belong to the running loop. What was held in another, which is closed and all that lived in it gone."""
         return self._left_behind() if self.runtime.bind() else []  # type: ignore[attr-defined]
 
-    def _left_behind(self) -> list[Holding]:
-        left = self.keeper.held()
-        for holding in left:
-            holding.give_back()
+    def _left_behind(self) -> list[LeaseState]:
+        left = self.keepalive.held()
+        for lease_state in left:
+            lease_state.give_back()
         self._start_clean(forked=False)
         return left
 
@@ -220,7 +220,7 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
     @property
     def _is_stranded(self) -> bool:
         """Whether something is held, and the event loop closed in which it could have been given back."""
-        return bool(self.keeper.held()) and getattr(self.runtime, "stranded", False)
+        return bool(self.keepalive.held()) and getattr(self.runtime, "stranded", False)
 
     def lock(self, name: str, **chosen: Any) -> AsyncLock:
         """The lock of that name; options as for `Locks.lock`, and `cancel_on_loss` (True): cancel the body of
@@ -262,9 +262,9 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
         """The locks whose names fit `pattern`, for `async for`; as `Locks.list`."""
         return self._parts(self._survey(pattern, free))
 
-    async def _parts(self, survey: Survey) -> AsyncIterator[LockInfo]:
-        while not survey.done:
-            for info in await survey.next_part():
+    async def _parts(self, listing: Listing) -> AsyncIterator[LockInfo]:
+        while not listing.done:
+            for info in await listing.next_part():
                 yield info
 
     async def close(self) -> None:

@@ -43,7 +43,7 @@ class Lost(BaseLost):
     """For threads: `wait()` blocks.
 
     >>> import lockfast
-    >>> lease = lockfast.client.connect("memory://").lock("doc:lost").acquire()
+    >>> lease = lockfast.connect("memory://").lock("doc:lost").acquire()
     >>> lease.lost.wait(timeout=0)
     False
     >>> lease.release()

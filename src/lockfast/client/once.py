@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar
 
+from lockfast.client.base_lock import BaseLock, LeaseT
 from lockfast.client.blocks import Block, leave_block
-from lockfast.errors import AcquireTimeout, ConfigurationError, StoreError
 from lockfast.client.guard import check_function
 from lockfast.client.lease import AsyncLease, BaseLease, Lease
-from lockfast.client.base_lock import BaseLock, LeaseT
 from lockfast.client.lock import AsyncLock, Lock
+from lockfast.errors import AcquireTimeout, ConfigurationError, StoreError
 from lockfast.runtime.runner import run
 from lockfast.values import LEAST_TTL, LockInfo, Owner, Seconds, seconds, shown
 
@@ -153,7 +153,7 @@ class Once(BaseOnce[Lease], Generic[S]):
     """A job that one of many runs, for threads: a context manager and a decorator.
 
     >>> import lockfast
-    >>> locks = lockfast.client.connect("memory://")
+    >>> locks = lockfast.connect("memory://")
     >>> @locks.once("doc:report", at_least=60)
     ... def report():
     ...     return "written"

@@ -24,7 +24,7 @@ class Recipes:
         """A lock that the thread which has it may take again, at no cost; options as for `lock`.
 
         >>> import lockfast
-        >>> lock = lockfast.client.connect("memory://").rlock("doc:rlock")
+        >>> lock = lockfast.connect("memory://").rlock("doc:rlock")
         >>> with lock as outer, lock as inner:
         ...     inner.fence == outer.fence
         True
@@ -75,7 +75,7 @@ class Recipes:
         `lock`.
 
         >>> import lockfast
-        >>> locks = lockfast.client.connect("memory://")
+        >>> locks = lockfast.connect("memory://")
         >>> with locks.once("doc:once", at_least=60) as run:
         ...     bool(run)
         True
@@ -105,7 +105,7 @@ class Recipes:
         What it returned last is returned. `adaptive`: go over to a lock while conflicts are frequent.
 
         >>> import lockfast
-        >>> lockfast.client.connect("memory://").update("stock:7", lambda old: 1)  # doctest: +ELLIPSIS
+        >>> lockfast.connect("memory://").update("stock:7", lambda old: 1)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         lockfast.errors.ConfigurationError: <Locks on memory://> holds locks and no values, ...
         """

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from lockfast.client.base_lock import MOST_CALLERS, BaseLock, LeaseT
+from lockfast.client.lease import AsyncLease, Lease
+from lockfast.client.lock import AsyncLock, Lock
 from lockfast.core.first import First
 from lockfast.core.lease_state import State
 from lockfast.core.reentry import Levels, Step
 from lockfast.errors import LeaseLost
-from lockfast.client.lease import AsyncLease, Lease
-from lockfast.client.base_lock import MOST_CALLERS, BaseLock, LeaseT
-from lockfast.client.lock import AsyncLock, Lock
 from lockfast.runtime.runner import run
 from lockfast.values import Seconds
 
@@ -62,7 +62,7 @@ class Reentrant(BaseLock[LeaseT]):
 
     def _begin(self, caller: Hashable, lease: LeaseT) -> None:
         if len(self._levels) >= MOST_CALLERS:  # callers that let their leases expire and never came back
-            self._levels.forget([one for one, held in self._levels.items() if not held.remaining])
+            self._levels.reset([one for one, held in self._levels.items() if not held.remaining])
         self._levels.begin(caller, lease)
 
     async def _give_back(self) -> bool:
@@ -70,7 +70,7 @@ class Reentrant(BaseLock[LeaseT]):
         caller = self._client.runtime.caller()
         lease = self._levels.lease_of(caller)
         if lease is None or lease.state is State.RELEASED:
-            self._levels.forget([caller])
+            self._levels.reset([caller])
             return await self._last()._release()  # again after an error; else it says that nothing is held
         if self._levels.leave(caller) is Step.OUT:
             return lease.state is not State.LOST
@@ -80,7 +80,7 @@ class Reentrant(BaseLock[LeaseT]):
         self, lease: LeaseT, error: BaseException | None, first: First[bool] | None = None
     ) -> LeaseLost | None:
         # A generator may be ended by another than began it, so it is the lease that knows whose levels these are.
-        caller = lease._holding.caller
+        caller = lease._lease_state.caller
         if self._levels.lease_of(caller) is lease and self._levels.leave(caller) is Step.OUT:
             return lease._lost_error() if lease.state is State.LOST else None
         return await super()._exit(lease, error, first)
@@ -94,7 +94,7 @@ class RLock(Reentrant[Lease], Lock):
     """A re-entrant lock, for threads. One object may be shared by many; each thread counts for itself.
 
     >>> import lockfast
-    >>> lock = lockfast.client.connect("memory://").rlock("doc:re-entrant", ttl=10)
+    >>> lock = lockfast.connect("memory://").rlock("doc:re-entrant", ttl=10)
     >>> with lock, lock:
     ...     lock
     <RLock 'doc:re-entrant', ttl 10 s, 2 deep here>

@@ -12,23 +12,23 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Generic
 
+from lockfast.client.base_lock import BaseLock, LeaseT
+from lockfast.client.export import Exported
 from lockfast.core.acquire import Grant
 from lockfast.core.adopt import adopt
+from lockfast.core.background import BackgroundTasks
 from lockfast.core.deadline import ATTEMPT, Deadline
-from lockfast.core.background import Errands
-from lockfast.core.lease_state import Holding
-from lockfast.core.retry import insist
-from lockfast.core.keepalive import Keeper
-from lockfast.core.single_flight import Once
-from lockfast.core.release import BUDGET, give_back
+from lockfast.core.keepalive import Keepalive
+from lockfast.core.lease_state import LeaseState
+from lockfast.core.listing import Listing
 from lockfast.core.local_queue import Passing
-from lockfast.core.listing import Survey
+from lockfast.core.release import BUDGET, give_back
+from lockfast.core.retry import retry
+from lockfast.core.single_flight import Once
 from lockfast.core.validity import valid_until
 from lockfast.errors import LeaseLost, closed_error
-from lockfast.client.export import Exported
-from lockfast.client.base_lock import BaseLock, LeaseT
 from lockfast.ports import Runtime, Store
-from lockfast.values import Ask, Owner, shown
+from lockfast.values import Claim, Owner, shown
 
 if TYPE_CHECKING:
     from lockfast.client.guarantees import Guarantees
@@ -54,9 +54,9 @@ class BaseLocks(Generic[LeaseT]):
     def __init__(self, store: Store, runtime: Runtime, *, owner: Owner, store_timeout: float, address: str) -> None:
         self.store = store
         self.runtime = runtime
-        self.keeper = Keeper(store, runtime)
+        self.keepalive = Keepalive(store, runtime)
         self.passing = Passing(runtime)
-        self.callbacks = Errands(runtime, "callback", MOST_CALLBACKS)
+        self.callbacks = BackgroundTasks(runtime, "callback", MOST_CALLBACKS)
         self.store_timeout = store_timeout
         self.no_deadline = Deadline(None, store_timeout)
         self.patience = min(store_timeout, ATTEMPT)
@@ -66,7 +66,7 @@ class BaseLocks(Generic[LeaseT]):
         self._closed = False
         self._warned: set[str] = set()
         self._ending = Once(runtime, "close")
-        self._stranded: list[Holding] = []
+        self._stranded: list[LeaseState] = []
         everyone.add(self)
 
     def ensure_open(self) -> None:
@@ -76,18 +76,18 @@ class BaseLocks(Generic[LeaseT]):
     def _start_clean(self, *, forked: bool) -> None:
         """In a forked child, or a new event loop: nothing of what was before is ours."""
         self.generation += 1
-        self.store.forget(forked=forked)
-        self.keeper = Keeper(self.store, self.runtime)
+        self.store.reset(forked=forked)
+        self.keepalive = Keepalive(self.store, self.runtime)
         self.passing = Passing(self.runtime)
-        self.callbacks = Errands(self.runtime, "callback", MOST_CALLBACKS)
+        self.callbacks = BackgroundTasks(self.runtime, "callback", MOST_CALLBACKS)
         self._ending = Once(self.runtime, "close")
         self._owner = Owner(self._owner.host, os.getpid(), self._owner.label)
 
     def _abandon(self) -> None:
         """Hang up, when nobody can use this any more, and so nothing is held. Called by the garbage collector, in
         whatever thread and in the midst of anything: so it takes no mutex and starts no thread."""
-        self.keeper.close()
-        self.store.hang_up()
+        self.keepalive.close()
+        self.store.disconnect()
 
     def _closed_under_us(self) -> None:
         """A thread that waited is told that the connection was closed. When that is because the program ends, nobody
@@ -97,15 +97,15 @@ class BaseLocks(Generic[LeaseT]):
 
     async def _close(self) -> None:
         self._closed = True
-        self.keeper.close()
-        await self._ending.ask(self._end, CLOSES_WITHIN)
+        self.keepalive.close()
+        await self._ending.request(self._end, CLOSES_WITHIN)
 
     async def _end(self) -> None:
         try:
-            await self.store.end_waits()  # first: what is given back must not go to who waits here
-            for ask in self.passing.close():
-                await give_back(self.store, self.runtime, ask.name, ask.holder, ask.ttl, inline=True)
-            await self.keeper.give_back([*self._stranded, *self.keeper.held()])
+            await self.store.cancel_waits()  # first: what is given back must not go to who waits here
+            for claim in self.passing.close():
+                await give_back(self.store, self.runtime, claim.name, claim.holder, claim.ttl, inline=True)
+            await self.keepalive.give_back([*self._stranded, *self.keepalive.held()])
         finally:
             await self.store.close()
 
@@ -113,8 +113,8 @@ class BaseLocks(Generic[LeaseT]):
         self.ensure_open()
         exported = Exported.decode(text)
         lock = self._lock_class(self, exported.name, **{"ttl": exported.ttl, **chosen})
-        ask = Ask(lock.name, self.runtime.new_holder(), lock._options.ttl, lock._options.owner)
-        grant = await adopt(self.store, self.runtime, ask, exported.holder)
+        claim = Claim(lock.name, self.runtime.new_holder_id(), lock._options.ttl, lock._options.owner)
+        grant = await adopt(self.store, self.runtime, claim, exported.holder)
         if grant is None:
             raise LeaseLost(
                 f"The exported lease on {shown(exported.name)} is no longer there: it expired, was given back, or "
@@ -123,27 +123,27 @@ class BaseLocks(Generic[LeaseT]):
             )
         return lock._lease(grant)
 
-    def _resume(self, name: str, holder: str, fence: int, asked_at: float, chosen: dict[str, Any]) -> LeaseT:
+    def _resume(self, name: str, holder: str, fence: int, sent_at: float, chosen: dict[str, Any]) -> LeaseT:
         """A lease on what was granted to `holder` by a request sent at `asked_at`, before this connection was."""
         self.ensure_open()
         lock = self._lock_class(self, name, **chosen)
-        ask = Ask(lock.name, holder, lock._options.ttl, lock._options.owner)
-        return lock._lease(Grant(ask, fence, asked_at, valid_until(asked_at, ask.ttl)))
+        claim = Claim(lock.name, holder, lock._options.ttl, lock._options.owner)
+        return lock._lease(Grant(claim, fence, sent_at, valid_until(sent_at, claim.ttl)))
 
     async def _guarantees(self) -> Guarantees:
         self.ensure_open()
         from lockfast.client.guarantees import guarantees_of
 
-        found = guarantees_of(await insist(self.runtime, self.store.facts, self.store_timeout))
+        found = guarantees_of(await retry(self.runtime, self.store.facts, self.store_timeout))
         for line in found.dangers:
             if line.topic not in self._warned:
                 self._warned.add(line.topic)
                 log.warning("%s: %s: %s", self._address, line.topic, line.text)
         return found
 
-    def _survey(self, pattern: str, free: bool) -> Survey:
+    def _survey(self, pattern: str, free: bool) -> Listing:
         self.ensure_open()
-        return Survey(self.store, self.runtime, pattern, free=free, patience=self.store_timeout)
+        return Listing(self.store, self.runtime, pattern, free=free, patience=self.store_timeout)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {self._address}{', closed' if self._closed else ''}>"

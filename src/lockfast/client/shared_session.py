@@ -11,8 +11,8 @@ import weakref
 from collections.abc import MutableMapping
 from typing import Any
 
-from lockfast.client.session import BaseLocks
 from lockfast.client.locks import AsyncLocks, Locks
+from lockfast.client.session import BaseLocks
 from lockfast.errors import ConfigurationError
 
 _of_client: MutableMapping[Any, BaseLocks[Any]] = weakref.WeakKeyDictionary()

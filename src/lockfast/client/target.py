@@ -30,9 +30,9 @@ def checked_timeout(value: Seconds) -> float:
     return seconds(value, "store_timeout", least=0.05)
 
 
-def store_of(target: Any, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
+def store_of(target: Any, runtime: Runtime, flavour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
     if isinstance(target, list | tuple):
-        return _quorum(target, runtime, colour, **choices)
+        return _quorum(target, runtime, flavour, **choices)
     for option in choices:
         if option not in REDIS_OPTIONS:
             raise ConfigurationError(
@@ -42,14 +42,14 @@ def store_of(target: Any, runtime: Runtime, colour: str, choices: Mapping[str, A
     if target is None:
         target = os.environ.get("LOCKFAST_URL") or "sqlite://"
     if isinstance(target, str):
-        return _store_of_url(target, runtime, colour, choices)
-    from lockfast.stores.redis.options import choices_of
+        return _store_of_url(target, runtime, flavour, choices)
     from lockfast.stores.redis.factory import store_of_client
+    from lockfast.stores.redis.options import choices_of
 
-    return store_of_client(target, runtime, colour, choices_of(choices))
+    return store_of_client(target, runtime, flavour, choices_of(choices))
 
 
-def _store_of_url(url: str, runtime: Runtime, colour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
+def _store_of_url(url: str, runtime: Runtime, flavour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
     if not separator or not scheme.replace("+", "").isalnum():
@@ -58,10 +58,10 @@ def _store_of_url(url: str, runtime: Runtime, colour: str, choices: Mapping[str,
             f"The target of connect() is no URL: it does not begin with a scheme and '://'. Give one of {SCHEMES}."
         )
     if scheme in REDIS_SCHEMES:
-        from lockfast.stores.redis.options import choices_of
         from lockfast.stores.redis.factory import store_of_url
+        from lockfast.stores.redis.options import choices_of
 
-        return store_of_url(url, runtime, colour, choices_of(choices))
+        return store_of_url(url, runtime, flavour, choices_of(choices))
     if scheme in ("memory", "sqlite", "etcd", "etcds", "zookeeper") and choices:
         raise ConfigurationError(
             f"The option {shown(next(iter(choices)))} belongs to Redis and Valkey; {scheme}:// has no replicas."
@@ -71,16 +71,16 @@ def _store_of_url(url: str, runtime: Runtime, colour: str, choices: Mapping[str,
 
         return MemoryStore(hub(rest), runtime), f"memory://{rest}"
     if scheme == "sqlite":
-        return _sqlite_store(rest, runtime, colour)
+        return _sqlite_store(rest, runtime, flavour)
     if scheme in ("etcd", "etcds"):
-        return _etcd_store(url, runtime, colour)
+        return _etcd_store(url, runtime, flavour)
     if scheme == "zookeeper":
-        return _zookeeper_store(url, runtime, colour)
+        return _zookeeper_store(url, runtime, flavour)
     raise ConfigurationError(f"connect() does not know the scheme {shown(scheme + '://')}. It knows {SCHEMES}.")
 
 
 def _quorum(
-    targets: Sequence[Any], runtime: Any, colour: str, *, sits_out: Seconds = 0.0, **unknown: Any
+    targets: Sequence[Any], runtime: Any, flavour: str, *, sits_out: Seconds = 0.0, **unknown: Any
 ) -> tuple[Store, str]:
     """A quorum of the servers in the list; one alone is simply that server."""
     from lockfast.core.quorum.store import QuorumStore
@@ -97,7 +97,7 @@ def _quorum(
     for target in targets:
         if isinstance(target, str) and target.partition("://")[0].lower() not in REDIS_SCHEMES:
             raise ConfigurationError("A quorum is made of Redis or Valkey servers: give their URLs or clients.")
-        nodes.append(node_of(target, runtime, colour))
+        nodes.append(node_of(target, runtime, flavour))
     _check_addresses([address for _, address in nodes])
     shown_as = f"a quorum of {', '.join(address for _, address in nodes)}"
     return QuorumStore(nodes, runtime, runtime.together, sits_out=absence), shown_as
@@ -127,23 +127,23 @@ def _check_addresses(addresses: Sequence[str]) -> None:
         seen.add(server)
 
 
-def _etcd_store(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+def _etcd_store(url: str, runtime: Runtime, flavour: str) -> tuple[Store, str]:
     from lockfast.stores.etcd.calls import TaskCalls, ThreadCalls
     from lockfast.stores.etcd.store import EtcdStore
 
-    calls = ThreadCalls(url, runtime) if colour == "threads" else TaskCalls(url, runtime)
+    calls = ThreadCalls(url, runtime) if flavour == "threads" else TaskCalls(url, runtime)
     return EtcdStore(calls, runtime), calls.shown
 
 
-def _zookeeper_store(url: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+def _zookeeper_store(url: str, runtime: Runtime, flavour: str) -> tuple[Store, str]:
     from lockfast.stores.zookeeper.session import Session
     from lockfast.stores.zookeeper.store import ZooKeeperStore
 
-    session = Session(url, runtime, colour)
+    session = Session(url, runtime, flavour)
     return ZooKeeperStore(session, runtime), session.shown
 
 
-def _sqlite_store(rest: str, runtime: Runtime, colour: str) -> tuple[Store, str]:
+def _sqlite_store(rest: str, runtime: Runtime, flavour: str) -> tuple[Store, str]:
     from lockfast.stores.sqlite import SqliteStore, default_path
 
     if rest and not rest.startswith("/"):
@@ -152,4 +152,4 @@ def _sqlite_store(rest: str, runtime: Runtime, colour: str) -> tuple[Store, str]
             "sqlite:////var/lib/app/locks.db is absolute, and sqlite:// alone is the default place."
         )
     path = rest[1:] or str(default_path())
-    return SqliteStore(path, runtime, colour=colour), f"sqlite:///{path}"
+    return SqliteStore(path, runtime, flavour=flavour), f"sqlite:///{path}"

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from lockfast.core import contention as optimism
-from lockfast.core.retry import insist
+from lockfast.core.retry import retry
 from lockfast.errors import ConfigurationError, LockError, UpdateConflict
 from lockfast.ports import Draft, Editor
 from lockfast.values import Seconds, lock_name, seconds, shown
 
 if TYPE_CHECKING:
-    from lockfast.client.session import BaseLocks
     from lockfast.client.lease import BaseLease
+    from lockfast.client.session import BaseLocks
 
 Value = bytes | str | int | float
 V = TypeVar("V", bound=Value | None)
@@ -121,7 +121,7 @@ class _Update:
 
     async def _attempt(self) -> tuple[bool, Any]:
         """Read, change, write: whether nobody came in between, and what `change` made."""
-        draft = await insist(
+        draft = await retry(
             self._client.runtime, lambda until: self._editor.watch(self._key, until), self._client.store_timeout
         )
         try:

@@ -32,10 +32,10 @@ from lockfast.core.release import give_back
 from lockfast.core.validity import valid_until, worth
 from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.ports import Mailbox, Runtime, Store
-from lockfast.values import Answer, Ask, Granted, Next, Place, Queued, Taken, shown
+from lockfast.values import Answer, Claim, Enqueue, FirstNotification, Granted, Queued, Taken, shown
 
 if TYPE_CHECKING:
-    from lockfast.core.local_queue import Tenancy
+    from lockfast.core.local_queue import SharedGrant
 
 log = logging.getLogger("lockfast")
 
@@ -54,14 +54,14 @@ class Grant(NamedTuple):
     `last` is the last fence that the store reserved for it, if that is not `fence` itself; `tenancy` is what it is a
     part of, if anything."""
 
-    ask: Ask
+    claim: Claim
     fence: int
-    asked_at: float
+    sent_at: float
     valid_until: float
     acknowledged: int | None = None
     queued: bool = False
     last: int = 0
-    tenancy: Tenancy | None = None
+    shared_grant: SharedGrant | None = None
 
 
 class Attempt:
@@ -73,6 +73,7 @@ class Attempt:
         "_ask",
         "_asked_at",
         "_askers",
+        "_attempt",
         "_blocking",
         "_box",
         "_deadline",
@@ -85,14 +86,13 @@ class Attempt:
         "_store",
         "_ticket",
         "_traces",
-        "_turn",
     )
 
     def __init__(
         self,
         store: Store,
         runtime: Runtime,
-        ask: Ask,
+        claim: Claim,
         deadline: Deadline,
         blocking: bool,
         askers: dict[str, None] | None = None,
@@ -101,7 +101,7 @@ class Attempt:
     ) -> None:
         self._store = store
         self._runtime = runtime
-        self._ask = ask
+        self._ask = claim
         self._deadline = deadline
         self._blocking = blocking
         self._askers = askers
@@ -109,7 +109,7 @@ class Attempt:
         self._first = first
         self._box: Mailbox | None = None
         self._ticket: int | None = None
-        self._turn = 0
+        self._attempt = 0
         self._asked_at = 0.0
         self._traces = first is not None
         self._late_since: float | None = None
@@ -118,29 +118,29 @@ class Attempt:
 
     async def run(self) -> Grant | None:
         """The grant; None when the lock stayed taken until the deadline (or at all, when not blocking)."""
-        store, runtime, ask, deadline = self._store, self._runtime, self._ask, self._deadline
+        store, runtime, claim, deadline = self._store, self._runtime, self._ask, self._deadline
         if self._askers is not None:
-            self._askers[ask.holder] = None
+            self._askers[claim.holder] = None
         try:
             while True:
                 if self._box is None and self._blocking and self._first is None and store.listening:
                     await self._open_mailbox()
-                asked_at = runtime.now()
-                self._turn += 1
-                place = None if self._box is None else Place(self._box.address, self._turn, self._ticket)
+                sent_at = runtime.now()
+                self._attempt += 1
+                enqueue = None if self._box is None else Enqueue(self._box.address, self._attempt, self._ticket)
                 traces, self._traces = self._traces, True
                 try:
                     if self._first is None:
-                        answer = await store.acquire(ask, place, deadline.attempt(asked_at, store))
+                        answer = await store.acquire(claim, enqueue, deadline.attempt(sent_at, store))
                     else:
                         first, self._first = self._first, None
-                        asked_at, traces = first.asked_at, False
+                        sent_at, traces = first.sent_at, False
                         answer = await first.answer()
                 except StoreUnavailable as error:
                     self._traces = traces or error.outcome is not Outcome.NOT_DONE
-                    await self._ask_again_after(error, asked_at)
+                    await self._ask_again_after(error, sent_at)
                     continue
-                self._asked_at = asked_at
+                self._asked_at = sent_at
                 self._failures = 0
                 if type(answer) is Granted:
                     grant = self._grant(answer.fence, answer.acknowledged)
@@ -166,7 +166,7 @@ class Attempt:
             raise
         finally:
             if self._askers is not None:
-                del self._askers[ask.holder]
+                del self._askers[claim.holder]
             if self._box is not None:
                 self._box.close()
 
@@ -174,9 +174,9 @@ class Attempt:
         return not self._blocking or self._deadline.passed(self._runtime.now())
 
     def _grant(self, fence: int, acknowledged: int | None = None) -> Grant:
-        ask, asked_at = self._ask, self._asked_at
-        until = valid_until(asked_at, ask.ttl)
-        return tuple.__new__(Grant, (ask, fence, asked_at, until, acknowledged, self._ticket is not None, 0, None))
+        claim, sent_at = self._ask, self._asked_at
+        until = valid_until(sent_at, claim.ttl)
+        return tuple.__new__(Grant, (claim, fence, sent_at, until, acknowledged, self._ticket is not None, 0, None))
 
     def _ask_once_more(self) -> bool:
         """Whether to ask at once, time or no time, since a grant ran out on its way; or report it when all do."""
@@ -193,10 +193,10 @@ class Attempt:
             )
         return False
 
-    async def _ask_again_after(self, error: StoreUnavailable, asked_at: float) -> None:
+    async def _ask_again_after(self, error: StoreUnavailable, sent_at: float) -> None:
         """Pause, when a request of that moment got no answer; or report it when the deadline allows no other."""
         if not self._failures:
-            self._silent_since = asked_at
+            self._silent_since = sent_at
         self._failures += 1
         await self._endure(error, self._silent_since, self._failures)
 
@@ -212,7 +212,7 @@ class Attempt:
                 await self._box.open(self._deadline.attempt(self._runtime.now(), self._store))
                 return True
             except StoreUnavailable as error:
-                if self._turn and self._deadline.passed(self._runtime.now()):
+                if self._attempt and self._deadline.passed(self._runtime.now()):
                     log.warning("The lock %s is taken, and could not be waited for: %s", shown(self._ask.name), error)
                     return False
                 failures += 1
@@ -235,8 +235,8 @@ class Attempt:
             return None
         try:
             push = await self._box.wait(self._deadline.earliest(self._next_look(answer)))
-            while isinstance(push, Next):
-                if push.turn == self._turn:
+            while isinstance(push, FirstNotification):
+                if push.attempt == self._attempt:
                     answer = Queued(answer.ticket, 0, push.ttl_left)
                 push = await self._box.wait(self._deadline.earliest(self._next_look(answer)))
         except StoreUnavailable:
@@ -245,7 +245,7 @@ class Attempt:
             now = self._runtime.now()
             await self._runtime.sleep(self._deadline.earliest(now + LOOK_AGAIN / 4) - now)
             return None
-        if push is None or push.turn != self._turn:
+        if push is None or push.attempt != self._attempt:
             return None
         if self._store.confirms:
             return None  # no replica is known to have it: the answer to a request implies that

@@ -14,7 +14,7 @@ log = logging.getLogger("lockfast")
 Errand = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Errands:
+class BackgroundTasks:
     """Invariant: while something waits in `_waiting`, at least one worker is under way; unless none could be started,
     and then the next errand tries again."""
 

@@ -39,10 +39,10 @@ class Heat:
             self.locking = False
 
 
-def pause(conflicts: int, chance: float) -> float:
+def pause(conflicts: int, randomness: float) -> float:
     """Seconds to wait after so many conflicts in a row; `chance` is from 0 up to 1.
 
     >>> pause(1, 0.5), pause(3, 1.0), pause(50, 1.0)
     (0.00025, 0.002, 0.05)
     """
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(conflicts - 1, 16)) * chance
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(conflicts - 1, 16)) * randomness

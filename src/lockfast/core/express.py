@@ -20,55 +20,60 @@ from typing import Any, TypeVar
 
 from lockfast.core.acquire import Grant
 from lockfast.core.first import First
-from lockfast.core.lease_state import HELD, Holding
+from lockfast.core.lease_state import HELD, LeaseState
 from lockfast.core.local_handoff import Asked, Begun
+from lockfast.core.local_queue import ClaimTerms, LocalQueue
 from lockfast.core.release import BUDGET
-from lockfast.core.local_queue import Room, Wish
 from lockfast.core.validity import valid_until
 from lockfast.ports import Direct, Runtime
-from lockfast.values import Ask, Granted
+from lockfast.values import Claim, Granted
 
 T = TypeVar("T")
 
 
 def acquire(
-    room: Room, direct: Direct[Any], runtime: Runtime, wish: Wish, patience: float, meanwhile: Callable[[], T]
+    local_queue: LocalQueue,
+    direct: Direct[Any],
+    runtime: Runtime,
+    terms: ClaimTerms,
+    patience: float,
+    meanwhile: Callable[[], T],
 ) -> tuple[Grant | Begun, T | None]:
     """A grant, or what to go on from in the ordinary way; and what `meanwhile` gave, which is called while the store is
     at work, if that was asked."""
-    place = room.enter(runtime, wish)
-    if place is not None:
-        return place, None
-    name, ttl, owner = wish
-    holder, made = runtime.new_holder(), None
-    ask = tuple.__new__(Ask, (name, holder, ttl, owner, 1, 0))
-    asked_at = runtime.now()
-    room.askers[holder] = None  # and no call before `try`, nor in `finally`: that is where an interrupt may come
+    enqueue = local_queue.enter(runtime, terms)
+    if enqueue is not None:
+        return enqueue, None
+    name, ttl, owner = terms
+    holder, made = runtime.new_holder_id(), None
+    claim = tuple.__new__(Claim, (name, holder, ttl, owner, 1, 0))
+    sent_at = runtime.now()
+    local_queue.askers[holder] = None  # and no call before `try`, nor in `finally`: that is where an interrupt may come
     try:
-        sent = direct.ask(ask, asked_at, asked_at + patience)
+        sent = direct.request(claim, sent_at, sent_at + patience)
         made = meanwhile()
-        answer = direct.answer(sent, ask, asked_at + patience)
+        answer = direct.answer(sent, claim, sent_at + patience)
         if type(answer) is int:
-            until = valid_until(asked_at, ttl)
+            until = valid_until(sent_at, ttl)
             if runtime.now() < until:
-                return tuple.__new__(Grant, (ask, answer, asked_at, until, None, False, 0, None)), made
-        return Asked(ask, First(asked_at, Granted(answer) if isinstance(answer, int) else answer)), made
+                return tuple.__new__(Grant, (claim, answer, sent_at, until, None, False, 0, None)), made
+        return Asked(claim, First(sent_at, Granted(answer) if isinstance(answer, int) else answer)), made
     except BaseException as error:  # an interrupt too: whoever goes on cleans up, and raises it
-        return Asked(ask, First(asked_at, error)), made
+        return Asked(claim, First(sent_at, error)), made
     finally:
-        del room.askers[holder]
+        del local_queue.askers[holder]
 
 
-def release(holding: Holding, direct: Direct[Any], now: float) -> bool | First[bool]:
+def release(lease_state: LeaseState, direct: Direct[Any], now: float) -> bool | First[bool]:
     """True when it was given back; False when this is not the way for it, and nothing was done; or what to go on
     from."""
-    if holding.state is not HELD or now >= holding.valid_until or not holding.give_back():
+    if lease_state.state is not HELD or now >= lease_state.valid_until or not lease_state.give_back():
         return False
     try:
-        released = direct.release(holding.name, holding.holder, now, now + BUDGET / 2)
+        released = direct.release(lease_state.name, lease_state.holder, now, now + BUDGET / 2)
     except BaseException as error:  # as above
         return First(now, error)
     if released is not True:
         return First(now, released)
-    holding.settled = True
+    lease_state.settled = True
     return True

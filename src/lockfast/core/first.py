@@ -13,10 +13,10 @@ class First(Generic[T]):
     """Sent at `asked_at`; its outcome is an answer, an error, or what is to be awaited for either. It is told once, and
     forgotten then: an error that hung on here would hang on to the frames that it came through, and they to this."""
 
-    __slots__ = ("_outcome", "asked_at")
+    __slots__ = ("_outcome", "sent_at")
 
-    def __init__(self, asked_at: float, outcome: T | BaseException | Awaitable[T]) -> None:
-        self.asked_at = asked_at
+    def __init__(self, sent_at: float, outcome: T | BaseException | Awaitable[T]) -> None:
+        self.sent_at = sent_at
         self._outcome: T | BaseException | Awaitable[T] | None = outcome
 
     async def answer(self) -> T:

@@ -16,8 +16,8 @@ import math
 from collections.abc import Iterable
 
 from lockfast.core import backoff
-from lockfast.core.background import Errands
-from lockfast.core.lease_state import HELD, LOST, RELEASED, Holding
+from lockfast.core.background import BackgroundTasks
+from lockfast.core.lease_state import HELD, LOST, RELEASED, LeaseState
 from lockfast.core.release import BUDGET, release
 from lockfast.core.renewer import Renewer
 from lockfast.errors import LockError, StoreUnavailable
@@ -40,7 +40,7 @@ ENDS_WITHIN = 0.005
 """Seconds between two looks at tasks that are ending."""
 
 
-class Keeper:
+class Keepalive:
     """Invariants: at most one `_run` is under way (`_active`); every alive holding of the client is in `_held`; whoever
     adds one that is due before `_wakes_at` wakes the actor."""
 
@@ -48,7 +48,7 @@ class Keeper:
         self._store = store
         self._runtime = runtime
         self._mutex = runtime.mutex()
-        self._held: dict[Holding, None] = {}
+        self._held: dict[LeaseState, None] = {}
         self._alarms: set[str | None] = set()
         self._active = False
         self._closed = False
@@ -56,19 +56,19 @@ class Keeper:
         self._wakes_at = 0.0
         self._waker: Waker | None = None
         self._renewer = Renewer(store, runtime, ended=self._wake, refused=self.refused, look=self._look)
-        self._sweeping = Errands(runtime, "sweep", workers=1)
+        self._sweeping = BackgroundTasks(runtime, "sweep", workers=1)
         store.on_change(self._changed)
 
-    def watch(self, holding: Holding) -> None:
+    def watch(self, lease_state: LeaseState) -> None:
         """Look after `holding` until it is lost or given back."""
-        if self._store.notices and holding.next_renewal > (soon := self._runtime.now() + ARM_AFTER):
-            holding.next_renewal = soon
-        self._held[holding] = None  # before the look at `_active`: see `_ends`
+        if self._store.notices and lease_state.next_renewal > (soon := self._runtime.now() + ARM_AFTER):
+            lease_state.next_renewal = soon
+        self._held[lease_state] = None  # before the look at `_active`: see `_ends`
         self._in_use = True
         if not self._active and self._start():
             return
         wakes_at = self._wakes_at
-        if holding.valid_until < wakes_at or (holding.renewing and holding.next_renewal < wakes_at):
+        if lease_state.valid_until < wakes_at or (lease_state.renewing and lease_state.next_renewal < wakes_at):
             self._wake()
 
     def _start(self) -> bool:
@@ -89,17 +89,17 @@ class Keeper:
             if not started:
                 self._active = False  # the next lease tries again; until then the clock alone tells of a loss
 
-    def unwatch(self, holding: Holding) -> None:
-        self._held.pop(holding, None)
+    def unwatch(self, lease_state: LeaseState) -> None:
+        self._held.pop(lease_state, None)
 
-    def refused(self, holding: Holding, reason: str) -> None:
+    def refused(self, lease_state: LeaseState, reason: str) -> None:
         """The store says that the grant is not ours."""
-        self.unwatch(holding)
-        holding.refused(reason)
+        self.unwatch(lease_state)
+        lease_state.refused(reason)
 
-    def reschedule(self, holding: Holding) -> None:
+    def reschedule(self, lease_state: LeaseState) -> None:
         """The times of `holding` changed; it may be due earlier than the actor thinks."""
-        if self._due_at(holding) < self._wakes_at:
+        if self._due_at(lease_state) < self._wakes_at:
             self._wake()
 
     def _changed(self, name: str | None) -> None:
@@ -111,34 +111,34 @@ class Keeper:
         if self._waker is not None:
             self._waker.wake()
 
-    def held(self) -> list[Holding]:
+    def held(self) -> list[LeaseState]:
         return list(self._held)  # in one step: others come and go without the mutex
 
     def close(self) -> None:
         self._closed = True
         self._wake()
 
-    async def give_back(self, holdings: Iterable[Holding]) -> None:
+    async def give_back(self, holdings: Iterable[LeaseState]) -> None:
         """Release them, within one budget for all."""
         give_up_at = self._runtime.now() + BUDGET
-        for holding in holdings:
+        for lease_state in holdings:
             left = give_up_at - self._runtime.now()
-            if (holding.give_back() or not holding.settled) and left > 0:
+            if (lease_state.give_back() or not lease_state.settled) and left > 0:
                 try:
                     await release(
                         self._store,
                         self._runtime,
-                        holding.name,
-                        holding.holder,
-                        holding.ttl,
+                        lease_state.name,
+                        lease_state.holder,
+                        lease_state.ttl,
                         ours=True,
                         budget=left,
                         goes_on=False,
                     )
-                    holding.settled = True
+                    lease_state.settled = True
                 except LockError as error:
                     log.warning("A lock could not be given back at the end, and frees itself later: %s", error)
-            self.unwatch(holding)
+            self.unwatch(lease_state)
 
     async def _run(self) -> None:
         try:
@@ -152,11 +152,11 @@ class Keeper:
     async def _see_out(self) -> None:
         """We are cancelled, and perhaps everybody is: the last moment in which a request can be sent."""
         try:
-            while any(self._runtime.stage(holding.caller) is Stage.ENDS for holding in self.held()):
+            while any(self._runtime.stage(lease_state.caller) is Stage.ENDS for lease_state in self.held()):
                 self._sort_out(self._runtime.now())
                 await self._runtime.sleep(ENDS_WITHIN)
             await self.give_back(
-                holding for holding in self.held() if self._runtime.stage(holding.caller) is Stage.ENDED
+                lease_state for lease_state in self.held() if self._runtime.stage(lease_state.caller) is Stage.ENDED
             )
         finally:
             with self._mutex:
@@ -220,45 +220,45 @@ class Keeper:
             await self._renewer.renew_at_once(due, self.held())
         return min(map(self._due_at, self.held()), default=math.inf)
 
-    def _look(self) -> list[Holding]:
+    def _look(self) -> list[LeaseState]:
         """Tell of what is lost; what is held then."""
         self._sort_out(self._runtime.now())
         return self.held()
 
-    def _sort_out(self, now: float) -> list[Holding]:
+    def _sort_out(self, now: float) -> list[LeaseState]:
         """Drop what has ended; whom to renew now: nobody, or all that are due and those that may come along."""
         alarms, self._alarms = self._alarms, set()
-        due: list[Holding] = []
+        due: list[LeaseState] = []
         ripe = False
-        for holding in self.held():
-            state = holding.check(now)
+        for lease_state in self.held():
+            state = lease_state.check(now)
             if state is LOST:
-                self.unwatch(holding)
-                self.sweep(holding)
+                self.unwatch(lease_state)
+                self.sweep(lease_state)
             elif state is RELEASED:
-                self.unwatch(holding)  # giving it back is its holder's business, and may be tried again
-            elif holding.renewing:
-                if alarms and (None in alarms or holding.name in alarms):
-                    holding.next_renewal = now
-                early = holding.ttl * TOGETHER if state is HELD else 0.0  # a retry is not hurried
-                if holding.next_renewal <= now + early:
-                    due.append(holding)
-                    ripe = ripe or holding.next_renewal <= now
+                self.unwatch(lease_state)  # giving it back is its holder's business, and may be tried again
+            elif lease_state.renewing:
+                if alarms and (None in alarms or lease_state.name in alarms):
+                    lease_state.next_renewal = now
+                early = lease_state.ttl * TOGETHER if state is HELD else 0.0  # a retry is not hurried
+                if lease_state.next_renewal <= now + early:
+                    due.append(lease_state)
+                    ripe = ripe or lease_state.next_renewal <= now
         return due if ripe else []
 
-    def sweep(self, holding: Holding) -> None:
+    def sweep(self, lease_state: LeaseState) -> None:
         """Remove what the store may still have of a lease that is over, in the background."""
-        if holding.settled:
+        if lease_state.settled:
             return
-        holding.settled = True
+        lease_state.settled = True
 
         async def sweep() -> None:
             # A renewal whose reply was lost may have prolonged the grant beyond what we could rely on.
-            gone_at = holding.valid_until + holding.ttl
+            gone_at = lease_state.valid_until + lease_state.ttl
             failures = 0
             while self._runtime.now() < gone_at and not self._closed:
                 try:
-                    await self._store.release(holding.name, holding.holder, self._runtime.now() + BUDGET)
+                    await self._store.release(lease_state.name, lease_state.holder, self._runtime.now() + BUDGET)
                     return
                 except StoreUnavailable:
                     failures += 1
@@ -268,7 +268,7 @@ class Keeper:
 
         self._sweeping.add(sweep)
 
-    def _due_at(self, holding: Holding) -> float:
-        if not holding.renewing or self._renewer.slow:
-            return holding.valid_until
-        return min(holding.valid_until, holding.next_renewal)
+    def _due_at(self, lease_state: LeaseState) -> float:
+        if not lease_state.renewing or self._renewer.slow:
+            return lease_state.valid_until
+        return min(lease_state.valid_until, lease_state.next_renewal)

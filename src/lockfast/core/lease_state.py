@@ -51,7 +51,7 @@ MOVES = {
 }
 
 
-class Holding:
+class LeaseState:
     """Invariant: while the state is alive and the clock is before `valid_until`, the store has our grant.
 
     `settled` is true once the store holds nothing of ours as far as we know, so a release need not ask again.
@@ -106,14 +106,14 @@ class Holding:
 
     def begin(self, grant: Grant, on_change: Callable[[State], None] | None = None) -> None:
         """The store granted it. Called once, before anybody else knows of this holding."""
-        ask, self.fence, asked_at, until, self.acknowledged, _, last, _ = grant
-        self.name, self.holder, self.ttl, self.owner, _, _ = ask
+        claim, self.fence, sent_at, until, self.acknowledged, _, last, _ = grant
+        self.name, self.holder, self.ttl, self.owner, _, _ = claim
         self.last_fence = last or self.fence
         self.valid_until = until
         if self._max_hold is not None:
-            self.ends_at = asked_at + self._max_hold
+            self.ends_at = sent_at + self._max_hold
             self.valid_until = min(until, self.ends_at)
-        self.next_renewal = asked_at + self.ttl / 3
+        self.next_renewal = sent_at + self.ttl / 3
         self.on_change = on_change
         self.settled = False
         self.state = HELD
@@ -156,23 +156,23 @@ class Holding:
         self.ttl = ttl
         self.next_renewal = min(self.next_renewal, now + ttl / 3)
 
-    def renewed(self, asked_at: float, ttl: float) -> None:
+    def renewed(self, sent_at: float, ttl: float) -> None:
         """The store prolonged the grant by a request sent at `asked_at`."""
-        until = valid_until(asked_at, ttl)
+        until = valid_until(sent_at, ttl)
         with self._mutex:
             # A renewal that comes back after the deadline passed must not bring the lease back: its holder
             # may have been told already that it is lost.
             if self.state not in ALIVE:
                 return
             self.valid_until = max(self.valid_until, until if self.ends_at is None else min(until, self.ends_at))
-            self.next_renewal = asked_at + self.ttl / 3
+            self.next_renewal = sent_at + self.ttl / 3
         if self.state is AT_RISK:
             self._move(HELD)
 
-    def reassert(self, asked_at: float, ttl: float) -> bool:
+    def reassert(self, sent_at: float, ttl: float) -> bool:
         """The store had forgotten the grant, and has it again by a request sent at `asked_at`; False when the lease
         had ended by then."""
-        self.renewed(asked_at, ttl)
+        self.renewed(sent_at, ttl)
         if self.state not in ALIVE:
             return False
         self.reasserted += 1

@@ -7,12 +7,12 @@ unless asked for.
 
 from __future__ import annotations
 
-from lockfast.core.retry import insist
+from lockfast.core.retry import retry
 from lockfast.ports import Runtime, Store
 from lockfast.values import LockInfo, Page, is_plain, lock_name, name_pattern
 
 
-class Survey:
+class Listing:
     """One listing; `done` when there is no more."""
 
     def __init__(self, store: Store, runtime: Runtime, pattern: object, *, free: bool, patience: float) -> None:
@@ -29,7 +29,7 @@ class Survey:
 
     async def next_part(self) -> list[LockInfo]:
         """Some more locks; perhaps none, though it is not done yet."""
-        page = await insist(self._runtime, self._ask, self._patience)
+        page = await retry(self._runtime, self._ask, self._patience)
         self._cursor = page.cursor
         self.done = not page.cursor
         fresh = [info for info in page.infos if info.name not in self._seen and self._wanted(info)]
@@ -41,7 +41,7 @@ class Survey:
         if is_plain(self._pattern):
             info = await self._store.inspect(self._pattern, until)
             return Page((info._replace(waiters=()),), "")
-        return await self._store.survey(self._pattern, self._cursor, until)
+        return await self._store.listing(self._pattern, self._cursor, until)
 
     def _wanted(self, info: LockInfo) -> bool:
         return info.locked or info.waiting > 0 or (self._free and info.fence is not None)

@@ -32,32 +32,32 @@ from typing import Any, NamedTuple, final
 from lockfast.core.acquire import Attempt, Grant
 from lockfast.core.deadline import Deadline
 from lockfast.core.first import First
+from lockfast.core.local_queue import SPAN, ClaimTerms, Lead, LocalQueue, LocalWaiter, SharedGrant
 from lockfast.core.release import give_back
-from lockfast.core.local_queue import SPAN, Lead, Room, Seat, Tenancy, Wish
 from lockfast.core.validity import DRIFT, worth
 from lockfast.ports import Runtime, Store
-from lockfast.values import Answer, Ask
+from lockfast.values import Answer, Claim
 
 
 @final
 class Asked(NamedTuple):
     """A lease was asked for already, and what came of that."""
 
-    ask: Ask
+    claim: Claim
     first: First[Answer]
 
 
-Begun = Seat | Lead | Asked
+Begun = LocalWaiter | Lead | Asked
 """How far an acquisition has come that began otherwise (see `express.py`)."""
 EXTRA = SPAN / (1 - DRIFT) + 0.0005
 """Seconds of ttl asked for on top, so that the last lease of the span is worth as much as the first."""
 
 
 def acquire(
-    room: Room | None,
+    local_queue: LocalQueue | None,
     store: Store,
     runtime: Runtime,
-    wish: Wish,
+    terms: ClaimTerms,
     deadline: Deadline,
     blocking: bool,
     begun: Begun | None = None,
@@ -65,92 +65,102 @@ def acquire(
     """A grant, passed on or of the store; None when there was none until the deadline. Without a room, nothing is
     passed on. With what `begun` gave, it goes on from there. To be awaited at once: it may have a seat already."""
     askers = None
-    if room is not None:
-        askers = room.askers
+    if local_queue is not None:
+        askers = local_queue.askers
         if begun is None and blocking:
-            begun = room.enter(runtime, wish)
-        if type(begun) is Seat:
-            return _sit(room, store, runtime, begun, deadline)
+            begun = local_queue.enter(runtime, terms)
+        if type(begun) is LocalWaiter:
+            return _sit(local_queue, store, runtime, begun, deadline)
         if type(begun) is Lead:
-            return _ask_for_tenancy(room, store, runtime, wish, deadline, begun)
+            return _ask_for_tenancy(local_queue, store, runtime, terms, deadline, begun)
     if type(begun) is Asked:
-        return Attempt(store, runtime, begun.ask, deadline, blocking, askers, first=begun.first).run()
-    name, ttl, owner = wish
-    ask = tuple.__new__(Ask, (name, runtime.new_holder(), ttl, owner, 1, 0))
-    return Attempt(store, runtime, ask, deadline, blocking, askers).run()
+        return Attempt(store, runtime, begun.claim, deadline, blocking, askers, first=begun.first).run()
+    name, ttl, owner = terms
+    claim = tuple.__new__(Claim, (name, runtime.new_holder_id(), ttl, owner, 1, 0))
+    return Attempt(store, runtime, claim, deadline, blocking, askers).run()
 
 
 async def _ask_for_tenancy(
-    room: Room, store: Store, runtime: Runtime, wish: Wish, deadline: Deadline, lead: Lead
+    local_queue: LocalQueue, store: Store, runtime: Runtime, terms: ClaimTerms, deadline: Deadline, lead: Lead
 ) -> Grant | None:
-    ask = Ask(wish.name, lead.holder, wish.ttl, wish.owner)
-    wide = ask._replace(ttl=ask.ttl + EXTRA, fences=lead.fences)
+    claim = Claim(terms.name, lead.holder, terms.ttl, terms.owner)
+    wide = claim._replace(ttl=claim.ttl + EXTRA, fences=lead.fences)
     grant: Grant | None = None
     try:
         grant = await Attempt(store, runtime, wide, deadline, blocking=True, spare=EXTRA).run()
     finally:
         if grant is None:
-            room.gave_up(lead.holder)
+            local_queue.gave_up(lead.holder)
     if grant is None:
         return None
     now = runtime.now()
-    tenancy = Tenancy(room, ask, grant, lead.fences, now)
-    room.granted(tenancy, grant.queued, now)
-    return tenancy.first(grant)
+    shared_grant = SharedGrant(local_queue, claim, grant, lead.fences, now)
+    local_queue.granted(shared_grant, grant.queued, now)
+    return shared_grant.first(grant)
 
 
-async def _sit(room: Room, store: Store, runtime: Runtime, seat: Seat, deadline: Deadline) -> Grant | None:
+async def _sit(
+    local_queue: LocalQueue, store: Store, runtime: Runtime, local_waiter: LocalWaiter, deadline: Deadline
+) -> Grant | None:
     """Wait in a seat to be passed the lock, or until it is time to ask the store."""
     ends = deadline.at
     try:
         while True:
-            await seat.waker.wait(seat.patient_until if ends is None else deadline.earliest(seat.patient_until))
+            await local_waiter.waker.wait(
+                local_waiter.patient_until if ends is None else deadline.earliest(local_waiter.patient_until)
+            )
             now = runtime.now()
             over = ends is not None and deadline.passed(now)
-            outcome = room.leave(seat) if over else room.look(runtime, seat, now)
+            outcome = local_queue.leave(local_waiter) if over else local_queue.look(runtime, local_waiter, now)
             if outcome is None:
                 if over:
                     return None
             elif type(outcome) is Lead:
                 break
-            elif worth(outcome.valid_until - now, outcome.ask.ttl):
+            elif worth(outcome.valid_until - now, outcome.claim.ttl):
                 return outcome
             else:
                 await _send_on(store, runtime, outcome)  # we slept too long: let the store decide anew
-                ask = Ask(seat.wish.name, runtime.new_holder(), seat.wish.ttl, seat.wish.owner)
-                return await Attempt(store, runtime, ask, deadline, True, room.askers).run()
+                claim = Claim(
+                    local_waiter.terms.name, runtime.new_holder_id(), local_waiter.terms.ttl, local_waiter.terms.owner
+                )
+                return await Attempt(store, runtime, claim, deadline, True, local_queue.askers).run()
     except GeneratorExit:
-        room.leave(seat)
+        local_queue.leave(local_waiter)
         raise  # the coroutine is being destroyed: no await is possible any more
     except BaseException:  # cancelled or interrupted: what was passed to us meanwhile goes on to the next
-        await withdraw(room, store, runtime, seat)
+        await withdraw(local_queue, store, runtime, local_waiter)
         raise
-    return await _ask_for_tenancy(room, store, runtime, seat.wish, deadline, outcome)
+    return await _ask_for_tenancy(local_queue, store, runtime, local_waiter.terms, deadline, outcome)
 
 
-async def withdraw(room: Room | None, store: Store, runtime: Runtime, reached: Grant | Begun) -> None:
+async def withdraw(local_queue: LocalQueue | None, store: Store, runtime: Runtime, reached: Grant | Begun) -> None:
     """Undo what an acquisition has reached that was interrupted before anybody had the lease. What it has undone itself
     by then is undone once more, which changes nothing."""
     if type(reached) is Grant:
         await _send_on(store, runtime, reached)
     elif type(reached) is Asked:
-        ask = reached.ask
-        await give_back(store, runtime, ask.name, ask.holder, ask.ttl, inline=True)
-    elif room is not None and type(reached) is Seat:
-        grant = room.leave(reached)
+        claim = reached.claim
+        await give_back(store, runtime, claim.name, claim.holder, claim.ttl, inline=True)
+    elif local_queue is not None and type(reached) is LocalWaiter:
+        grant = local_queue.leave(reached)
         if grant is not None:
             await _send_on(store, runtime, grant)
-    elif room is not None and type(reached) is Lead:
-        room.gave_up(reached.holder)
+    elif local_queue is not None and type(reached) is Lead:
+        local_queue.gave_up(reached.holder)
 
 
 async def _send_on(store: Store, runtime: Runtime, grant: Grant) -> None:
     """Get rid of a grant that its taker can't use."""
-    ask, tenancy, now = grant.ask, grant.tenancy, runtime.now()
-    if tenancy is not None and worth(grant.valid_until - now, ask.ttl) and tenancy.room.pass_on(tenancy, None, now):
+    claim, shared_grant, now = grant.claim, grant.shared_grant, runtime.now()
+    if (
+        shared_grant is not None
+        and worth(grant.valid_until - now, claim.ttl)
+        and shared_grant.local_queue.pass_on(shared_grant, None, now)
+    ):
         return
     try:
-        await give_back(store, runtime, ask.name, ask.holder, ask.ttl + EXTRA, inline=True)
+        await give_back(store, runtime, claim.name, claim.holder, claim.ttl + EXTRA, inline=True)
     finally:
-        if tenancy is not None:
-            tenancy.end()
+        if shared_grant is not None:
+            shared_grant.end()

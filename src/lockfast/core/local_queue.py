@@ -13,11 +13,11 @@ from typing import NamedTuple, final
 from weakref import WeakValueDictionary
 
 from lockfast.core.acquire import Grant
-from lockfast.core.lease_state import ALIVE, HELD, Holding
+from lockfast.core.lease_state import ALIVE, HELD, LeaseState
 from lockfast.core.validity import valid_until
 from lockfast.errors import closed_error
 from lockfast.ports import Runtime
-from lockfast.values import Ask
+from lockfast.values import Claim
 
 SPAN = 0.05
 """Seconds for which a tenancy is passed on."""
@@ -30,7 +30,7 @@ MOST_FENCES = 8_192
 ahead of it by more than a store takes to start anew, since one that has forgotten the last fence goes on from there."""
 
 
-class Wish(NamedTuple):
+class ClaimTerms(NamedTuple):
     """What is wanted, before anybody asks a store for it: who is passed a lock never does, and needs no holder id."""
 
     name: str
@@ -47,20 +47,20 @@ class Lead(NamedTuple):
 
 
 @final
-class Seat:
+class LocalWaiter:
     """One who waits in a room; `grant` is set when it is passed the lock, and None again once it has taken that up."""
 
-    __slots__ = ("grant", "patient_until", "sat_down_at", "waker", "wish")
+    __slots__ = ("grant", "patient_until", "sat_down_at", "terms", "waker")
 
-    def __init__(self, runtime: Runtime, wish: Wish, now: float, patience: float) -> None:
-        self.wish = wish
+    def __init__(self, runtime: Runtime, terms: ClaimTerms, now: float, patience: float) -> None:
+        self.terms = terms
         self.sat_down_at = now
         self.patient_until = now + patience
         self.grant: Grant | None = None
         self.waker = runtime.waker()
 
 
-class Tenancy:
+class SharedGrant:
     """One grant of the store, for several leases in a row. Invariants: the fences above `used` up to `last` are
     nobody's yet; at most one lease of it is alive; `seat` is whom it was passed to and who has not noticed yet."""
 
@@ -72,31 +72,31 @@ class Tenancy:
         "_lasts",
         "_until",
         "_used",
-        "ask",
+        "claim",
+        "local_queue",
+        "local_waiter",
         "passes",
-        "room",
-        "seat",
         "span_ends",
     )
 
-    def __init__(self, room: Room, ask: Ask, grant: Grant, fences: int, now: float) -> None:
-        self.room = room
-        self.ask = ask
-        self.seat: Seat | None = None
+    def __init__(self, local_queue: LocalQueue, claim: Claim, grant: Grant, fences: int, now: float) -> None:
+        self.local_queue = local_queue
+        self.claim = claim
+        self.local_waiter: LocalWaiter | None = None
         self._granted_at = now
         self.span_ends = now + SPAN
         self.passes = 0
         self._acknowledged = grant.acknowledged
-        self._age = now - grant.asked_at
-        self._lasts = valid_until(0.0, ask.ttl)  # from whenever a lease was asked for
+        self._age = now - grant.sent_at
+        self._lasts = valid_until(0.0, claim.ttl)  # from whenever a lease was asked for
         self._until = grant.valid_until
         self._last = grant.fence
         self._used = grant.fence - fences + 1
 
     def first(self, grant: Grant) -> Grant:
         """For the one who asked."""
-        until = grant.asked_at + self._lasts
-        return grant._replace(ask=self.ask, fence=self._used, valid_until=until, last=self._last, tenancy=self)
+        until = grant.sent_at + self._lasts
+        return grant._replace(claim=self.claim, fence=self._used, valid_until=until, last=self._last, shared_grant=self)
 
     @property
     def spanned(self) -> bool:
@@ -111,24 +111,24 @@ class Tenancy:
     def passable(self, now: float) -> bool:
         return now < self.span_ends and self._used < self._last
 
-    def next(self, seat: Seat, now: float) -> Grant:
+    def next(self, local_waiter: LocalWaiter, now: float) -> Grant:
         """For the one in `seat`: as young now as the first was when it was granted."""
         used = self._used = self._used + 1
         self.passes += 1
-        ask, owner, asked_at = self.ask, seat.wish.owner, now - self._age
-        until = asked_at + self._lasts
+        claim, owner, sent_at = self.claim, local_waiter.terms.owner, now - self._age
+        until = sent_at + self._lasts
         if until > self._until:
             until = self._until
-        if owner != ask.owner:
-            ask = ask._replace(owner=owner)
-        return tuple.__new__(Grant, (ask, used, asked_at, until, self._acknowledged, False, self._last, self))
+        if owner != claim.owner:
+            claim = claim._replace(owner=owner)
+        return tuple.__new__(Grant, (claim, used, sent_at, until, self._acknowledged, False, self._last, self))
 
     def end(self) -> None:
         """It is about to be given back, is lost or exported: nobody can be passed it any more."""
-        self.room.vacate(self)
+        self.local_queue.vacate(self)
 
 
-class Room:
+class LocalQueue:
     """One name on one connection. Invariants: a seat in `_seats` has no grant; nobody sits in a room that is closed;
     while somebody sits and nobody leads, the first in the seats has been called, or its patience ends.
 
@@ -141,12 +141,12 @@ class Room:
         "__weakref__",
         "_fences",
         "_leaders",
+        "_local_waiters",
         "_mutex",
         "_productive",
-        "_seats",
+        "_shared_grant",
         "_span_began",
         "_spares_until",
-        "_tenancy",
         "askers",
         "closed",
         "crowded",
@@ -157,9 +157,9 @@ class Room:
     def __init__(self, home: Passing, runtime: Runtime) -> None:
         self.home = home
         self._mutex = runtime.mutex()
-        self._seats: deque[Seat] = deque()
+        self._local_waiters: deque[LocalWaiter] = deque()
         self._leaders: dict[str, bool] = {}
-        self._tenancy: Tenancy | None = None
+        self._shared_grant: SharedGrant | None = None
         self._span_began = -math.inf
         self._spares_until = -math.inf
         self._fences = FEWEST_FENCES
@@ -167,11 +167,11 @@ class Room:
         self.askers: dict[str, None] = {}
         self.closed = False
         self.crowded = False
-        self.latest: Holding | None = None
+        self.latest: LeaseState | None = None
 
-    def enter(self, runtime: Runtime, wish: Wish) -> Seat | Lead | None:
+    def enter(self, runtime: Runtime, terms: ClaimTerms) -> LocalWaiter | Lead | None:
         """A seat to wait in, or leave to ask for a tenancy; None for who is alone and asks for a lease."""
-        if not (self.askers or self._leaders or self._tenancy or self._productive):
+        if not (self.askers or self._leaders or self._shared_grant or self._productive):
             latest = self.latest
             if latest is None or latest.state not in ALIVE:
                 return None  # as nearly always
@@ -179,71 +179,73 @@ class Room:
         with self._mutex:
             if self.closed:
                 raise closed_error()
-            if not self._seats and not self._leads(now):
+            if not self._local_waiters and not self._leads(now):
                 return self._lead(runtime, now)
-            seat = Seat(runtime, wish, now, LONG_PATIENCE if self._serves else PATIENCE)
-            self._seats.append(seat)
-            return seat
+            local_waiter = LocalWaiter(runtime, terms, now, LONG_PATIENCE if self._serves else PATIENCE)
+            self._local_waiters.append(local_waiter)
+            return local_waiter
 
     @property
     def _serves(self) -> bool:
         """Whether seats have been served of late."""
-        return self._productive or (self._tenancy is not None and self._tenancy.passes > 0)
+        return self._productive or (self._shared_grant is not None and self._shared_grant.passes > 0)
 
     def _leads(self, now: float) -> bool:
         """Whether somebody may yet pass the lock on."""
-        return bool(self._leaders) or (self._tenancy is not None and self._tenancy.passable(now))
+        return bool(self._leaders) or (self._shared_grant is not None and self._shared_grant.passable(now))
 
     def _lead(self, runtime: Runtime, now: float) -> Lead:
         spares = now < self._spares_until
-        lead = Lead(runtime.new_holder(), FEWEST_FENCES if self._leaders or spares else self._fences)
+        lead = Lead(runtime.new_holder_id(), FEWEST_FENCES if self._leaders or spares else self._fences)
         self._leaders[lead.holder] = spares
         return lead
 
-    def look(self, runtime: Runtime, seat: Seat, now: float) -> Grant | Lead | None:
+    def look(self, runtime: Runtime, local_waiter: LocalWaiter, now: float) -> Grant | Lead | None:
         """What became of a seat whose waker called or whose time is up: a grant; leave to ask for a tenancy; or None to
         wait on."""
         with self._mutex:
             if self.closed:
                 raise closed_error()
-            if seat.grant is not None:
-                return self._taken(seat)
+            if local_waiter.grant is not None:
+                return self._taken(local_waiter)
             if self._serves:
-                seat.patient_until = seat.sat_down_at + LONG_PATIENCE
-            if now < seat.patient_until and self._leads(now):
+                local_waiter.patient_until = local_waiter.sat_down_at + LONG_PATIENCE
+            if now < local_waiter.patient_until and self._leads(now):
                 return None
-            self._seats.remove(seat)
+            self._local_waiters.remove(local_waiter)
             return self._lead(runtime, now)
 
-    def _taken(self, seat: Seat) -> Grant | None:
-        grant, seat.grant = seat.grant, None
-        if grant is not None and grant.tenancy is not None:
-            grant.tenancy.seat = None
+    def _taken(self, local_waiter: LocalWaiter) -> Grant | None:
+        grant, local_waiter.grant = local_waiter.grant, None
+        if grant is not None and grant.shared_grant is not None:
+            grant.shared_grant.local_waiter = None
         return grant
 
-    def leave(self, seat: Seat) -> Grant | None:
+    def leave(self, local_waiter: LocalWaiter) -> Grant | None:
         """Get up; the grant that came all the same, if one did."""
         with self._mutex:
-            if seat in self._seats:
-                self._seats.remove(seat)
-            grant = self._taken(seat)
+            if local_waiter in self._local_waiters:
+                self._local_waiters.remove(local_waiter)
+            grant = self._taken(local_waiter)
             head = self._first_to_ask()  # it may have been us who were called
         if head is not None:
             head.waker.wake()
         return grant
 
-    def _first_to_ask(self) -> Seat | None:
+    def _first_to_ask(self) -> LocalWaiter | None:
         """Who is to be called when nobody is left who could pass the lock on."""
-        return self._seats[0] if self._seats and not self._leaders and self._tenancy is None else None
+        return (
+            self._local_waiters[0] if self._local_waiters and not self._leaders and self._shared_grant is None else None
+        )
 
-    def granted(self, tenancy: Tenancy, queued: bool, now: float) -> None:
+    def granted(self, shared_grant: SharedGrant, queued: bool, now: float) -> None:
         """One who led has a tenancy. Having waited for it, others may wait behind it: then not every one of ours is
         passed on, but only the first within two spans; and until those are over, few fences are asked for."""
         with self._mutex:
-            spares = self._leaders.pop(tenancy.ask.holder, False)
-            self._tenancy = tenancy
+            spares = self._leaders.pop(shared_grant.claim.holder, False)
+            self._shared_grant = shared_grant
             if queued and (spares or now - self._span_began < 2 * SPAN):
-                tenancy.span_ends = now
+                shared_grant.span_ends = now
                 self._spares_until = self._span_began + 2 * SPAN
             else:
                 self._spares_until = -math.inf
@@ -257,54 +259,54 @@ class Room:
         if head is not None:
             head.waker.wake()
 
-    def vacate(self, tenancy: Tenancy) -> None:
+    def vacate(self, shared_grant: SharedGrant) -> None:
         """`tenancy` has ended: if nobody else leads, the first in the seats is to ask the store."""
         with self._mutex:
-            if self._tenancy is not tenancy:
+            if self._shared_grant is not shared_grant:
                 return
-            self._tenancy = None
-            if tenancy.spanned:
-                self._productive = tenancy.passes > 0
-                known = self._fences if tenancy.used_up else FEWEST_FENCES
-                self._fences = min(MOST_FENCES, max(known, 2 * tenancy.passes))
+            self._shared_grant = None
+            if shared_grant.spanned:
+                self._productive = shared_grant.passes > 0
+                known = self._fences if shared_grant.used_up else FEWEST_FENCES
+                self._fences = min(MOST_FENCES, max(known, 2 * shared_grant.passes))
             head = self._first_to_ask()
         if head is not None:
             head.waker.wake()
 
-    def pass_on(self, tenancy: Tenancy, holding: Holding | None, now: float) -> bool:
+    def pass_on(self, shared_grant: SharedGrant, lease_state: LeaseState | None, now: float) -> bool:
         """Hand `tenancy` to the first in the seats; with `holding`, only if that is alive and well until now. False
         when it has to go back to the store."""
-        seats = self._seats
-        if not seats:
+        local_waiters = self._local_waiters
+        if not local_waiters:
             return False
-        ttl = tenancy.ask.ttl
+        ttl = shared_grant.claim.ttl
         with self._mutex:
-            if not seats or self.closed or not tenancy.passable(now) or seats[0].wish.ttl != ttl:
+            if not local_waiters or self.closed or not shared_grant.passable(now) or local_waiters[0].terms.ttl != ttl:
                 return False
-            if holding is not None:
-                if holding.ttl != ttl or holding.state is not HELD or now >= holding.valid_until:
+            if lease_state is not None:
+                if lease_state.ttl != ttl or lease_state.state is not HELD or now >= lease_state.valid_until:
                     return False
-                if not holding.give_back(to_another=True):
+                if not lease_state.give_back(to_another=True):
                     return False
-            seat = seats.popleft()
-            seat.grant = tenancy.next(seat, now)
-            tenancy.seat = seat
-        seat.waker.wake()
+            local_waiter = local_waiters.popleft()
+            local_waiter.grant = shared_grant.next(local_waiter, now)
+            shared_grant.local_waiter = local_waiter
+        local_waiter.waker.wake()
         return True
 
-    def close(self) -> Ask | None:
+    def close(self) -> Claim | None:
         """Send away who waits; the tenancy that was on its way to one of them and so is to be given back."""
         with self._mutex:
             self.closed = True
-            waiting = list(self._seats)
-            self._seats.clear()
-            tenancy, revoked = self._tenancy, None
-            if tenancy is not None and tenancy.seat is not None:
-                waiting.append(tenancy.seat)
-                self._taken(tenancy.seat)
-                revoked = tenancy.ask
-        for seat in waiting:
-            seat.waker.wake()
+            waiting = list(self._local_waiters)
+            self._local_waiters.clear()
+            shared_grant, revoked = self._shared_grant, None
+            if shared_grant is not None and shared_grant.local_waiter is not None:
+                waiting.append(shared_grant.local_waiter)
+                self._taken(shared_grant.local_waiter)
+                revoked = shared_grant.claim
+        for local_waiter in waiting:
+            local_waiter.waker.wake()
         return revoked
 
 
@@ -314,20 +316,20 @@ class Passing:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._mutex = runtime.mutex()
-        self._rooms: WeakValueDictionary[str, Room] = WeakValueDictionary()
+        self._rooms: WeakValueDictionary[str, LocalQueue] = WeakValueDictionary()
         self._closed = False
 
-    def room(self, name: str) -> Room:
+    def local_queue(self, name: str) -> LocalQueue:
         with self._mutex:
-            room = self._rooms.get(name)
-            if room is None:
-                self._rooms[name] = room = Room(self, self._runtime)
-                room.closed = self._closed
-            return room
+            local_queue = self._rooms.get(name)
+            if local_queue is None:
+                self._rooms[name] = local_queue = LocalQueue(self, self._runtime)
+                local_queue.closed = self._closed
+            return local_queue
 
-    def close(self) -> list[Ask]:
+    def close(self) -> list[Claim]:
         """Close all rooms; what has to be given back to the store because nobody has taken it up."""
         with self._mutex:
             self._closed = True
             rooms = list(self._rooms.values())
-        return [ask for ask in [room.close() for room in rooms] if ask is not None]
+        return [claim for claim in [local_queue.close() for local_queue in rooms] if claim is not None]

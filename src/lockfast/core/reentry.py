@@ -81,7 +81,7 @@ class Levels(Generic[T]):
         del self._levels[caller]
         return Step.OUTERMOST
 
-    def forget(self, gone: list[Hashable]) -> None:
+    def reset(self, gone: list[Hashable]) -> None:
         for caller in gone:
             self._levels.pop(caller, None)
 

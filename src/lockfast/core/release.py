@@ -56,7 +56,7 @@ async def release(
     and the repeat finds nothing, it was the first request that freed the lock. Not `goes_on`: nothing is left to the
     background, because the store is about to be closed.
     """
-    give_up_at = (runtime.now() if first is None else first.asked_at) + budget
+    give_up_at = (runtime.now() if first is None else first.sent_at) + budget
     failures = 0
     try:
         while True:

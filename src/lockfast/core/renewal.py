@@ -20,16 +20,16 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from lockfast.core.lease_state import ALIVE, Holding
+from lockfast.core.lease_state import ALIVE, LeaseState
 from lockfast.core.release import give_back
 from lockfast.errors import StoreUnavailable
 from lockfast.ports import Runtime, Store
-from lockfast.values import Ask, Renewal, shown
+from lockfast.values import Claim, Renewal, shown
 
 log = logging.getLogger("lockfast")
 
 
-Refused = Callable[[Holding, str], None]
+Refused = Callable[[LeaseState, str], None]
 """Called with a lease that is not ours any more, and why."""
 
 TAKEN = "the store no longer has it: it expired, or someone took it away"
@@ -37,55 +37,55 @@ FORGOTTEN = "the server does not have it: it was taken away, or a failover lost 
 
 
 async def renew(
-    store: Store, runtime: Runtime, due: Sequence[Holding], refused: Refused, until: float
-) -> list[Holding]:
+    store: Store, runtime: Runtime, due: Sequence[LeaseState], refused: Refused, until: float
+) -> list[LeaseState]:
     """Prolong what is still ours, with one request for all; those for which no answer came."""
-    asked_at = runtime.now()
-    batch: list[tuple[Holding, Renewal]] = []
-    for holding in due:
-        if holding.state not in ALIVE:
+    sent_at = runtime.now()
+    batch: list[tuple[LeaseState, Renewal]] = []
+    for lease_state in due:
+        if lease_state.state not in ALIVE:
             continue  # given back while others were renewed
-        ttl = holding.renewal_ttl(asked_at)
+        ttl = lease_state.renewal_ttl(sent_at)
         if ttl is None:
-            holding.next_renewal = math.inf
+            lease_state.next_renewal = math.inf
         else:
-            batch.append((holding, Renewal(holding.name, holding.holder, ttl)))
+            batch.append((lease_state, Renewal(lease_state.name, lease_state.holder, ttl)))
     if not batch:
         return []
     answers = await store.renew([line for _, line in batch], until)
     silent = []
-    for (holding, line), answer in zip(batch, answers, strict=True):
+    for (lease_state, line), answer in zip(batch, answers, strict=True):
         if answer:
-            holding.renewed(asked_at, line.ttl)
-        elif answer is None or not await _settled(store, runtime, holding, refused, line.ttl, until):
-            silent.append(holding)
+            lease_state.renewed(sent_at, line.ttl)
+        elif answer is None or not await _settled(store, runtime, lease_state, refused, line.ttl, until):
+            silent.append(lease_state)
     return silent
 
 
 async def _settled(
-    store: Store, runtime: Runtime, holding: Holding, refused: Refused, ttl: float, until: float
+    store: Store, runtime: Runtime, lease_state: LeaseState, refused: Refused, ttl: float, until: float
 ) -> bool:
     """The store has no such grant: re-assert it, or call it lost. False when that could not be settled now."""
-    asked_at = runtime.now()
+    sent_at = runtime.now()
     if store.reassert is None:
-        refused(holding, TAKEN)
+        refused(lease_state, TAKEN)
         return True
-    if holding.check(asked_at) not in ALIVE:
+    if lease_state.check(sent_at) not in ALIVE:
         return True
-    ask = Ask(holding.name, holding.holder, ttl, holding.owner)
+    claim = Claim(lease_state.name, lease_state.holder, ttl, lease_state.owner)
     try:
-        again = await store.reassert(ask, holding.last_fence, until)
+        again = await store.reassert(claim, lease_state.last_fence, until)
     except StoreUnavailable:
         return False
     if not again:
-        refused(holding, FORGOTTEN)
-    elif holding.check(runtime.now()) in ALIVE and holding.reassert(asked_at, ttl):
+        refused(lease_state, FORGOTTEN)
+    elif lease_state.check(runtime.now()) in ALIVE and lease_state.reassert(sent_at, ttl):
         log.warning(
             "The server had forgotten the lease on %s (fence %d), as after a failover. Nobody had taken the lock, so "
             "the lease was re-asserted and goes on.",
-            shown(holding.name),
-            holding.fence,
+            shown(lease_state.name),
+            lease_state.fence,
         )
     else:  # it ended while the request was under way, and what that wrote is nobody's
-        await give_back(store, runtime, holding.name, holding.holder, ttl, inline=False)
+        await give_back(store, runtime, lease_state.name, lease_state.holder, ttl, inline=False)
     return True

@@ -15,7 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from lockfast.core.lease_state import Holding
+from lockfast.core.lease_state import LeaseState
 from lockfast.core.renewal import Refused, renew
 from lockfast.errors import Outcome, StoreError, StoreUnavailable
 from lockfast.ports import Runtime, Store
@@ -40,7 +40,7 @@ class Renewer:
         *,
         ended: Callable[[], None],
         refused: Refused,
-        look: Callable[[], list[Holding]],
+        look: Callable[[], list[LeaseState]],
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -49,16 +49,16 @@ class Renewer:
         self._look = look
         self.slow = False
 
-    async def renew_at_once(self, due: Sequence[Holding], held: Sequence[Holding]) -> None:
+    async def renew_at_once(self, due: Sequence[LeaseState], held: Sequence[LeaseState]) -> None:
         """Renew each batch within a round trip or so; what takes longer goes on in the background."""
         looked_at = now = self._runtime.now()
-        silent: list[Holding] = []
+        silent: list[LeaseState] = []
         error: StoreError | None = None
         for start in range(0, len(due), BATCH):
             now = self._runtime.now()
             if now - looked_at > AT_ONCE / 2:
                 held, looked_at = self._look(), now
-            nearest = min((holding.valid_until for holding in held), default=math.inf)
+            nearest = min((lease_state.valid_until for lease_state in held), default=math.inf)
             try:
                 batch = due[start : start + BATCH]
                 silent += await self._renew_connected(batch, min(now + AT_ONCE, max(now + AT_ONCE / 10, nearest)))
@@ -69,10 +69,10 @@ class Renewer:
         if silent:
             # What waits holds up the renewal of all others, so it is the shortest ttl that counts. Giving up early
             # costs nothing: the request may be repeated.
-            patience = min(MOST_PATIENCE, max(0.05, min(holding.ttl for holding in held or due) / 6))
+            patience = min(MOST_PATIENCE, max(0.05, min(lease_state.ttl for lease_state in held or due) / 6))
             self._try_on(silent, error or _unanswered(), now + patience)
 
-    async def _renew_connected(self, batch: Sequence[Holding], until: float) -> Sequence[Holding]:
+    async def _renew_connected(self, batch: Sequence[LeaseState], until: float) -> Sequence[LeaseState]:
         """As `renew`, but does not dial: that may take longer than `until`."""
         if not self._store.connected:
             raise StoreUnavailable("There is no connection yet.", outcome=Outcome.UNKNOWN)
@@ -83,7 +83,7 @@ class Renewer:
                 raise
             raise StoreUnavailable(str(error), outcome=Outcome.UNKNOWN) from error  # not sent yet, perhaps
 
-    def _try_on(self, rest: Sequence[Holding], error: StoreError, until: float) -> None:
+    def _try_on(self, rest: Sequence[LeaseState], error: StoreError, until: float) -> None:
         """In the background, if the answer may still come."""
         if isinstance(error, StoreUnavailable) and error.outcome is Outcome.UNKNOWN:
             self.slow = True
@@ -92,7 +92,7 @@ class Renewer:
             self.slow = False
         self._failing(rest, error)
 
-    async def _go_on(self, rest: Sequence[Holding], until: float) -> None:
+    async def _go_on(self, rest: Sequence[LeaseState], until: float) -> None:
         try:
             failed, error = await self._renew_all(rest, until)
             self._failing(failed, error)
@@ -100,16 +100,18 @@ class Renewer:
             self.slow = False
             self._ended()
 
-    def _failing(self, failed: Sequence[Holding], error: StoreError | None) -> None:
+    def _failing(self, failed: Sequence[LeaseState], error: StoreError | None) -> None:
         if error is not None:
             log.warning("Renewing %d leases failed and will be tried again: %s", len(failed), error)
         now = self._runtime.now()
-        for holding in failed:
-            holding.failing(now + min(1.0, max(0.02, holding.ttl / 20)))
+        for lease_state in failed:
+            lease_state.failing(now + min(1.0, max(0.02, lease_state.ttl / 20)))
 
-    async def _renew_all(self, due: Sequence[Holding], until: float) -> tuple[Sequence[Holding], StoreError | None]:
+    async def _renew_all(
+        self, due: Sequence[LeaseState], until: float
+    ) -> tuple[Sequence[LeaseState], StoreError | None]:
         """Renew in batches; those for which no answer came, and why."""
-        silent: list[Holding] = []
+        silent: list[LeaseState] = []
         for start in range(0, len(due), BATCH):
             try:
                 silent += await renew(self._store, self._runtime, due[start : start + BATCH], self._refused, until)

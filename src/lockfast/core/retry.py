@@ -12,7 +12,7 @@ from lockfast.ports import Runtime
 T = TypeVar("T")
 
 
-async def insist(runtime: Runtime, operation: Callable[[float], Awaitable[T]], budget: float) -> T:
+async def retry(runtime: Runtime, operation: Callable[[float], Awaitable[T]], budget: float) -> T:
     """What `operation(until)` gives, at the first try that gets an answer; the last error when none does."""
     give_up_at = runtime.now() + budget
     failures = 0

@@ -20,7 +20,7 @@ class Once:
         self._ended = False
         self._waiting: list[Waker] = []
 
-    async def ask(self, work: Callable[[], Coroutine[Any, Any, None]], patience: float) -> None:
+    async def request(self, work: Callable[[], Coroutine[Any, Any, None]], patience: float) -> None:
         """Return when the work has ended, or when `patience` seconds passed first."""
         waker = None
         with self._mutex:

@@ -13,13 +13,13 @@ WORTH = 0.5
 """The share of its ttl that a pushed grant must still be good for; less is confirmed by a request first."""
 
 
-def valid_until(asked_at: float, ttl: float) -> float:
+def valid_until(sent_at: float, ttl: float) -> float:
     """The last moment at which a grant or renewal asked for at `asked_at` is surely ours.
 
     >>> round(valid_until(100.0, 10.0), 3)
     109.978
     """
-    return asked_at + ttl * (1 - DRIFT) - MARGIN
+    return sent_at + ttl * (1 - DRIFT) - MARGIN
 
 
 def worth(left: float, ttl: float) -> bool:

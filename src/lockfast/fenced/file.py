@@ -39,7 +39,7 @@ class FencedFile:
     """One file under one fence; make one for each time that the lock was got.
 
     >>> import lockfast
-    >>> locks = lockfast.client.connect("memory://")
+    >>> locks = lockfast.connect("memory://")
     >>> with locks.lock("file:9527") as lease:
     ...     page = FencedFile("9527.txt", lease)
     ...     page.write_text(page.read_text(missing="") + "one more line")

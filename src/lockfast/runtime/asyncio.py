@@ -16,8 +16,8 @@ from typing import Any
 
 from lockfast.errors import ConfigurationError, StoreError
 from lockfast.ports import Stage
-from lockfast.runtime.randomness import new_holder, random
 from lockfast.runtime.clock import now
+from lockfast.runtime.randomness import new_holder_id, random
 
 log = logging.getLogger("lockfast")
 
@@ -150,7 +150,7 @@ class AsyncioRuntime:
     def __init__(self) -> None:
         self.now = now
         self.random = random
-        self.new_holder = new_holder
+        self.new_holder_id = new_holder_id
         # A lease may be looked at by worker threads of the loop, and whoever looks may find that it is lost.
         self.mutex: Callable[[], AbstractContextManager[Any]] = threading.Lock
         self._alarms: Alarms | None = None

@@ -18,10 +18,10 @@ _ready: tuple[int, list[str]] = (0, [])
 """Whose they are, and ids that nobody has yet. Threads may take from it at the same time."""
 
 
-def new_holder() -> str:
+def new_holder_id() -> str:
     """120 unguessable bits in 20 visible characters.
 
-    >>> len(new_holder()), new_holder() == new_holder()
+    >>> len(new_holder_id()), new_holder_id() == new_holder_id()
     (20, False)
     """
     pid, ids = _ready

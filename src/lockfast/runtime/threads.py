@@ -12,8 +12,8 @@ from typing import Any
 
 from lockfast.errors import StoreError
 from lockfast.ports import Parked, Stage
-from lockfast.runtime.randomness import new_holder, random
 from lockfast.runtime.clock import now
+from lockfast.runtime.randomness import new_holder_id, random
 from lockfast.runtime.runner import run
 
 log = logging.getLogger("lockfast")
@@ -72,7 +72,7 @@ class ThreadRuntime:
     def __init__(self) -> None:
         self.now = now
         self.random = random
-        self.new_holder = new_holder
+        self.new_holder_id = new_holder_id
         self.mutex: Callable[[], AbstractContextManager[Any]] = threading.Lock
         self.waker = ThreadWaker
 

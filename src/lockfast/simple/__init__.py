@@ -61,7 +61,7 @@ def acquire_lock(
 
     identifier = acquire_lock(client, "market", acquire_timeout=0.5, lock_timeout=2.5)
     """
-    uid = _runtime.new_holder()
+    uid = _runtime.new_holder_id()
     patience, kept = seconds(acquire_timeout, "acquire_timeout"), seconds(lock_timeout, "lock_timeout", least=LEAST)
     return run(plain.acquire_waiting(_runtime, _plain(client, name, how), uid, kept, patience)) and uid
 

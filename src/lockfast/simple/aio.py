@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from lockfast.runtime.asyncio import AsyncioRuntime
-from lockfast.simple import LEAST, How
-from lockfast.simple import plain
+from lockfast.simple import LEAST, How, plain
 from lockfast.simple.plain import Plain
 from lockfast.values import Seconds, holder_id, lock_name, seconds
 
@@ -37,7 +36,7 @@ async def acquire_lock(
     client: Any, name: str, acquire_timeout: Seconds = 10, lock_timeout: Seconds = 30, *, how: How = "script"
 ) -> str | Literal[False]:
     """Wait up to `acquire_timeout` seconds; the id to give it back with, or False. Held for `lock_timeout` at most."""
-    uid = _runtime.new_holder()
+    uid = _runtime.new_holder_id()
     patience, kept = seconds(acquire_timeout, "acquire_timeout"), seconds(lock_timeout, "lock_timeout", least=LEAST)
     return await plain.acquire_waiting(_runtime, _plain(client, name, how), uid, kept, patience) and uid
 

@@ -17,10 +17,10 @@ from weakref import WeakKeyDictionary
 
 from lockfast.errors import ConfigurationError, Outcome, StoreError, StoreUnavailable
 from lockfast.ports import Runtime
-from lockfast.stores.redis.user_client import Commands, Denied, commands_of
+from lockfast.stores.redis.lua.scripts import Script
 from lockfast.stores.redis.protocol.error_replies import code_of, error_of
 from lockfast.stores.redis.protocol.resp import ReplyError
-from lockfast.stores.redis.lua.scripts import Script
+from lockfast.stores.redis.user_client import Commands, Denied, commands_of
 from lockfast.values import shown
 
 How = Literal["script", "transaction", "native"]
@@ -47,11 +47,11 @@ _native: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 class Plain:
     """One key on one client, and a way to lock it."""
 
-    def __init__(self, client: Any, colour: str, key: str | bytes, how: str) -> None:
+    def __init__(self, client: Any, flavour: str, key: str | bytes, how: str) -> None:
         if how not in ("script", "transaction", "native"):
             raise ConfigurationError(f"how must be 'script', 'transaction' or 'native', not {shown(how)}.")
         self._client = client
-        self._commands: Commands = commands_of(client, colour)
+        self._commands: Commands = commands_of(client, flavour)
         self._key = key
         self._how = how
 

@@ -17,14 +17,14 @@ from lockfast.facts import Facts, Persistence
 from lockfast.ports import Mailbox, Runtime
 from lockfast.values import (
     Answer,
-    Ask,
+    Claim,
+    Enqueue,
+    FirstNotification,
     Granted,
+    GrantNotification,
     LockInfo,
-    Next,
     Owner,
     Page,
-    Place,
-    Push,
     Queued,
     Renewal,
     Taken,
@@ -37,7 +37,7 @@ PAGE = 500
 MOST_AHEAD_US = 1_000_000
 """How far ahead of the clock a quorum may ask a fence to be."""
 
-Deliver = Callable[[str, Push | Next], bool]
+Deliver = Callable[[str, GrantNotification | FirstNotification], bool]
 """Push to an address; False when nobody listens there."""
 
 
@@ -57,18 +57,18 @@ class Holder:
 
 
 class Waiter:
-    __slots__ = ("address", "ask", "dead_at", "since", "ticket", "turn")
+    __slots__ = ("address", "attempt", "claim", "dead_at", "since", "ticket")
 
-    def __init__(self, ask: Ask, ticket: int, now: float) -> None:
-        self.ask = ask
+    def __init__(self, claim: Claim, ticket: int, now: float) -> None:
+        self.claim = claim
         self.ticket = ticket
         self.since = now
         self.refresh("", 0, now)
 
-    def refresh(self, address: str, turn: int, now: float) -> None:
+    def refresh(self, address: str, attempt: int, now: float) -> None:
         self.address = address
-        self.turn = turn
-        self.dead_at = now + self.ask.ttl
+        self.attempt = attempt
+        self.dead_at = now + self.claim.ttl
 
 
 class Space:
@@ -105,9 +105,9 @@ class Space:
         fence = self._fences[name] = max(self._fences.get(name, 0) + count, wall, wanted)
         return fence
 
-    def _grant(self, ask: Ask, now: float) -> int:
-        fence = self._next_fence(ask.name, ask.fences, ask.floor)
-        self._holders[ask.name] = Holder(ask.holder, ask.owner, fence, now, ask.ttl)
+    def _grant(self, claim: Claim, now: float) -> int:
+        fence = self._next_fence(claim.name, claim.fences, claim.floor)
+        self._holders[claim.name] = Holder(claim.holder, claim.owner, fence, now, claim.ttl)
         return fence
 
     def _hand_over(self, name: str, now: float, asker: str | None = None) -> None:
@@ -115,10 +115,10 @@ class Space:
         queue = self._queues.get(name, [])
         while queue:
             waiter = queue.pop(0)
-            if waiter.ask.holder != asker and now >= waiter.dead_at:
+            if waiter.claim.holder != asker and now >= waiter.dead_at:
                 continue
-            fence = self._grant(waiter.ask, now)
-            if waiter.ask.holder == asker or self._deliver(waiter.address, Push(waiter.turn, fence)):
+            fence = self._grant(waiter.claim, now)
+            if waiter.claim.holder == asker or self._deliver(waiter.address, GrantNotification(waiter.attempt, fence)):
                 break
             del self._holders[name]
         self._tell_next(name, now)
@@ -127,46 +127,46 @@ class Space:
         """Tell whoever is first now for how long the holder may hold; one that cannot be told is dead."""
         queue, held = self._queues.get(name, []), self._holders.get(name)
         while queue and held is not None:
-            if self._deliver(queue[0].address, Next(queue[0].turn, held.expires_at - now)):
+            if self._deliver(queue[0].address, FirstNotification(queue[0].attempt, held.expires_at - now)):
                 break
             queue.pop(0)
         if not queue:
             self._queues.pop(name, None)
 
-    def acquire(self, ask: Ask, place: Place | None, now: float) -> Answer:
-        held = self._held(ask.name, now)
-        if held is None and ask.name in self._queues:
-            if place is not None:
-                self._join(ask, place, now)
-            self._hand_over(ask.name, now, ask.holder)
-            held = self._held(ask.name, now)
+    def acquire(self, claim: Claim, enqueue: Enqueue | None, now: float) -> Answer:
+        held = self._held(claim.name, now)
+        if held is None and claim.name in self._queues:
+            if enqueue is not None:
+                self._join(claim, enqueue, now)
+            self._hand_over(claim.name, now, claim.holder)
+            held = self._held(claim.name, now)
         if held is None:
-            return Granted(self._grant(ask, now))
-        if held.holder == ask.holder:
-            held.prolong(now + ask.ttl)
-            held.fence = self._fences[ask.name] = max(held.fence, ask.floor)
+            return Granted(self._grant(claim, now))
+        if held.holder == claim.holder:
+            held.prolong(now + claim.ttl)
+            held.fence = self._fences[claim.name] = max(held.fence, claim.floor)
             return Granted(held.fence)
         left = held.expires_at - now
-        if place is None:
+        if enqueue is None:
             return Taken(left)
-        waiter = self._join(ask, place, now)
-        return Queued(waiter.ticket, self._queues[ask.name].index(waiter), left)
+        waiter = self._join(claim, enqueue, now)
+        return Queued(waiter.ticket, self._queues[claim.name].index(waiter), left)
 
-    def _join(self, ask: Ask, place: Place, now: float) -> Waiter:
-        queue = self._queues.setdefault(ask.name, [])
-        waiter = next((one for one in queue if one.ask.holder == ask.holder), None)
+    def _join(self, claim: Claim, enqueue: Enqueue, now: float) -> Waiter:
+        queue = self._queues.setdefault(claim.name, [])
+        waiter = next((one for one in queue if one.claim.holder == claim.holder), None)
         if waiter is None:
             last = queue[-1].ticket if queue else 0
             # A ticket from before keeps its place: whoever was passed over while its connection was down
             # is not sent to the end.
-            ticket = place.ticket if place.ticket is not None else max(last + 1, self._wall_us())
-            waiter = Waiter(ask, ticket, now)
+            ticket = enqueue.ticket if enqueue.ticket is not None else max(last + 1, self._wall_us())
+            waiter = Waiter(claim, ticket, now)
             queue.append(waiter)
             queue.sort(key=lambda one: one.ticket)
-        elif place.ticket is not None and place.ticket < waiter.ticket:  # the older one counts
-            waiter.ticket = place.ticket
+        elif enqueue.ticket is not None and enqueue.ticket < waiter.ticket:  # the older one counts
+            waiter.ticket = enqueue.ticket
             queue.sort(key=lambda one: one.ticket)
-        waiter.refresh(place.address, place.turn, now)
+        waiter.refresh(enqueue.address, enqueue.attempt, now)
         return waiter
 
     def renew(self, line: Renewal, now: float) -> bool:
@@ -192,23 +192,23 @@ class Space:
 
     def _leave(self, name: str, holder: str, now: float) -> None:
         queue = self._queues.get(name, [])
-        place = next((place for place, one in enumerate(queue) if one.ask.holder == holder), None)
-        if place is None:
+        enqueue = next((enqueue for enqueue, one in enumerate(queue) if one.claim.holder == holder), None)
+        if enqueue is None:
             return
-        del queue[place]
-        if place == 0:
+        del queue[enqueue]
+        if enqueue == 0:
             self._tell_next(name, now)
 
-    def adopt(self, ask: Ask, old_holder: str, now: float) -> Granted | None:
-        held = self._held(ask.name, now)
-        if held is None or held.holder not in (ask.holder, old_holder):
+    def adopt(self, claim: Claim, old_holder: str, now: float) -> Granted | None:
+        held = self._held(claim.name, now)
+        if held is None or held.holder not in (claim.holder, old_holder):
             return None
-        if held.holder == ask.holder:
-            held.prolong(now + ask.ttl)
+        if held.holder == claim.holder:
+            held.prolong(now + claim.ttl)
             return Granted(held.fence)
-        return Granted(self._grant(ask, now))
+        return Granted(self._grant(claim, now))
 
-    def take_away(self, name: str, holder: str, now: float) -> bool:
+    def force_release(self, name: str, holder: str, now: float) -> bool:
         held = self._held(name, now)
         if held is None or held.holder != holder:
             return False
@@ -217,7 +217,7 @@ class Space:
         self._hand_over(name, now)
         return True
 
-    def survey(self, pattern: str, cursor: str, now: float) -> Page:
+    def listing(self, pattern: str, cursor: str, now: float) -> Page:
         names = sorted(name for name in self._fences if name > cursor and fits(name, pattern))
         infos = tuple(self.inspect(name, now)._replace(waiters=()) for name in names[:PAGE])
         return Page(infos, infos[-1].name if len(names) > PAGE else "")
@@ -226,7 +226,7 @@ class Space:
         held = self._held(name, now)
         queue = [one for one in self._queues.get(name, []) if now < one.dead_at]
         waiters = tuple(
-            WaiterInfo(one.ask.holder, Owner.decode(one.ask.owner), now - one.since) for one in queue[:MOST_SHOWN]
+            WaiterInfo(one.claim.holder, Owner.decode(one.claim.owner), now - one.since) for one in queue[:MOST_SHOWN]
         )
         fence = self._fences.get(name)
         if held is None:
@@ -251,7 +251,7 @@ class Hub:
         self.boxes: dict[str, MemoryMailbox] = {}
         self.space = Space(self._deliver, lambda: time.time_ns() // 1000)
 
-    def _deliver(self, address: str, push: Push | Next) -> bool:
+    def _deliver(self, address: str, push: GrantNotification | FirstNotification) -> bool:
         box = self.boxes.get(address)
         if box is None:
             return False
@@ -281,7 +281,7 @@ class MemoryMailbox:
         self._hub = shared
         self._waker = runtime.waker()
         self._holder = holder
-        self._pushes: deque[Push | Next] = deque()
+        self._pushes: deque[GrantNotification | FirstNotification] = deque()
 
     @property
     def address(self) -> str:
@@ -290,14 +290,14 @@ class MemoryMailbox:
     async def open(self, until: float) -> None:
         self._hub.boxes[self._holder] = self
 
-    def push(self, push: Push | Next) -> None:
+    def push(self, push: GrantNotification | FirstNotification) -> None:
         self._pushes.append(push)
         self._waker.wake()
 
     def wake(self) -> None:
         self._waker.wake()
 
-    async def wait(self, until: float) -> Push | Next | None:
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         if not self._pushes:
             await self._waker.wait(until)
         if self._store.closed:
@@ -328,9 +328,9 @@ class MemoryStore:
     def mailbox(self, holder: str) -> Mailbox:
         return MemoryMailbox(self, self._hub, self._runtime, holder)
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         with self._hub.mutex:
-            return self._hub.space.acquire(ask, place, self._runtime.now())
+            return self._hub.space.acquire(claim, enqueue, self._runtime.now())
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
         with self._hub.mutex:
@@ -341,9 +341,9 @@ class MemoryStore:
         with self._hub.mutex:
             return self._hub.space.release(name, holder, self._runtime.now())
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         with self._hub.mutex:
-            return self._hub.space.adopt(ask, old_holder, self._runtime.now())
+            return self._hub.space.adopt(claim, old_holder, self._runtime.now())
 
     def on_change(self, tell: Callable[[str | None], None]) -> None:
         return None
@@ -358,18 +358,18 @@ class MemoryStore:
     async def facts(self, until: float) -> Facts:
         return Facts("memory", reach="process", persistence=Persistence.NONE, clock_offset=0.0)
 
-    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
         with self._hub.mutex:
-            return self._hub.space.survey(pattern, cursor, self._runtime.now())
+            return self._hub.space.listing(pattern, cursor, self._runtime.now())
 
-    async def take_away(self, name: str, holder: str, until: float) -> bool:
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
         with self._hub.mutex:
-            return self._hub.space.take_away(name, holder, self._runtime.now())
+            return self._hub.space.force_release(name, holder, self._runtime.now())
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """There is no connection."""
 
-    async def end_waits(self) -> None:
+    async def cancel_waits(self) -> None:
         """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
 
     async def close(self) -> None:
@@ -377,6 +377,6 @@ class MemoryStore:
         for box in list(self._hub.boxes.values()):
             box.wake()
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         if forked:
             self._hub.reset()

@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockfast.testing.virtual_threads import Stuck
     from lockfast.testing.sandbox import Held, Sandbox
+    from lockfast.testing.virtual_threads import Stuck
 
 __all__ = ["Held", "Sandbox", "Stuck"]
 
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
     """Loaded when first used: the contract suite of a store needs none of it."""
     from importlib import import_module
 
-    homes = {"Sandbox": "sandbox", "Held": "sandbox", "Stuck": "agenda"}
+    homes = {"Sandbox": "sandbox", "Held": "sandbox", "Stuck": "virtual_threads"}
     if name in homes:
         return getattr(import_module(f"{__name__}.{homes[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

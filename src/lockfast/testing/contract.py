@@ -20,14 +20,14 @@ from typing import Any
 from lockfast.facts import Topology
 from lockfast.ports import Runtime
 from lockfast.testing.contract_kit import BRIEF, LONG, Bench, ContractBroken, MakeStore, as_a, equal, more
-from lockfast.values import Granted, LockInfo, Next, Owner, Place, Queued, Renewal, Taken
+from lockfast.values import Enqueue, FirstNotification, Granted, LockInfo, Owner, Queued, Renewal, Taken
 
 
 async def repeated_acquire(bench: Bench) -> None:
     """A request repeated after a lost reply gives the same grant, with the full ttl anew."""
-    store, ask = bench.store(), bench.ask("a", ttl=1)
-    fence = await bench.take(store, ask)
-    again = await store.acquire(ask._replace(ttl=LONG), None, bench.until())
+    store, claim = bench.store(), bench.claim("a", ttl=1)
+    fence = await bench.take(store, claim)
+    again = await store.acquire(claim._replace(ttl=LONG), None, bench.until())
     repeated = as_a(Granted, again, "a repeated request is granted again")
     equal(repeated.fence, fence, "a repeated request is granted again, with the same fence")
     more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a repeat sets the full ttl anew")
@@ -36,58 +36,60 @@ async def repeated_acquire(bench: Bench) -> None:
 async def taken(bench: Bench) -> None:
     """A taken lock is refused to who asks for no place, and nothing is left behind."""
     store, other = bench.store(), bench.store()
-    await bench.take(store, bench.ask("a"))
-    answer = as_a(Taken, await other.acquire(bench.ask("b"), None, bench.until()), "a taken lock is refused")
+    await bench.take(store, bench.claim("a"))
+    answer = as_a(Taken, await other.acquire(bench.claim("b"), None, bench.until()), "a taken lock is refused")
     more(answer.ttl_left or 0, LONG / 2, "the refusal tells how long the holder's ttl still lasts")
     equal((await bench.inspect(other)).waiting, 0, "who asked for no place has none")
 
 
 async def handed_over(bench: Bench) -> None:
     """A release hands the lock to the first in the queue, by a push that names its last turn."""
-    store, other, first, second = bench.store(), bench.store(), bench.ask("a"), bench.ask("b")
+    store, other, first, second = bench.store(), bench.store(), bench.claim("a"), bench.claim("b")
     fence = await bench.take(store, first)
     box, _ = await bench.queue(other, second)
-    again = await other.acquire(second, Place(box.address, 2, None), bench.until())
+    again = await other.acquire(second, Enqueue(box.address, 2, None), bench.until())
     as_a(Queued, again, "who asks again goes on waiting")
     equal(await store.release(bench.name, first.holder, bench.until()), True, "a holder's release frees the lock")
     push = await bench.next_push(box)
-    equal(push.turn, 2, "a push names the turn of the last request")
+    equal(push.attempt, 2, "a push names the turn of the last request")
     more(push.fence, fence, "fences rise")
-    confirmed = await other.acquire(second, Place(box.address, 3, None), bench.until())
+    confirmed = await other.acquire(second, Enqueue(box.address, 3, None), bench.until())
     sure = as_a(Granted, confirmed, "a pushed grant can be confirmed by a request")
     equal(sure.fence, push.fence, "a pushed grant can be confirmed by a request, with the same fence")
 
 
 async def places(bench: Bench) -> None:
     """A place is kept by asking again, and a ticket from before leads back to it."""
-    store, asks = bench.store(), [bench.ask(label) for label in "abc"]
+    store, asks = bench.store(), [bench.claim(label) for label in "abc"]
     await bench.take(store, asks[0])
-    (box, first), (_, second) = [await bench.queue(store, ask) for ask in asks[1:]]
+    (box, first), (_, second) = [await bench.queue(store, claim) for claim in asks[1:]]
     equal((first.position, second.position), (0, 1), "positions count those in front")
     more(second.ticket, first.ticket, "tickets rise")
-    again = await store.acquire(asks[1], Place(box.address, 2, first.ticket), bench.until())
+    again = await store.acquire(asks[1], Enqueue(box.address, 2, first.ticket), bench.until())
     equal(as_a(Queued, again, "who asks again goes on waiting")[:2], first[:2], "asking again keeps the place")
     equal(await store.release(bench.name, asks[1].holder, bench.until()), False, "a place is no grant")
     equal((await bench.inspect(store)).waiting, 1, "a release gives up the place")
-    late = await store.acquire(asks[1], Place(box.address, 1, None), bench.until())
+    late = await store.acquire(asks[1], Enqueue(box.address, 1, None), bench.until())
     equal(as_a(Queued, late, "a request without a ticket gets a place").position, 1, "that place is the last")
-    _, back = await bench.queue(store, asks[1], turn=3, ticket=first.ticket)
+    _, back = await bench.queue(store, asks[1], attempt=3, ticket=first.ticket)
     equal(back[:2], first[:2], "a ticket from before leads back to its place, even if a later one was given meanwhile")
 
 
 async def order(bench: Bench) -> None:
     """Who waits is served first come, first served, with rising fences; who comes new does not overtake."""
     stores = bench.store(), bench.store()
-    held = bench.ask("first")
+    held = bench.claim("first")
     fence = await bench.take(stores[0], held)
-    waiting = [(ask, (await bench.queue(stores[at % 2], ask))[0]) for at, ask in enumerate(map(bench.ask, "abcde"))]
-    for ask, box in waiting:
+    waiting = [
+        (claim, (await bench.queue(stores[at % 2], claim))[0]) for at, claim in enumerate(map(bench.claim, "abcde"))
+    ]
+    for claim, box in waiting:
         await stores[0].release(bench.name, held.holder, bench.until())
-        tried = await stores[1].acquire(bench.ask("new"), None, bench.until())
+        tried = await stores[1].acquire(bench.claim("new"), None, bench.until())
         as_a(Taken, tried, "a lock that was handed over is taken")
         push = await bench.next_push(box)
         more(push.fence, fence, "fences rise from holder to holder")
-        held, fence = ask, push.fence
+        held, fence = claim, push.fence
     equal(await stores[0].release(bench.name, held.holder, bench.until()), True, "the last one gives it back")
     equal((await bench.inspect(stores[0])).locked, False, "and then it is free")
 
@@ -95,38 +97,38 @@ async def order(bench: Bench) -> None:
 async def told_first(bench: Bench) -> None:
     """Whoever becomes the first in the queue is told so, and how long the holder's ttl lasts."""
     store, other = bench.store(), bench.store()
-    asks = [bench.ask("a"), bench.ask("b", ttl=LONG / 3), bench.ask("c"), bench.ask("d")]
+    asks = [bench.claim("a"), bench.claim("b", ttl=LONG / 3), bench.claim("c"), bench.claim("d")]
     await bench.take(store, asks[0])
     await bench.queue(other, asks[1])
-    await bench.queue(other, asks[2], turn=4)
-    box, _ = await bench.queue(other, asks[3], turn=5)
+    await bench.queue(other, asks[2], attempt=4)
+    box, _ = await bench.queue(other, asks[3], attempt=5)
     await store.release(bench.name, asks[2].holder, bench.until())
     await store.release(bench.name, asks[0].holder, bench.until())
-    news = as_a(Next, await box.wait(bench.until()), "who becomes the first is told")
-    equal(news.turn, 5, "the news name the turn of the last request")
+    news = as_a(FirstNotification, await box.wait(bench.until()), "who becomes the first is told")
+    equal(news.attempt, 5, "the news name the turn of the last request")
     equal(0 < (news.ttl_left or 0) <= LONG / 3, True, "and the ttl of the new holder")
     await store.release(bench.name, asks[1].holder, bench.until())
-    equal((await bench.next_push(box)).turn, 5, "and then it is granted")
+    equal((await bench.next_push(box)).attempt, 5, "and then it is granted")
 
 
 async def released(bench: Bench) -> None:
     """Only the holder's release frees the lock, and a repeat finds nothing."""
-    store, ask, stranger = bench.store(), bench.ask("a"), bench.ask("b")
-    fence = await bench.take(store, ask)
+    store, claim, stranger = bench.store(), bench.claim("a"), bench.claim("b")
+    fence = await bench.take(store, claim)
     equal(await store.release(bench.name, stranger.holder, bench.until()), False, "a stranger releases nothing")
     info = await bench.inspect(store)
-    equal((info.holder, info.fence), (ask.holder, fence), "a stranger's release changes nothing")
-    equal(await store.release(bench.name, ask.holder, bench.until()), True, "a holder's release frees the lock")
-    equal(await store.release(bench.name, ask.holder, bench.until()), False, "a repeated release finds nothing")
+    equal((info.holder, info.fence), (claim.holder, fence), "a stranger's release changes nothing")
+    equal(await store.release(bench.name, claim.holder, bench.until()), True, "a holder's release frees the lock")
+    equal(await store.release(bench.name, claim.holder, bench.until()), False, "a repeated release finds nothing")
     more(await bench.take(store, stranger), fence, "fences rise also when the lock was free in between")
 
 
 async def renewed(bench: Bench) -> None:
     """A renewal prolongs what is the holder's own, and nothing else."""
-    store, ask, stranger = bench.store(), bench.ask("a", ttl=5), bench.ask("b")
-    await bench.take(store, ask)
-    batch = [Renewal(bench.name, ask.holder, LONG), Renewal(bench.name, stranger.holder, 2 * LONG)]
-    batch.append(Renewal(bench.name + ":free", ask.holder, LONG))
+    store, claim, stranger = bench.store(), bench.claim("a", ttl=5), bench.claim("b")
+    await bench.take(store, claim)
+    batch = [Renewal(bench.name, claim.holder, LONG), Renewal(bench.name, stranger.holder, 2 * LONG)]
+    batch.append(Renewal(bench.name + ":free", claim.holder, LONG))
     answers = await store.renew(batch, bench.until())
     equal(answers, [True, False, False], "each line of a batch is answered for itself")
     left = (await bench.inspect(store)).ttl_left or 0
@@ -138,9 +140,12 @@ async def renewed(bench: Bench) -> None:
 
 async def last_word(bench: Bench) -> None:
     """A holder's last word sets when its grant ends, sooner or later than before, and is nobody else's to say."""
-    store, ask, stranger = bench.store(), bench.ask("a", ttl=LONG), bench.ask("b")
-    await bench.take(store, ask)
-    words = [Renewal(bench.name, ask.holder, LONG / 4, final=True), Renewal(bench.name, stranger.holder, 1, final=True)]
+    store, claim, stranger = bench.store(), bench.claim("a", ttl=LONG), bench.claim("b")
+    await bench.take(store, claim)
+    words = [
+        Renewal(bench.name, claim.holder, LONG / 4, final=True),
+        Renewal(bench.name, stranger.holder, 1, final=True),
+    ]
     equal(await store.renew(words, bench.until()), [True, False], "each line of a batch is answered for itself")
     left = (await bench.inspect(store)).ttl_left or 0
     more(LONG / 4 + 0.001, left, "a last word may end a grant sooner")
@@ -159,7 +164,7 @@ async def last_word(bench: Bench) -> None:
 async def adopted(bench: Bench) -> None:
     """A grant moves from one holder to another once, with a new fence; a repeat gives the same answer."""
     store, other = bench.store(), bench.store()
-    old, new, late = bench.ask("old"), bench.ask("new"), bench.ask("late")
+    old, new, late = bench.claim("old"), bench.claim("new"), bench.claim("late")
     fence = await bench.take(store, old)
     granted = as_a(Granted, await other.adopt(new, old.holder, bench.until()), "a grant can be adopted")
     more(granted.fence, fence, "an adopted grant has a new fence")
@@ -174,8 +179,8 @@ async def adopted(bench: Bench) -> None:
 
 async def expired(bench: Bench) -> None:
     """A grant ends with its ttl: then it can be neither renewed, released nor adopted, and the lock is free."""
-    store, ask, successor = bench.store(), bench.ask("a", ttl=BRIEF), bench.ask("b")
-    fence = await bench.take(store, ask)
+    store, claim, successor = bench.store(), bench.claim("a", ttl=BRIEF), bench.claim("b")
+    fence = await bench.take(store, claim)
 
     async def freed() -> Granted | None:
         answer = await store.acquire(successor, None, bench.until())
@@ -183,49 +188,49 @@ async def expired(bench: Bench) -> None:
 
     granted = await bench.poll(freed, "a grant ends with its ttl")
     more(granted.fence, fence, "fences rise also across an expiry")
-    equal(await store.renew([Renewal(*ask[:3])], bench.until()), [False], "an expired grant cannot be renewed")
-    equal(await store.release(bench.name, ask.holder, bench.until()), False, "nor released")
-    equal(await store.adopt(bench.ask("c"), ask.holder, bench.until()), None, "nor adopted")
+    equal(await store.renew([Renewal(*claim[:3])], bench.until()), [False], "an expired grant cannot be renewed")
+    equal(await store.release(bench.name, claim.holder, bench.until()), False, "nor released")
+    equal(await store.adopt(bench.claim("c"), claim.holder, bench.until()), None, "nor adopted")
     equal((await bench.inspect(store)).holder, successor.holder, "and its successor keeps the lock")
 
 
 async def inherited(bench: Bench) -> None:
     """Whoever finds the lock expired hands it to the first in the queue, not to itself."""
     store, other = bench.store(), bench.store()
-    ask, first = bench.ask("a", ttl=4 * BRIEF), bench.ask("b")
+    claim, first = bench.claim("a", ttl=4 * BRIEF), bench.claim("b")
     box = await bench.mailbox(other, first.holder)  # connecting may take longer than the brief ttl
     await bench.inspect(other)
-    await bench.take(store, ask)
-    answer = await other.acquire(first, Place(box.address, 1, None), bench.until())
+    await bench.take(store, claim)
+    answer = await other.acquire(first, Enqueue(box.address, 1, None), bench.until())
     as_a(Queued, answer, "who asks for a place in the queue of a taken lock gets one")
 
     async def handed_on() -> bool | None:
-        answer = await store.acquire(bench.ask("c"), None, bench.until())
+        answer = await store.acquire(bench.claim("c"), None, bench.until())
         as_a(Taken, answer, "who comes new does not overtake who waits")
         return (await bench.inspect(store)).holder == first.holder or None
 
     await bench.poll(handed_on, "an expired lock goes to the first in the queue")
-    equal((await bench.next_push(box)).turn, 1, "it is told by a push")
+    equal((await bench.next_push(box)).attempt, 1, "it is told by a push")
 
 
 async def passed_over(bench: Bench) -> None:
     """A waiter whose client is gone is passed over at once."""
     store, gone, other = bench.store(), bench.store(), bench.store()
-    ask, lost, next_one = bench.ask("a"), bench.ask("gone"), bench.ask("b")
-    await bench.take(store, ask)
+    claim, lost, next_one = bench.claim("a"), bench.claim("gone"), bench.claim("b")
+    await bench.take(store, claim)
     box, _ = await bench.queue(gone, lost)
     next_box, _ = await bench.queue(other, next_one)
     box.close()
     await gone.close()
-    await store.release(bench.name, ask.holder, bench.until())
+    await store.release(bench.name, claim.holder, bench.until())
     await bench.next_push(next_box)
     equal((await bench.inspect(store)).holder, next_one.holder, "a waiter that is gone is passed over")
 
 
 async def forgotten(bench: Bench) -> None:
     """A place ends with its ttl, if its waiter does not ask again."""
-    store, silent, other = bench.store(), bench.ask("silent", ttl=BRIEF), bench.ask("b")
-    await bench.take(store, bench.ask("a", ttl=12 * BRIEF))
+    store, silent, other = bench.store(), bench.claim("silent", ttl=BRIEF), bench.claim("b")
+    await bench.take(store, bench.claim("a", ttl=12 * BRIEF))
     await bench.queue(store, silent)
 
     async def freed() -> Granted | None:
@@ -238,8 +243,8 @@ async def forgotten(bench: Bench) -> None:
 
 async def patience(bench: Bench) -> None:
     """A mailbox without a push is waited at for as long as was asked."""
-    store, ask, waiting = bench.store(), bench.ask("a"), bench.ask("b")
-    await bench.take(store, ask)
+    store, claim, waiting = bench.store(), bench.claim("a"), bench.claim("b")
+    await bench.take(store, claim)
     box, _ = await bench.queue(store, waiting)
     until = bench.runtime.now() + 2 * BRIEF
     equal(await box.wait(until), None, "nothing is pushed while the lock is held")
@@ -248,16 +253,16 @@ async def patience(bench: Bench) -> None:
 
 async def inspected(bench: Bench) -> None:
     """`inspect` tells the holder, the fence, the times, and who waits, in order; it changes nothing."""
-    store, asks = bench.store(), [bench.ask(label) for label in ("a", "b", "c")]
+    store, asks = bench.store(), [bench.claim(label) for label in ("a", "b", "c")]
     free = await bench.inspect(store)
     equal(free, LockInfo(bench.name), "nothing is known of a lock that was never taken")
     fence = await bench.take(store, asks[0])
-    for ask in asks[1:]:
-        await bench.queue(store, ask)
+    for claim in asks[1:]:
+        await bench.queue(store, claim)
     info = await bench.inspect(store)
     equal((info.name, info.holder, info.fence), (bench.name, asks[0].holder, fence), "the holder is told")
     equal(info.owner, Owner("host", 1, "a"), "the owner is told")
-    equal([one.holder for one in info.waiters], [ask.holder for ask in asks[1:]], "who waits is told in order")
+    equal([one.holder for one in info.waiters], [claim.holder for claim in asks[1:]], "who waits is told in order")
     equal([one.owner and one.owner.label for one in info.waiters], ["b", "c"], "with their owners")
     equal(info.waiting, 2, "and counted")
     times = (info.held_for, info.ttl_left, *(one.waiting_for for one in info.waiters))
@@ -268,48 +273,48 @@ async def inspected(bench: Bench) -> None:
 async def surveyed(bench: Bench) -> None:
     """`survey` finds every lock that fits a pattern, part by part, with its holder and how many wait."""
     store, count = bench.store(), 20
-    asks = [bench.ask(str(number))._replace(name=f"{bench.name}:{number}") for number in range(count)]
-    fences = [await bench.take(store, ask) for ask in asks]
-    waiter = asks[3]._replace(holder=bench.runtime.new_holder())
+    asks = [bench.claim(str(number))._replace(name=f"{bench.name}:{number}") for number in range(count)]
+    fences = [await bench.take(store, claim) for claim in asks]
+    waiter = asks[3]._replace(holder=bench.runtime.new_holder_id())
     box = await bench.mailbox(store, waiter.holder)
-    await store.acquire(waiter, Place(box.address, 1, None), bench.until())
+    await store.acquire(waiter, Enqueue(box.address, 1, None), bench.until())
     await store.release(asks[5].name, asks[5].holder, bench.until())
     found: dict[str, LockInfo] = {}
     cursor, parts = "", 0
     while cursor or not parts:
-        page = await store.survey(f"{bench.name}:*", cursor, bench.until())
+        page = await store.listing(f"{bench.name}:*", cursor, bench.until())
         for info in page.infos:  # in two parts, it is the one that knows more that counts
             found[info.name] = max(info, found.get(info.name, info), key=lambda info: info.fence or 0)
         cursor, parts = page.cursor, parts + 1
-    equal(sorted(found), sorted(ask.name for ask in asks), "every lock that fits is found, and no other")
-    holders = [None if at == 5 else ask.holder for at, ask in enumerate(asks)]
-    equal([found[ask.name].holder for ask in asks], holders, "holders are told")
-    told = [found[ask.name].fence or 0 for ask in asks]
+    equal(sorted(found), sorted(claim.name for claim in asks), "every lock that fits is found, and no other")
+    holders = [None if at == 5 else claim.holder for at, claim in enumerate(asks)]
+    equal([found[claim.name].holder for claim in asks], holders, "holders are told")
+    told = [found[claim.name].fence or 0 for claim in asks]
     if (await store.facts(bench.until())).topology is Topology.QUORUM:  # a node alone may be ahead of a majority
         told = list(map(min, told, fences))
     equal(told, fences, "fences are told, also of free locks")
-    equal([found[ask.name].waiting for ask in asks], [int(at == 3) for at in range(count)], "who waits is counted")
+    equal([found[claim.name].waiting for claim in asks], [int(at == 3) for at in range(count)], "who waits is counted")
     equal(found[asks[2].name].owner, Owner("host", 1, "2"), "owners are told")
 
 
 async def taken_away(bench: Bench) -> None:
     """A lock can be taken away from the holder that is named, and goes to the first in the queue with a new fence."""
-    store, other, first, second = bench.store(), bench.store(), bench.ask("a"), bench.ask("b")
+    store, other, first, second = bench.store(), bench.store(), bench.claim("a"), bench.claim("b")
     fence = await bench.take(store, first)
     box, _ = await bench.queue(other, second)
-    equal(await other.take_away(bench.name, second.holder, bench.until()), False, "a waiter has nothing to lose")
+    equal(await other.force_release(bench.name, second.holder, bench.until()), False, "a waiter has nothing to lose")
     equal((await bench.inspect(store)).waiting, 1, "and keeps its place")
-    equal(await other.take_away(bench.name, first.holder, bench.until()), True, "a holder loses the lock")
+    equal(await other.force_release(bench.name, first.holder, bench.until()), True, "a holder loses the lock")
     push = await bench.next_push(box)
     more(push.fence, fence, "the next one gets it with a new fence")
-    equal(await other.take_away(bench.name, first.holder, bench.until()), False, "it is taken away once")
+    equal(await other.force_release(bench.name, first.holder, bench.until()), False, "it is taken away once")
     equal((await bench.inspect(store)).holder, second.holder, "and nobody else is hit")
     equal(await store.renew([Renewal(*first[:3])], bench.until()), [False], "the old holder is refused a renewal")
-    equal(await other.take_away(bench.name, second.holder, bench.until()), True, "also when nobody waits")
+    equal(await other.force_release(bench.name, second.holder, bench.until()), True, "also when nobody waits")
     info = await bench.inspect(store)
     equal(info.locked, False, "then the lock is free")
     more(info.fence or 0, push.fence, "and its fence has moved on")
-    more(await bench.take(store, first._replace(holder=bench.runtime.new_holder())), info.fence or 0, "fences rise")
+    more(await bench.take(store, first._replace(holder=bench.runtime.new_holder_id())), info.fence or 0, "fences rise")
 
 
 CHECKS: tuple[Callable[[Bench], Coroutine[Any, Any, None]], ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from lockfast.ports import Mailbox, Runtime, Store
-from lockfast.values import Ask, Granted, LockInfo, Next, Owner, Place, Push, Queued
+from lockfast.values import Claim, Enqueue, FirstNotification, Granted, GrantNotification, LockInfo, Owner, Queued
 
 MakeStore = Callable[[], Store]
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Bench:
         self._stores: list[Store] = []
         self._boxes: list[Mailbox] = []
         self.runtime = runtime
-        self.name = f"contract:{runtime.new_holder()}"
+        self.name = f"contract:{runtime.new_holder_id()}"
 
     def store(self) -> Store:
         store = self._make_store()
@@ -40,12 +40,12 @@ class Bench:
     def until(self) -> float:
         return self.runtime.now() + PATIENCE
 
-    def ask(self, label: str, ttl: float = LONG) -> Ask:
-        return Ask(self.name, self.runtime.new_holder(), ttl, Owner("host", 1, label).encode())
+    def claim(self, label: str, ttl: float = LONG) -> Claim:
+        return Claim(self.name, self.runtime.new_holder_id(), ttl, Owner("host", 1, label).encode())
 
-    async def take(self, store: Store, ask: Ask) -> int:
+    async def take(self, store: Store, claim: Claim) -> int:
         """Get a free lock; its fence."""
-        return as_a(Granted, await store.acquire(ask, None, self.until()), "a free lock is granted").fence
+        return as_a(Granted, await store.acquire(claim, None, self.until()), "a free lock is granted").fence
 
     async def mailbox(self, store: Store, holder: str) -> Mailbox:
         """A mailbox of `store` that is open."""
@@ -54,19 +54,21 @@ class Bench:
         await box.open(self.until())
         return box
 
-    async def queue(self, store: Store, ask: Ask, turn: int = 1, ticket: int | None = None) -> tuple[Mailbox, Queued]:
+    async def queue(
+        self, store: Store, claim: Claim, attempt: int = 1, ticket: int | None = None
+    ) -> tuple[Mailbox, Queued]:
         """Wait for a taken lock."""
-        box = await self.mailbox(store, ask.holder)
-        answer = await store.acquire(ask, Place(box.address, turn, ticket), self.until())
+        box = await self.mailbox(store, claim.holder)
+        answer = await store.acquire(claim, Enqueue(box.address, attempt, ticket), self.until())
         return box, as_a(Queued, answer, "who asks for a place in the queue of a taken lock gets one")
 
-    async def next_push(self, box: Mailbox) -> Push:
+    async def next_push(self, box: Mailbox) -> GrantNotification:
         """The grant that is pushed next; news on the way to it are passed by."""
         while True:
             push = await box.wait(self.until())
-            if isinstance(push, Push):
+            if isinstance(push, GrantNotification):
                 return push
-            as_a(Next, push, "a grant that is handed over is pushed to its holder")
+            as_a(FirstNotification, push, "a grant that is handed over is pushed to its holder")
 
     async def inspect(self, store: Store) -> LockInfo:
         return await store.inspect(self.name, self.until())

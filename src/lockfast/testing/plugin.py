@@ -27,7 +27,7 @@ def lockfast_sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def lockfast_locks(lockfast_sandbox: Sandbox) -> Locks:
-    """What `lockfast.client.connect()` would return, on the sandbox."""
+    """What `lockfast.connect()` would return, on the sandbox."""
     return lockfast_sandbox.locks
 
 
@@ -39,7 +39,7 @@ def lockfast_async_locks(lockfast_sandbox: Sandbox) -> AsyncLocks:
 
 @pytest.fixture
 def lockfast_connect(lockfast_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    """For code that connects by itself: `lockfast.client.connect()` and `lockfast.aio.connect()` lead to the sandbox."""
+    """For code that connects by itself: `lockfast.connect()` and `lockfast.aio.connect()` lead to the sandbox."""
     import lockfast
     import lockfast.aio
 

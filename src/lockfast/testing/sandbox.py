@@ -12,14 +12,14 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from lockfast.client.lease import BaseLease
 from lockfast.client.locks import AsyncLocks, Locks
 from lockfast.errors import StoreUnavailable
-from lockfast.client.lease import BaseLease
 from lockfast.ports import Mailbox, Runtime
 from lockfast.stores.memory import Hub, MemoryMailbox, MemoryStore, Space
-from lockfast.testing.virtual_threads import Agenda, Clock, SandboxRuntime
 from lockfast.testing.virtual_loop import SandboxAsyncioRuntime, VirtualLoop
-from lockfast.values import Ask, Granted, Next, Owner, Push, lock_name
+from lockfast.testing.virtual_threads import Agenda, Clock, SandboxRuntime
+from lockfast.values import Claim, FirstNotification, Granted, GrantNotification, Owner, lock_name
 
 T = TypeVar("T")
 
@@ -118,18 +118,18 @@ class Sandbox:
         (True, True, False)
         """
         self._strangers += 1
-        ask = Ask(lock_name(name), f"stranger{self._strangers}", seconds, STRANGER.encode())
+        claim = Claim(lock_name(name), f"stranger{self._strangers}", seconds, STRANGER.encode())
         with self._hub.mutex:
             held = self._hub.space.inspect(name, self.now()).holder
             if held is not None:
-                self._hub.space.adopt(ask, held, self.now())
+                self._hub.space.adopt(claim, held, self.now())
             else:
-                granted = self._hub.space.acquire(ask, None, self.now())
+                granted = self._hub.space.acquire(claim, None, self.now())
                 if not isinstance(granted, Granted):  # somebody waited, and has just been given it
                     self._hub.space.drop(name)
-                    self._hub.space.acquire(ask, None, self.now())
+                    self._hub.space.acquire(claim, None, self.now())
         self._settle()
-        return Held(self, name, ask.holder)
+        return Held(self, name, claim.holder)
 
     def _release(self, name: str, holder: str) -> bool:
         with self._hub.mutex:
@@ -151,8 +151,8 @@ class Sandbox:
         with self._hub.mutex:
             if self._hub.space.inspect(lease.name, self.now()).holder == lease.holder:
                 self._hub.space.drop(lease.name)
-        lease._client.keeper.unwatch(lease._holding)
-        lease._holding.refused("the test took it away")
+        lease._client.keepalive.unwatch(lease._lease_state)
+        lease._lease_state.refused("the test took it away")
         self._settle()
 
     def unreachable(self) -> None:
@@ -176,7 +176,7 @@ class Sandbox:
         self._reachable = True
         self._settle()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The store restarts and has forgotten every lock, fence and queue; holders learn it at their next renewal."""
         with self._hub.mutex:
             self._hub.space.clear()
@@ -249,7 +249,7 @@ class _SandboxMailbox(MemoryMailbox):
 
     sandbox: Sandbox
 
-    def push(self, push: Push | Next) -> None:
+    def push(self, push: GrantNotification | FirstNotification) -> None:
         if self.sandbox._reachable:
             super().push(push)
 

@@ -21,9 +21,9 @@ class Reentrant:
 
 async def worker(me: Process) -> None:
     lock = Reentrant(me)
-    asked_at = me.now()
+    sent_at = me.now()
     await lock.lock()
-    me.enters(until=asked_at + TTL)
+    me.enters(until=sent_at + TTL)
     await me.work()
     me.leaves()
     await lock.unlock()

@@ -5,9 +5,9 @@ from tests.explore.kit import TTL, TTL_MS, Process, exhibit
 
 async def lock(me: Process) -> None:
     for _ in range(2):
-        asked_at = me.now()
+        sent_at = me.now()
         if await me.command("SET", "door", me.name, "NX", "PX", TTL_MS):
-            me.enters(until=asked_at + TTL)
+            me.enters(until=sent_at + TTL)
             await me.work()
             me.leaves()
         await me.command("DEL", "door")  # in any case

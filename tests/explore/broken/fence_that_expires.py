@@ -12,11 +12,11 @@ return fence
 
 
 async def lock(me: Process) -> None:
-    asked_at = me.now()
+    sent_at = me.now()
     while not (fence := await me.command("EVAL", TAKE, 2, "door", "fence", me.name, TTL_MS)):
         await me.sleep(1)
-        asked_at = me.now()
-    me.enters(until=asked_at + TTL, fence=fence)
+        sent_at = me.now()
+    me.enters(until=sent_at + TTL, fence=fence)
     await me.work()
     me.leaves()
 

@@ -4,11 +4,11 @@ from tests.explore.kit import TTL, TTL_MS, Process, exhibit
 
 
 async def lock(me: Process) -> None:
-    asked_at = me.now()
+    sent_at = me.now()
     while not await me.command("SET", "door", me.name, "NX", "PX", TTL_MS):
         await me.sleep(1)
-        asked_at = me.now()
-    me.enters(until=asked_at + TTL)
+        sent_at = me.now()
+    me.enters(until=sent_at + TTL)
     await me.work()
     me.leaves()
     if await me.command("GET", "door") == me.name.encode():

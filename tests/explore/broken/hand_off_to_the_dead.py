@@ -7,10 +7,10 @@ from tests.explore.kit import TTL, Process, exhibit
 async def lock(me: Process) -> None:
     box = me.mailbox(me.name)
     await box.open(me.now() + 1)
-    asked_at = me.now()
+    sent_at = me.now()
     if not await join(me):
         await box.wait(me.now() + 1000)
-    me.enters(until=asked_at + TTL)
+    me.enters(until=sent_at + TTL)
     await me.work()
     me.leaves()
     await hand_on(me)

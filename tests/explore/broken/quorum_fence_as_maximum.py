@@ -19,7 +19,7 @@ return 0
 
 
 async def attempt(me: Process) -> bool:
-    asked_at = me.now()
+    sent_at = me.now()
     fences = []
     for server in range(SERVERS) if me.name == "A" else reversed(range(SERVERS)):
         try:
@@ -27,7 +27,7 @@ async def attempt(me: Process) -> bool:
         except StoreUnavailable:
             fences.append(0)
         if sum(fence > 0 for fence in fences) >= ENOUGH:
-            me.enters(until=asked_at + TTL, fence=max(fences))
+            me.enters(until=sent_at + TTL, fence=max(fences))
             await me.work()
             break
     held = bool(me.told)

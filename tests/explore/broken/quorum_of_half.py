@@ -7,12 +7,12 @@ ENOUGH = SERVERS // 2
 
 
 async def lock(me: Process) -> None:
-    asked_at = me.now()
+    sent_at = me.now()
     votes = 0
     for server in range(SERVERS) if me.name == "A" else reversed(range(SERVERS)):
         votes += await me.command("SET", "door", me.name, "NX", "PX", TTL_MS, server=server) is not None
         if votes >= ENOUGH:
-            me.enters(until=asked_at + TTL)
+            me.enters(until=sent_at + TTL)
             await me.work()
             me.leaves()
             return

@@ -14,9 +14,9 @@ async def take(me: Process) -> bool:
 
 
 async def worker(me: Process) -> None:
-    asked_at = me.now()
+    sent_at = me.now()
     if await take(me):
-        me.enters(until=asked_at + TTL)
+        me.enters(until=sent_at + TTL)
         await me.work()
         me.leaves()
     else:

@@ -7,9 +7,9 @@ from tests.explore.kit import TTL, Process, exhibit
 async def lock(me: Process) -> None:
     box = me.mailbox(me.name)
     await box.open(me.now() + 1)
-    asked_at = me.now()
+    sent_at = me.now()
     if await join(me):
-        me.enters(until=asked_at + TTL)
+        me.enters(until=sent_at + TTL)
     else:
         queued_at = me.now()
         if await box.wait(me.now() + TTL):

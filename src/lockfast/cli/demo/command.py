@@ -64,7 +64,7 @@ def _try_store(url: str) -> None:
     """Find out now whether the store can be used; a worker could tell us only in the middle of the first act."""
     if url.lower().startswith("memory:"):
         raise ConfigurationError("The demo's workers are processes, and memory:// is known only inside one.")
-    with lockfast.client.connect(url, store_timeout=STORE_TIMEOUT) as locks:
+    with lockfast.connect(url, store_timeout=STORE_TIMEOUT) as locks:
         locks.lock(NAME).inspect()
 
 

@@ -10,7 +10,7 @@ from lockfast.cli.terminal import NBSP, Line, Terminal
 
 CODE = """\
 import lockfast
-locks = lockfast.client.connect("sqlite:///locks.db")  # or redis://localhost
+locks = lockfast.connect("sqlite:///locks.db")  # or redis://localhost
 with locks.lock("counter", ttl=30) as lease:    # renewed while you work
     add_one()                                   # lease.fence: who is newer"""
 

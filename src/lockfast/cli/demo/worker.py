@@ -34,7 +34,7 @@ def main(path: Path) -> int:
     orders: SimpleQueue[Order | None] = SimpleQueue()
     threading.Thread(target=_listen, args=[orders], daemon=True).start()
     try:
-        with lockfast.client.connect() as locks:
+        with lockfast.connect() as locks:
             _say(READY)
             while order := orders.get():
                 _carry_out(order, path, locks)

@@ -41,7 +41,7 @@ class QuickHold:
             grant.name,
             grant.holder,
             grant.fence,
-            grant.asked_at,
+            grant.sent_at,
             lock_options(self._options) | {"on_lost": lambda _: wake(), "on_risk": lambda _: wake()},
         )
         grant.close()
@@ -69,7 +69,7 @@ class LeaseHold:
         """Why the command may not go on; empty while it may."""
         state = self._lease.state.value
         if state == "lost":
-            return self._lease._holding.reason or "it is no longer ours"
+            return self._lease._lease_state.reason or "it is no longer ours"
         if state == "at risk" and self._lease.remaining < self._lead:
             return "it cannot be renewed, and would soon be another's"
         return ""
@@ -97,7 +97,7 @@ def connected(options: Options) -> Any:
     import lockfast
 
     logging.getLogger("lockfast").setLevel(logging.ERROR)
-    return lockfast.client.connect(options.url, label=options.shown_label)
+    return lockfast.connect(options.url, label=options.shown_label)
 
 
 def lock_options(options: Options) -> dict[str, Any]:

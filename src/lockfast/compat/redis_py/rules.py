@@ -15,19 +15,19 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from lockfast.client.session import BaseLocks
+from lockfast.client.shared_session import locks_of
 from lockfast.compat.redis_py.errors import LockError, LockNotOwnedError, as_theirs
 from lockfast.compat.redis_py.tokens import SharedToken
 from lockfast.core import acquire as core
 from lockfast.core.deadline import Deadline
-from lockfast.core.lease_state import Holding, State
+from lockfast.core.lease_state import LeaseState, State
 from lockfast.core.release import release
 from lockfast.core.validity import valid_until
 from lockfast.errors import ConfigurationError
 from lockfast.ports import Runtime
-from lockfast.client.shared_session import locks_of
 from lockfast.simple import plain
 from lockfast.simple.plain import Plain
-from lockfast.values import Ask, holder_id, lock_name, shown
+from lockfast.values import Claim, holder_id, lock_name, shown
 
 log = logging.getLogger("lockfast")
 
@@ -67,7 +67,7 @@ class BaseLock:
         self.local.token = None
         self._plain = Plain(redis, self._colour, name, "script")
         self._locks = self._full()
-        self._kept: dict[bytes, Holding] = {}
+        self._kept: dict[bytes, LeaseState] = {}
         self._given: set[bytes] = set()
 
     def _full(self) -> BaseLocks[Any] | None:
@@ -95,10 +95,10 @@ class BaseLock:
             patience = 0.0
         with as_theirs():
             if token is None and self._locks is not None:
-                ours = self._locks.runtime.new_holder().encode()
+                ours = self._locks.runtime.new_holder_id().encode()
                 taken = await self._queue_up(self._locks, ours, patience)
             else:
-                ours = self._runtime_class().new_holder().encode() if token is None else self._encoded(token)
+                ours = self._runtime_class().new_holder_id().encode() if token is None else self._encoded(token)
                 taken = await self._poll(ours, patience, self.sleep if sleep is None else sleep)
         if taken:
             self.local.token = ours
@@ -107,9 +107,9 @@ class BaseLock:
     async def _queue_up(self, locks: BaseLocks[Any], token: bytes, patience: float | None) -> bool:
         locks.ensure_open()
         runtime = locks.runtime
-        ask = Ask(self.name, token.decode(), self.timeout or UNLIMITED, locks._owner.encode())
+        claim = Claim(self.name, token.decode(), self.timeout or UNLIMITED, locks._owner.encode())
         deadline = Deadline(None if patience is None else runtime.now() + patience, locks.store_timeout)
-        grant = await core.Attempt(locks.store, runtime, ask, deadline, blocking=patience != 0).run()
+        grant = await core.Attempt(locks.store, runtime, claim, deadline, blocking=patience != 0).run()
         if grant is None:
             return False
         self._keep(locks, grant)
@@ -131,26 +131,26 @@ class BaseLock:
         kept = not self.timeout and locks is not None and holder is not None
         ttl = self.timeout or (UNLIMITED if kept else None)
         runtime = self._runtime_class()
-        asked_at = runtime.now()
+        sent_at = runtime.now()
         taken = await plain.acquire(runtime, self._plain, token, ttl, once=True)
         if taken and locks is not None and holder is not None:
             locks.ensure_open()
-            ask = Ask(self.name, holder, ttl or UNLIMITED, locks._owner.encode())
-            self._keep(locks, core.Grant(ask, 0, asked_at, valid_until(asked_at, ask.ttl)))
+            claim = Claim(self.name, holder, ttl or UNLIMITED, locks._owner.encode())
+            self._keep(locks, core.Grant(claim, 0, sent_at, valid_until(sent_at, claim.ttl)))
         return taken
 
     def _keep(self, locks: BaseLocks[Any], grant: core.Grant) -> None:
         """Renew what has no timeout, until it is given back or lost."""
         if self.timeout:
             return
-        holding = Holding(locks.runtime, renewing=True, max_hold=None)
-        holding.begin(grant, lambda state: self._tell(holding, state))
-        self._kept[holding.holder.encode()] = holding
-        locks.keeper.watch(holding)
+        lease_state = LeaseState(locks.runtime, renewing=True, max_hold=None)
+        lease_state.begin(grant, lambda state: self._tell(lease_state, state))
+        self._kept[lease_state.holder.encode()] = lease_state
+        locks.keepalive.watch(lease_state)
 
-    def _tell(self, holding: Holding, state: State) -> None:
+    def _tell(self, lease_state: LeaseState, state: State) -> None:
         if state is State.LOST:
-            log.warning("The lock %s was lost: %s. Another may hold it now.", shown(self.name), holding.reason)
+            log.warning("The lock %s was lost: %s. Another may hold it now.", shown(self.name), lease_state.reason)
 
     async def _release(self) -> None:
         token = self.local.token
@@ -178,10 +178,10 @@ class BaseLock:
         if locks is None or holder is None:
             return await self._plain.give(token)
         locks.ensure_open()
-        holding = self._kept.get(token)
-        if holding is not None:
-            holding.give_back()
-            locks.keeper.unwatch(holding)
+        lease_state = self._kept.get(token)
+        if lease_state is not None:
+            lease_state.give_back()
+            locks.keepalive.unwatch(lease_state)
         ttl = self.timeout or UNLIMITED
         tried = token in self._given
         self._given.add(token)

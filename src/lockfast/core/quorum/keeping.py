@@ -14,7 +14,7 @@ from lockfast.core.quorum.ballot import Ballot
 from lockfast.core.quorum.nodes import PATIENCE, Node
 from lockfast.errors import StoreError
 from lockfast.ports import Reassert
-from lockfast.values import Ask, Renewal
+from lockfast.values import Claim, Renewal
 
 if TYPE_CHECKING:
     from lockfast.core.quorum.store import QuorumStore
@@ -30,7 +30,7 @@ async def renew(store: QuorumStore, renewals: Sequence[Renewal], until: float) -
     among = await nodes.reach(until)
     ballot = Ballot(renewals, len(nodes.all))
     limit = store.limit(until)
-    await nodes.ask(among, lambda node: node.store.renew(renewals, limit), ballot.tell)
+    await nodes.request(among, lambda node: node.store.renew(renewals, limit), ballot.tell)
     if ballot.answered < nodes.majority:
         raise ballot.failure(nodes)
     lost, forgotten = ballot.lost(), ballot.forgotten()
@@ -56,10 +56,10 @@ async def _put_back(store: QuorumStore, node: Node, line: Renewal) -> None:
     if trace is None or not trace.fence or node.store.reassert is None:
         return
     limit = store.runtime.now() + PATIENCE
-    await store.nodes.one(_again(node.store.reassert, trace.ask._replace(ttl=line.ttl), trace.fence, limit))
+    await store.nodes.one(_again(node.store.reassert, trace.claim._replace(ttl=line.ttl), trace.fence, limit))
     if line.holder not in store.traces:
         await store.nodes.one(node.store.release(line.name, line.holder, limit))
 
 
-async def _again(reassert: Reassert, ask: Ask, fence: int, limit: float) -> bool:
-    return await reassert(ask, fence, limit)
+async def _again(reassert: Reassert, claim: Claim, fence: int, limit: float) -> bool:
+    return await reassert(claim, fence, limit)

@@ -31,7 +31,7 @@ async def _views(
             views[node.number] = outcome
         return False
 
-    await nodes.ask(among, work, tell)
+    await nodes.request(among, work, tell)
     if len(views) < nodes.majority:
         raise nodes.not_reached({number: clean(str(error)) for number, error in errors.items()}, sent=True)
     return views, errors
@@ -62,7 +62,7 @@ def merged(name: str, views: list[LockInfo], needed: int) -> LockInfo:
     return free._replace(holder=holder, owner=kept.owner, held_for=since, ttl_left=kept.ttl_left)
 
 
-async def survey(nodes: Nodes, pattern: str, cursor: str, limit: float, until: float) -> Page:
+async def listing(nodes: Nodes, pattern: str, cursor: str, limit: float, until: float) -> Page:
     """From one node after another, as each sees it, until so many that no majority is without them: a look at
     thousands of locks is no place to ask every node about each. So one of these nodes has the fence of the last grant
     at least; a node may be ahead of it, as what it gave was not needed for the majority. `inspect` tells exactly."""
@@ -70,15 +70,15 @@ async def survey(nodes: Nodes, pattern: str, cursor: str, limit: float, until: f
     number, _, inner = cursor.partition(":")
     at = int(number or 0)
     node = among[min(at, len(among) - 1)]
-    page: Page = await nodes.one(node.store.survey(pattern, inner, limit))
+    page: Page = await nodes.one(node.store.listing(pattern, inner, limit))
     if page.cursor:
         return page._replace(cursor=f"{at}:{page.cursor}")
     more = at + 1 < len(among) - nodes.majority + 1 + (len(nodes.all) - len(among))
     return page._replace(cursor=f"{at + 1}:" if more and at + 1 < len(among) else "")
 
 
-async def take_away(nodes: Nodes, name: str, holder: str, limit: float, until: float) -> bool:
-    views, _ = await _views(nodes, lambda node: node.store.take_away(name, holder, limit), until)
+async def force_release(nodes: Nodes, name: str, holder: str, limit: float, until: float) -> bool:
+    views, _ = await _views(nodes, lambda node: node.store.force_release(name, holder, limit), until)
     return sum(map(bool, views.values())) >= nodes.majority
 
 
@@ -95,6 +95,6 @@ async def facts(nodes: Nodes, now: float, limit: float, until: float) -> Facts:
         among = await nodes.reach(until)
     except QuorumNotReached:
         among = nodes.ready(now)
-    await nodes.ask(among, lambda node: node.store.facts(limit), tell)
+    await nodes.request(among, lambda node: node.store.facts(limit), tell)
     views = tuple(found.get(node.number) or Facts("server", silent=clean(node.reason)) for node in nodes.all)
     return Facts("quorum", topology=Topology.QUORUM, nodes=views, queue=False, sits_out=nodes.sits_out)

@@ -23,7 +23,7 @@ from lockfast.core import backoff
 from lockfast.core.quorum.rules import Standing
 from lockfast.errors import StoreError, StoreUnavailable, closed_error
 from lockfast.ports import Mailbox
-from lockfast.values import Ask, Granted, Next, Place, Push, Queued
+from lockfast.values import Claim, Enqueue, FirstNotification, Granted, GrantNotification, Queued
 
 if TYPE_CHECKING:
     from lockfast.core.quorum.nodes import Node
@@ -46,7 +46,7 @@ class QuorumMailbox:
         self._boxes: dict[int, Mailbox] = {}
         self._tickets: dict[int, int] = {}
         self._news: list[tuple[int, Any]] = []
-        self._ask: Ask | None = None
+        self._ask: Claim | None = None
         self._round: Round | None = None
         self._give_way_at = 0.0
         self._splits = 0
@@ -74,33 +74,33 @@ class QuorumMailbox:
                 except StoreUnavailable:
                     box.close()
 
-    def place(self, node: Node, turn: int) -> Place | None:
+    def enqueue(self, node: Node, attempt: int) -> Enqueue | None:
         """Where that node is to push to; None for one that we cannot hear, which then keeps no place for us."""
         box = self._boxes.get(node.number)
         if box is None:
             return None
-        return Place(box.address, turn, self._tickets.get(node.number, self.ticket) or None)
+        return Enqueue(box.address, attempt, self._tickets.get(node.number, self.ticket) or None)
 
-    def start(self, ask: Ask, round_: Round) -> None:
+    def start(self, claim: Claim, round_: Round) -> None:
         """From now on wait for the votes that `round_` lacks."""
-        self._ask, self._round = ask, round_
-        for number, place in round_.queued.items():
-            self._tickets[number] = place.ticket
+        self._ask, self._round = claim, round_
+        for number, enqueue in round_.queued.items():
+            self._tickets[number] = enqueue.ticket
         # On a node where we lose our place, we come back with the ticket of the others: their clocks agree roughly.
         self.ticket = self.ticket or max(self._tickets.values(), default=0)
         self._schedule()
 
     def _schedule(self) -> None:
-        chance = self._store.runtime.random()
-        self._give_way_at = self._store.runtime.now() + backoff.pause(self._splits + 1, chance)
+        randomness = self._store.runtime.random()
+        self._give_way_at = self._store.runtime.now() + backoff.pause(self._splits + 1, randomness)
 
-    async def wait(self, until: float) -> Push | Next | None:
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         runtime, nodes = self._store.runtime, self._store.nodes
         while self._round is not None and self._ask is not None and not nodes.closed:
             round_ = self._round
             if len(round_.granted) >= nodes.majority:
                 granted = await self._store.settle(self._ask, round_, until)
-                return None if granted is None else Push(round_.turn, granted.fence)
+                return None if granted is None else GrantNotification(round_.attempt, granted.fence)
             now = runtime.now()
             if now >= until:
                 return None
@@ -132,9 +132,9 @@ class QuorumMailbox:
         works = [self._boxes[number].wait(limit) for number in heard]
         await self._store.nodes.together(works, tell)
 
-    def _take_news(self, round_: Round) -> Next | None:
+    def _take_news(self, round_: Round) -> FirstNotification | None:
         """Count what came; what the core should know, if anything."""
-        told: Next | None = None
+        told: FirstNotification | None = None
         while self._news:
             number, news = self._news.pop(0)
             node = self._store.nodes.all[number]
@@ -142,19 +142,19 @@ class QuorumMailbox:
                 self._boxes.pop(number).close()
                 node.wants_inbox = True
                 self._store.nodes.probe(node)
-            elif news.turn == round_.turn and isinstance(news, Push):
+            elif news.attempt == round_.attempt and isinstance(news, GrantNotification):
                 if not round_.granted:
                     self._schedule()
                 round_.note(node, Granted(news.fence))
-            elif news.turn == round_.turn and number in round_.queued:
+            elif news.attempt == round_.attempt and number in round_.queued:
                 round_.note(node, Queued(round_.queued[number].ticket, 0, news.ttl_left))
                 if round_.position(self._store.nodes) == 0:
-                    told = Next(round_.turn, round_.time_left(self._store.nodes))
+                    told = FirstNotification(round_.attempt, round_.time_left(self._store.nodes))
         return told
 
-    async def _give_way(self, ask: Ask, round_: Round, until: float) -> None:
+    async def _give_way(self, claim: Claim, round_: Round, until: float) -> None:
         """The vote seems split: see who stands where, and hand our votes on unless we are the one to get the rest."""
-        where = await self._store.standing(ask, until)
+        where = await self._store.standing(claim, until)
         if where is Standing.TAKEN:
             self._give_way_at = self._store.runtime.now() + LOOK_AGAIN * (1 + self._store.runtime.random())
             return
@@ -167,8 +167,8 @@ class QuorumMailbox:
         limit = self._store.limit(until)
 
         async def hand_on(node: Node) -> Any:
-            await node.store.release(ask.name, ask.holder, limit)
-            return await node.store.acquire(ask, self.place(node, round_.turn), limit)
+            await node.store.release(claim.name, claim.holder, limit)
+            return await node.store.acquire(claim, self.enqueue(node, round_.attempt), limit)
 
         def tell(node: Node, outcome: Any) -> bool:
             round_.note(node, outcome)
@@ -176,7 +176,7 @@ class QuorumMailbox:
                 self._tickets[node.number] = outcome.ticket
             return False
 
-        await self._store.nodes.ask(among, hand_on, tell)
+        await self._store.nodes.request(among, hand_on, tell)
 
     def close(self) -> None:
         self._store.remove_box(self)

@@ -93,7 +93,7 @@ class Nodes:
         self._runtime = runtime
         self.together = together
         self._mutex = runtime.mutex()
-        self._secret = runtime.new_holder()
+        self._secret = runtime.new_holder_id()
         self._wakers: set[Waker] = set()
         self._probe_wakers: set[Waker] = set()
         self.refusal: ConfigurationError | None = None
@@ -282,7 +282,7 @@ class Nodes:
             raise outcomes[0]
         return outcomes[0]
 
-    async def ask(
+    async def request(
         self, nodes: Sequence[Node], work: Callable[[Node], Coroutine[Any, Any, Any]], tell: Callable[[Node, Any], bool]
     ) -> None:
         """`work` on all `nodes` at the same time, until `tell` says that it is enough."""

@@ -18,9 +18,9 @@ from lockfast.values import Granted, Queued, Taken, clean
 class Round:
     """`granted` has the fences of the nodes that are ours, `queued` our places, `lefts` the others' holders' ttls."""
 
-    def __init__(self, asked_at: float, turn: int = 0) -> None:
-        self.asked_at = asked_at
-        self.turn = turn
+    def __init__(self, sent_at: float, attempt: int = 0) -> None:
+        self.sent_at = sent_at
+        self.attempt = attempt
         self.granted: dict[int, int] = {}
         self.queued: dict[int, Queued] = {}
         self.lefts: dict[int, float | None] = {}
@@ -46,7 +46,7 @@ class Round:
 
     def position(self, nodes: Nodes) -> int:
         """How many are before us on as many nodes as we lack."""
-        places = sorted(place.position for place in self.queued.values())
+        places = sorted(enqueue.position for enqueue in self.queued.values())
         missing = max(1, nodes.majority - len(self.granted))
         return places[min(missing, len(places)) - 1] if places else 0
 
@@ -86,5 +86,5 @@ async def vote(
             return False
         return not before or sum(fence == before for fence in round_.granted.values()) >= nodes.majority
 
-    await nodes.ask(among, work, tell)
+    await nodes.request(among, work, tell)
     return round_

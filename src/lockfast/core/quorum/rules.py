@@ -31,13 +31,13 @@ def majority(count: int) -> int:
     return count // 2 + 1
 
 
-def is_worth_it(now: float, asked_at: float, ttl: float) -> bool:
+def is_worth_it(now: float, sent_at: float, ttl: float) -> bool:
     """Whether enough is left of a grant whose first request was sent at `asked_at`.
 
     >>> is_worth_it(now=101.0, asked_at=100.0, ttl=10.0), is_worth_it(now=108.0, asked_at=100.0, ttl=10.0)
     (True, False)
     """
-    return valid_until(asked_at, ttl) - now >= ttl * LEAST_WORTH
+    return valid_until(sent_at, ttl) - now >= ttl * LEAST_WORTH
 
 
 class Standing(enum.Enum):
@@ -113,8 +113,8 @@ class Floor:
             ahead_us = int((clock - now) * 1e6)
             self._ahead_us = ahead_us if self._ahead_us is None else max(self._ahead_us, ahead_us)
 
-    def learn(self, asked_at: float, fences: Iterable[int]) -> None:
+    def learn(self, sent_at: float, fences: Iterable[int]) -> None:
         """The nodes gave these to a request of `asked_at`."""
         found = set(fences)
         if len(found) > 1:
-            self._ahead_us = max(found) - int(asked_at * 1e6)
+            self._ahead_us = max(found) - int(sent_at * 1e6)

@@ -29,7 +29,7 @@ from lockfast.core.quorum.rules import Standing
 from lockfast.errors import QuorumNotReached, StoreError
 from lockfast.facts import Facts
 from lockfast.ports import Mailbox, NodeStore, Reassert, Runtime, Together
-from lockfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Queued, Renewal, Taken, clean
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean
 
 log = logging.getLogger("lockfast")
 
@@ -41,7 +41,7 @@ MOST_TRACES = 100_000
 class Trace(NamedTuple):
     """What an acquisition may have left on the nodes: what it asked for, which nodes, and what fence it was given."""
 
-    ask: Ask
+    claim: Claim
     asked: set[int]
     fence: int = 0
 
@@ -93,82 +93,82 @@ class QuorumStore:
         """Until when one node may take: others may have answered long ago."""
         return min(until, self.runtime.now() + PATIENCE)
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         among = await self.nodes.reach(until)
-        box = None if place is None else self._boxes.get(place.address)
-        round_ = Round(self.runtime.now(), 0 if place is None else place.turn)
-        ask = self._traced(ask, round_.asked_at)
-        if box is not None and place is not None:
+        box = None if enqueue is None else self._boxes.get(enqueue.address)
+        round_ = Round(self.runtime.now(), 0 if enqueue is None else enqueue.attempt)
+        claim = self._traced(claim, round_.sent_at)
+        if box is not None and enqueue is not None:
             await box.refresh(until)
-            box.ticket = box.ticket or place.ticket or 0
-        await self.ask_for_votes(ask, among, round_, box, until)
-        granted = await self.settle(ask, round_, until)
+            box.ticket = box.ticket or enqueue.ticket or 0
+        await self.ask_for_votes(claim, among, round_, box, until)
+        granted = await self.settle(claim, round_, until)
         if granted is not None:
             return granted
         if round_.answered < self.nodes.majority:
             raise round_.failure(self.nodes)
-        if box is not None and place is not None:
-            box.start(ask, round_)
-            ticket = box.ticket if place.ticket is None else place.ticket
+        if box is not None and enqueue is not None:
+            box.start(claim, round_)
+            ticket = box.ticket if enqueue.ticket is None else enqueue.ticket
             return Queued(ticket, round_.position(self.nodes), round_.time_left(self.nodes))
-        return await self._try_again(ask, round_, until)
+        return await self._try_again(claim, round_, until)
 
-    def _traced(self, ask: Ask, now: float) -> Ask:
+    def _traced(self, claim: Claim, now: float) -> Claim:
         """`ask` with the fence to propose; the same for each request of an acquisition, so that a repeat is one."""
-        trace = self.traces.get(ask.holder)
-        floor = self._floor.propose(now) if trace is None else trace.fence or trace.ask.floor
-        ask = ask._replace(floor=floor)
+        trace = self.traces.get(claim.holder)
+        floor = self._floor.propose(now) if trace is None else trace.fence or trace.claim.floor
+        claim = claim._replace(floor=floor)
         if len(self.traces) >= MOST_TRACES:
             for holder in list(self.traces)[: MOST_TRACES // 100]:  # of leases that were never given back
                 self.traces.pop(holder, None)
-        self.traces[ask.holder] = Trace(ask, set()) if trace is None else trace._replace(ask=ask)
-        return ask
+        self.traces[claim.holder] = Trace(claim, set()) if trace is None else trace._replace(claim=claim)
+        return claim
 
     async def ask_for_votes(
-        self, ask: Ask, among: Sequence[Node], round_: Round, box: QuorumMailbox | None, until: float
+        self, claim: Claim, among: Sequence[Node], round_: Round, box: QuorumMailbox | None, until: float
     ) -> None:
         limit = self.limit(until)
-        turn = round_.turn
-        before = self._note_asked(ask, among)
+        attempt = round_.attempt
+        before = self._note_asked(claim, among)
 
         def work(node: Node) -> Any:
-            place = None if box is None else box.place(node, turn)
-            return node.store.acquire(ask, place, limit)
+            enqueue = None if box is None else box.enqueue(node, attempt)
+            return node.store.acquire(claim, enqueue, limit)
 
         await vote(self.nodes, among, round_, work, before)
 
-    def _note_asked(self, ask: Ask, among: Sequence[Node]) -> int:
+    def _note_asked(self, claim: Claim, among: Sequence[Node]) -> int:
         """Remember where traces may be left; the fence that the same acquisition got before, if it did."""
-        trace = self.traces.get(ask.holder)
+        trace = self.traces.get(claim.holder)
         if trace is None:
             return 0
         if len(trace.asked) < len(self.nodes.all):
             trace.asked.update([node.number for node in among])
         return trace.fence
 
-    async def settle(self, ask: Ask, round_: Round, until: float) -> Granted | None:
+    async def settle(self, claim: Claim, round_: Round, until: float) -> Granted | None:
         """The grant, if a majority gave it, all of these have one fence, and enough of its ttl is left."""
         nodes = self.nodes
         if len(round_.granted) < nodes.majority:
             return None
-        self._floor.learn(round_.asked_at, round_.granted.values())
-        trace = self.traces.get(ask.holder)
+        self._floor.learn(round_.sent_at, round_.granted.values())
+        trace = self.traces.get(claim.holder)
         before = 0 if trace is None else trace.fence
         fence, behind = rules.highest(round_.granted, len(nodes.all), before)
         if behind:
-            await self._raise(ask, fence, behind, round_, until)
+            await self._raise(claim, fence, behind, round_, until)
             if len(round_.granted) < nodes.majority or rules.highest(round_.granted, len(nodes.all), before)[1]:
                 return None
-        if not rules.is_worth_it(self.runtime.now(), round_.asked_at, ask.ttl):
-            log.debug("A majority granted a lock, but so slowly that little is left of its ttl of %g s.", ask.ttl)
+        if not rules.is_worth_it(self.runtime.now(), round_.sent_at, claim.ttl):
+            log.debug("A majority granted a lock, but so slowly that little is left of its ttl of %g s.", claim.ttl)
             return None
         if trace is not None:
-            self.traces[ask.holder] = trace._replace(fence=fence)
+            self.traces[claim.holder] = trace._replace(fence=fence)
         return Granted(fence)
 
-    async def _raise(self, ask: Ask, fence: int, behind: Sequence[int], round_: Round, until: float) -> None:
+    async def _raise(self, claim: Claim, fence: int, behind: Sequence[int], round_: Round, until: float) -> None:
         """Write the largest fence to the nodes that gave less, before anyone uses it."""
-        higher = ask._replace(floor=fence)
+        higher = claim._replace(floor=fence)
         among = [self.nodes.all[number] for number in behind]
         limit = self.limit(until)
         for number in behind:
@@ -178,40 +178,40 @@ class QuorumStore:
             round_.note(node, outcome)
             return sum(one >= fence for one in round_.granted.values()) >= self.nodes.majority
 
-        await self.nodes.ask(among, lambda node: node.store.acquire(higher, None, limit), tell)
+        await self.nodes.request(among, lambda node: node.store.acquire(higher, None, limit), tell)
 
-    async def _try_again(self, ask: Ask, round_: Round, until: float) -> Answer:
+    async def _try_again(self, claim: Claim, round_: Round, until: float) -> Answer:
         """A try without a majority: while the vote is split and time is left, those who are behind give way."""
         for attempt in range(1, MOST_ROUNDS):
             if not round_.granted:
                 break
-            where = await self.standing(ask, until)
+            where = await self.standing(claim, until)
             if where is Standing.TAKEN:
                 break
             if where is Standing.BEHIND:
-                await self._undo(ask, until)
+                await self._undo(claim, until)
             pause = backoff.pause(attempt, self.runtime.random()) / 4
             if self.runtime.now() + pause >= until:
                 break
             await self.runtime.sleep(pause)
             round_ = Round(self.runtime.now())
-            await self.ask_for_votes(ask, await self.nodes.reach(until), round_, None, until)
-            granted = await self.settle(ask, round_, until)
+            await self.ask_for_votes(claim, await self.nodes.reach(until), round_, None, until)
+            granted = await self.settle(claim, round_, until)
             if granted is not None:
                 return granted
         left = round_.time_left(self.nodes)
-        await self._undo(ask, until)
-        self.traces.pop(ask.holder, None)
+        await self._undo(claim, until)
+        self.traces.pop(claim.holder, None)
         return Taken(left)
 
-    async def _undo(self, ask: Ask, until: float) -> None:
+    async def _undo(self, claim: Claim, until: float) -> None:
         """Remove all traces of a try; what a node does not confirm is left to the background or the ttl."""
         try:
-            await self.give_back(ask.name, ask.holder, until, self.traces.get(ask.holder), thorough=True)
+            await self.give_back(claim.name, claim.holder, until, self.traces.get(claim.holder), thorough=True)
         except QuorumNotReached:
             pass
 
-    async def standing(self, ask: Ask, until: float) -> Standing:
+    async def standing(self, claim: Claim, until: float) -> Standing:
         """Who holds the nodes that we do not."""
         holders: list[str | None] = []
 
@@ -222,8 +222,8 @@ class QuorumStore:
 
         limit = self.limit(until)
         among = self.nodes.ready(self.runtime.now())
-        await self.nodes.ask(among, lambda node: node.store.inspect(ask.name, limit), tell)
-        return rules.standing(holders, ask.holder, len(self.nodes.all))
+        await self.nodes.request(among, lambda node: node.store.inspect(claim.name, limit), tell)
+        return rules.standing(holders, claim.holder, len(self.nodes.all))
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         trace = self.traces.pop(holder, None)  # first: what mends a lease meanwhile sees that it is given back
@@ -238,7 +238,7 @@ class QuorumStore:
         """Give back on all nodes: on those that are connected now, on the others when they come back."""
         nodes, now = self.nodes, self.runtime.now()
         among = [node for node in nodes.all if node.store.connected]
-        gone_at = now + (trace.ask.ttl if trace is not None else 60.0)
+        gone_at = now + (trace.claim.ttl if trace is not None else 60.0)
         for node in nodes.all:
             if not node.store.connected and (trace is None or node.number in trace.asked):
                 node.owe(name, holder, gone_at)
@@ -256,7 +256,7 @@ class QuorumStore:
             return not awake or (not thorough and sum(votes.values()) >= nodes.majority)
 
         limit = self.limit(until)
-        await nodes.ask(among, lambda node: node.store.release(name, holder, limit), tell)
+        await nodes.request(among, lambda node: node.store.release(name, holder, limit), tell)
         for node in among:  # it is sent, and comes after what we asked before; but a silent node may lose it
             if node.number not in votes and node.number not in said and not node.can_be_asked(now):
                 node.owe(name, holder, gone_at)
@@ -270,21 +270,21 @@ class QuorumStore:
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool | None]:
         return await keeping.renew(self, renewals, until)
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         among = await self.nodes.reach(until)
         round_ = Round(self.runtime.now())
-        ask = self._traced(ask, round_.asked_at)
+        claim = self._traced(claim, round_.sent_at)
         limit = self.limit(until)
 
         async def work(node: Node) -> Granted | Taken:
-            return await node.store.adopt(ask, old_holder, limit) or Taken(None)
+            return await node.store.adopt(claim, old_holder, limit) or Taken(None)
 
-        await vote(self.nodes, among, round_, work, self._note_asked(ask, among))
-        granted = await self.settle(ask, round_, until)
+        await vote(self.nodes, among, round_, work, self._note_asked(claim, among))
+        granted = await self.settle(claim, round_, until)
         if granted is None and len(round_.lefts) < self.nodes.majority:
             raise round_.failure(self.nodes)  # it is gone only if a majority says so: the silent may have it
         if granted is None:
-            await self._undo(ask, until)
+            await self._undo(claim, until)
         return granted
 
     @property
@@ -302,20 +302,20 @@ class QuorumStore:
     async def inspect(self, name: str, until: float) -> LockInfo:
         return await looking.inspect(self.nodes, name, self.limit(until), until)
 
-    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
-        return await looking.survey(self.nodes, pattern, cursor, self.limit(until), until)
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
+        return await looking.listing(self.nodes, pattern, cursor, self.limit(until), until)
 
-    async def take_away(self, name: str, holder: str, until: float) -> bool:
-        return await looking.take_away(self.nodes, name, holder, self.limit(until), until)
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
+        return await looking.force_release(self.nodes, name, holder, self.limit(until), until)
 
     async def facts(self, until: float) -> Facts:
         return await looking.facts(self.nodes, self.runtime.now(), self.limit(until), until)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         for node in self.nodes.all:
-            node.store.hang_up()
+            node.store.disconnect()
 
-    async def end_waits(self) -> None:
+    async def cancel_waits(self) -> None:
         """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
 
     async def close(self) -> None:
@@ -327,9 +327,9 @@ class QuorumStore:
         for node in others:
             await node.store.close()
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         self.traces.clear()
         self._boxes.clear()
         for node in self.nodes.all:
-            node.store.forget(forked=forked)
+            node.store.reset(forked=forked)
         self.nodes.reset()

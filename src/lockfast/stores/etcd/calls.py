@@ -45,7 +45,7 @@ class Calls(Protocol):
 
     async def close(self) -> None: ...
 
-    def forget(self) -> None: ...
+    def reset(self) -> None: ...
 
 
 class _Servers:
@@ -155,7 +155,7 @@ class _Base:
             error.code == UNAUTHENTICATED or "user name is empty" in str(error)
         )
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self._client = None
 
 

@@ -9,7 +9,7 @@ from lockfast.errors import StoreUnavailable
 from lockfast.ports import Runtime
 from lockfast.stores.etcd.calls import Calls
 from lockfast.stores.etcd.records import Record, lock_key, packed
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 
 class EtcdMailbox:
@@ -22,7 +22,7 @@ class EtcdMailbox:
         self._boxes = boxes
         self.name = ""
         self.revision = 0
-        self.turn = 0
+        self.attempt = 0
 
     @property
     def address(self) -> str:
@@ -31,7 +31,7 @@ class EtcdMailbox:
     async def open(self, until: float) -> None:
         """Nothing to do: a watch begins at a revision of the past."""
 
-    async def wait(self, until: float) -> Push | Next | None:
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         request = {"create_request": {"key": packed(lock_key(self.name)), "start_revision": self.revision + 1}}
         watch = self._calls.lines("/v3/watch", request, until)
         try:
@@ -42,7 +42,7 @@ class EtcdMailbox:
                     self.revision = max(self.revision, record.changed)
                     freed = event.get("type") == "DELETE"
                     if record.value == self._holder.encode():
-                        return Push(self.turn, record.changed)
+                        return GrantNotification(self.attempt, record.changed)
                 if freed or self._runtime.now() >= until:
                     return None  # free: ask, and hand it to whoever is first
         finally:

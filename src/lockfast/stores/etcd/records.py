@@ -99,8 +99,8 @@ def meta_value(owner: str, since: float, fence: int | None = None) -> bytes:
     return json.dumps({"owner": owner, "since": since, "fence": fence}, separators=(",", ":")).encode()
 
 
-def wait_value(owner: str, since: float, turn: int) -> bytes:
-    return json.dumps({"owner": owner, "since": since, "turn": turn}, separators=(",", ":")).encode()
+def wait_value(owner: str, since: float, attempt: int) -> bytes:
+    return json.dumps({"owner": owner, "since": since, "turn": attempt}, separators=(",", ":")).encode()
 
 
 def holder_in(record: Record) -> str:

@@ -21,12 +21,12 @@ from lockfast.stores.etcd.mailbox import EtcdMailbox
 from lockfast.stores.etcd.records import Record, Seen, lease_of, lock_key, meta_key, wait_key
 from lockfast.values import (
     Answer,
-    Ask,
+    Claim,
+    Enqueue,
     Granted,
     LockInfo,
     Owner,
     Page,
-    Place,
     Queued,
     Renewal,
     Taken,
@@ -66,51 +66,53 @@ class EtcdStore:
         self._boxes[holder] = box
         return box
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         for _ in range(ROUNDS):
-            seen = await self._look(ask.name, until, ask.holder)
-            if seen.holder == ask.holder:
-                line = Renewal(ask.name, ask.holder, ask.ttl)
-                kept = await self._keep_alive(ask.holder, until)
+            seen = await self._look(claim.name, until, claim.holder)
+            if seen.holder == claim.holder:
+                line = Renewal(claim.name, claim.holder, claim.ttl)
+                kept = await self._keep_alive(claim.holder, until)
                 if kept and seen.fence is not None and await self._at_least(line, kept, until):
                     return Granted(seen.fence)
             elif seen.lock is None:
-                granted = await self._take_or_hand_on(ask, seen, until)
+                granted = await self._take_or_hand_on(claim, seen, until)
                 if granted is not None:
                     return granted
-            elif place is None:
+            elif enqueue is None:
                 return Taken(await self._ttl_left(seen.lock.lease, until))
             else:
-                queued = await self._join(ask, place, seen, seen.lock, until)
+                queued = await self._join(claim, enqueue, seen, seen.lock, until)
                 if queued is not None:
                     return queued
-        raise _too_busy(ask.name)
+        raise _too_busy(claim.name)
 
-    async def _take_or_hand_on(self, ask: Ask, seen: Seen, until: float) -> Granted | None:
+    async def _take_or_hand_on(self, claim: Claim, seen: Seen, until: float) -> Granted | None:
         """Take a free lock if nobody is before us, else give it to whoever is first."""
         head = seen.queue[0] if seen.queue else None
-        if head is not None and records.holder_in(head) != ask.holder:
-            await self._hand_over(ask.name, [records.is_free(ask.name)], head, until)
+        if head is not None and records.holder_in(head) != claim.holder:
+            await self._hand_over(claim.name, [records.is_free(claim.name)], head, until)
             return None
-        lease = await self._lease(ask.holder, ask.ttl, until)
-        nobody_first = records.nobody_waits(ask.name) if head is None else records.is_unchanged(head)
+        lease = await self._lease(claim.holder, claim.ttl, until)
+        nobody_first = records.nobody_waits(claim.name) if head is None else records.is_unchanged(head)
         revision = await self._grant(
-            ask.name, [records.is_free(ask.name), nobody_first], ask.holder, ask.owner, lease, until
+            claim.name, [records.is_free(claim.name), nobody_first], claim.holder, claim.owner, lease, until
         )
         return None if revision is None else Granted(revision)
 
-    async def _join(self, ask: Ask, place: Place, seen: Seen, lock: Record, until: float) -> Queued | None:
-        lease = await self._lease(ask.holder, ask.ttl, until)
+    async def _join(self, claim: Claim, enqueue: Enqueue, seen: Seen, lock: Record, until: float) -> Queued | None:
+        lease = await self._lease(claim.holder, claim.ttl, until)
         since = wall_clock() if seen.own is None else seen.own.told.get("since", wall_clock())
-        entry = records.put(wait_key(ask.name, ask.holder), records.wait_value(ask.owner, since, place.turn), lease)
-        answer = await self._transact(ask.name, [records.is_unchanged(lock)], [entry], until)
+        entry = records.put(
+            wait_key(claim.name, claim.holder), records.wait_value(claim.owner, since, enqueue.attempt), lease
+        )
+        answer = await self._transact(claim.name, [records.is_unchanged(lock)], [entry], until)
         if not answer.get("succeeded"):
             return None
         revision = int(answer["header"]["revision"])
-        box = self._boxes.get(ask.holder)
+        box = self._boxes.get(claim.holder)
         if box is not None:
-            box.name, box.revision, box.turn = ask.name, revision, place.turn
-        first = bool(seen.queue) and records.holder_in(seen.queue[0]) == ask.holder
+            box.name, box.revision, box.attempt = claim.name, revision, enqueue.attempt
+        first = bool(seen.queue) and records.holder_in(seen.queue[0]) == claim.holder
         position = 0 if first or not seen.queue else max(1, seen.waiting - (seen.own is not None))
         ticket = revision if seen.own is None else seen.own.created
         return Queued(ticket, position, await self._ttl_left(lock.lease, until))
@@ -199,24 +201,24 @@ class EtcdStore:
                 return True
         raise _too_busy(name)
 
-    async def take_away(self, name: str, holder: str, until: float) -> bool:
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
         seen = await self._look(name, until)
         if seen.holder is None or clean(seen.holder) != holder:
             return False
         return await self._free(name, seen.holder, until)
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
-        seen = await self._look(ask.name, until)
-        if seen.holder == ask.holder and seen.fence is not None:
-            await self._keep_alive(ask.holder, until)
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
+        seen = await self._look(claim.name, until)
+        if seen.holder == claim.holder and seen.fence is not None:
+            await self._keep_alive(claim.holder, until)
             return Granted(seen.fence)
         if seen.holder != old_holder:
             return None
-        lease = await self._lease(ask.holder, ask.ttl, until)
-        if_ = [records.is_held_by(ask.name, old_holder)]
-        revision = await self._grant(ask.name, if_, ask.holder, ask.owner, lease, until)
+        lease = await self._lease(claim.holder, claim.ttl, until)
+        if_ = [records.is_held_by(claim.name, old_holder)]
+        revision = await self._grant(claim.name, if_, claim.holder, claim.owner, lease, until)
         if revision is None:
-            await self._end_lease(ask.holder, until)
+            await self._end_lease(claim.holder, until)
         return None if revision is None else Granted(revision)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
@@ -238,7 +240,7 @@ class EtcdStore:
             waiting=seen.waiting,
         )
 
-    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
         start = lock_key(cursor) + b"\0" if cursor else lock_key("")
         body = {
             "key": records.packed(start),
@@ -271,19 +273,19 @@ class EtcdStore:
     def listen(self) -> None:
         """Nothing comes unasked."""
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Left to its client library, and to `close`."""
 
-    async def end_waits(self) -> None:
+    async def cancel_waits(self) -> None:
         """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
 
     async def close(self) -> None:
         await self._calls.close()
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         self._boxes.clear()
         self._longer.clear()
-        self._calls.forget()
+        self._calls.reset()
 
     async def _look(self, name: str, until: float, own: str = "", most: int = 1) -> Seen:
         reads = [

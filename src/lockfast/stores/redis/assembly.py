@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from lockfast.facts import Topology
 from lockfast.ports import Runtime, Store
 from lockfast.stores.redis.options import Choices
-from lockfast.stores.redis.transport.dial import Dial
 from lockfast.stores.redis.store import RedisStore
+from lockfast.stores.redis.transport.dial import Dial
 
 LONGEST = 1.0
 """Seconds for which a request may go unanswered where another server may take over: it is repeated, since the same
@@ -20,12 +20,12 @@ class Builder(NamedTuple):
     """What all stores of one connection have in common."""
 
     runtime: Runtime
-    colour: str
+    flavour: str
     choices: Choices
 
     def connections(self, dial: Dial, *, longest: float = math.inf, sharded: bool = False) -> tuple[Any, Any]:
         """A wire and an inbox of the colour; nothing is dialled yet."""
-        if self.colour == "threads":
+        if self.flavour == "threads":
             from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadWire
 
             return ThreadWire(dial, self.runtime, longest), ThreadInbox(dial, self.runtime, longest, sharded)
@@ -42,7 +42,7 @@ class Builder(NamedTuple):
         }
         if self.choices.wanted is None:
             store = RedisStore(wire, inbox, **setup)
-            if self.colour == "threads" and topology is Topology.SINGLE:
+            if self.flavour == "threads" and topology is Topology.SINGLE:
                 from lockfast.stores.redis.transport.direct import DirectRequests
 
                 store.direct = DirectRequests(store, wire)

@@ -13,11 +13,11 @@ from typing import Any
 from lockfast.errors import ConfigurationError
 from lockfast.facts import Topology
 from lockfast.ports import NodeStore, Runtime, Store
-from lockfast.stores.redis.multi_urls import cluster_address, sentinel_address
 from lockfast.stores.redis.assembly import Builder
+from lockfast.stores.redis.multi_urls import cluster_address, sentinel_address
 from lockfast.stores.redis.options import Choices
-from lockfast.stores.redis.transport.dial import Dial
 from lockfast.stores.redis.topology.sentinel import Sentinels, TaskSentinels, ThreadSentinels, Watcher
+from lockfast.stores.redis.transport.dial import Dial
 from lockfast.stores.redis.urls import pool_of_url
 from lockfast.values import clean, shown
 
@@ -41,51 +41,51 @@ NOT_OF_A_NODE = ("response_callbacks", "himport_registry", "event_dispatcher")
 NO_CHOICES = Choices()
 
 
-def store_of_url(url: str, runtime: Runtime, colour: str, choices: Choices = NO_CHOICES) -> tuple[Store, str]:
+def store_of_url(url: str, runtime: Runtime, flavour: str, choices: Choices = NO_CHOICES) -> tuple[Store, str]:
     """The store at a URL of the Redis kind, and the URL fit to be shown."""
-    builder = Builder(runtime, colour, choices)
+    builder = Builder(runtime, flavour, choices)
     kind = url.partition("://")[0].lower().partition("+")[2]
     if kind == "sentinel":
         return _store_of_sentinel_url(url, builder)
     if kind == "cluster":
         return _store_of_cluster_url(url, builder)
     _refuse_service(choices)
-    return _store_of_pool(pool_of_url(url, colour), builder)
+    return _store_of_pool(pool_of_url(url, flavour), builder)
 
 
-def store_of_client(client: Any, runtime: Runtime, colour: str, choices: Choices = NO_CHOICES) -> tuple[Store, str]:
+def store_of_client(client: Any, runtime: Runtime, flavour: str, choices: Choices = NO_CHOICES) -> tuple[Store, str]:
     """The store that a user's client speaks to."""
-    builder = Builder(runtime, colour, choices)
+    builder = Builder(runtime, flavour, choices)
     if hasattr(client, "master_for") and hasattr(client, "sentinels"):
         if choices.service is None:
             raise ConfigurationError(
                 "A Sentinel object watches many masters: say which, connect(sentinel, service=...)."
             )
         client = client.master_for(choices.service)
-        builder = Builder(runtime, colour, choices._replace(service=None))
+        builder = Builder(runtime, flavour, choices._replace(service=None))
     _refuse_service(builder.choices)
-    _refuse_unfit(client, colour)
+    _refuse_unfit(client, flavour)
     if hasattr(client, "nodes_manager"):
         return _store_of_cluster_client(client, builder)
     return _store_of_pool(client.connection_pool, builder)
 
 
-def node_of(target: Any, runtime: Runtime, colour: str) -> tuple[NodeStore, str]:
+def node_of(target: Any, runtime: Runtime, flavour: str) -> tuple[NodeStore, str]:
     """One node of a quorum, from a URL or a client of one server."""
     from lockfast.stores.redis.topology.quorum_node import RedisVoter, TaskVotingInbox, TaskVotingWire
 
     if isinstance(target, str):
         if "+" in target.partition("://")[0]:
             raise ConfigurationError("The nodes of a quorum are single servers, not clusters or groups with sentinels.")
-        pool = pool_of_url(target, colour)
+        pool = pool_of_url(target, flavour)
     else:
-        _refuse_unfit(target, colour)
+        _refuse_unfit(target, flavour)
         if hasattr(target, "nodes_manager") or hasattr(target.connection_pool, "sentinel_manager"):
             raise ConfigurationError("The nodes of a quorum are single servers, not clusters or groups with sentinels.")
         pool = target.connection_pool
     settings = _ours(pool.connection_kwargs)
     dial = _dial(pool.connection_class, settings)
-    if colour == "threads":
+    if flavour == "threads":
         from lockfast.stores.redis.transport.parking import ThreadVotingInbox, ThreadVotingWire
 
         return RedisVoter(ThreadVotingWire(dial, runtime), ThreadVotingInbox(dial, runtime)), _address(settings)
@@ -97,7 +97,7 @@ def _refuse_service(choices: Choices) -> None:
         raise ConfigurationError("service belongs to a Sentinel object; a URL names its service itself.")
 
 
-def _refuse_unfit(client: Any, colour: str) -> None:
+def _refuse_unfit(client: Any, flavour: str) -> None:
     kind = type(client)
     if isinstance(client, list | tuple | set):
         raise ConfigurationError("A quorum is one list of URLs and clients: no set, and no lists within the list.")
@@ -114,8 +114,8 @@ def _refuse_unfit(client: Any, colour: str) -> None:
         if not getattr(pool, "is_master", True):
             raise ConfigurationError("This client speaks to replicas. Pass sentinel.master_for(...) instead.")
         given = "asyncio" if ".asyncio" in getattr(pool.connection_class, "__module__", "") else "threads"
-    if given != colour:
-        use = "lockfast.aio.connect()" if given == "asyncio" else "lockfast.client.connect()"
+    if given != flavour:
+        use = "lockfast.aio.connect()" if given == "asyncio" else "lockfast.connect()"
         raise ConfigurationError(f"This client is made for {given}; pass it to {use} instead.")
 
 
@@ -154,7 +154,7 @@ def _store_of_pool(pool: Any, builder: Builder) -> tuple[Store, str]:
 
 
 def _sentinels(builder: Builder, service: str, watchers: list[Watcher], **rules: Any) -> Sentinels:
-    return (ThreadSentinels if builder.colour == "threads" else TaskSentinels)(service, watchers, **rules)
+    return (ThreadSentinels if builder.flavour == "threads" else TaskSentinels)(service, watchers, **rules)
 
 
 def _sentinel_store(
@@ -175,8 +175,8 @@ def _sentinel_store(
 def _store_of_sentinel_url(url: str, builder: Builder) -> tuple[Store, str]:
     _refuse_service(builder.choices)
     found = sentinel_address(url)
-    pool = pool_of_url(found.plain, builder.colour)
-    if builder.colour == "threads":
+    pool = pool_of_url(found.plain, builder.flavour)
+    if builder.flavour == "threads":
         from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
     else:
         from redis.asyncio.sentinel import (  # type: ignore[assignment]
@@ -197,13 +197,13 @@ def _store_of_sentinel_url(url: str, builder: Builder) -> tuple[Store, str]:
 def _store_of_cluster_url(url: str, builder: Builder) -> tuple[Store, str]:
     _refuse_service(builder.choices)
     found = cluster_address(url)
-    pool = pool_of_url(found.plain, builder.colour)
+    pool = pool_of_url(found.plain, builder.flavour)
     return _cluster_store(found.hosts, pool.connection_class, pool.connection_kwargs, builder)
 
 
 def _store_of_cluster_client(client: Any, builder: Builder) -> tuple[Store, str]:
     seeds = tuple((node.host, node.port) for node in client.nodes_manager.startup_nodes.values())
-    if builder.colour == "asyncio":
+    if builder.flavour == "asyncio":
         node = next(iter(client.nodes_manager.startup_nodes.values()))
         return _cluster_store(seeds, node.connection_class, node.connection_kwargs, builder)
     pool = client.get_redis_connection(client.get_default_node()).connection_pool

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from lockfast.errors import StoreError, StoreProtocolError, StoreRefused
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Direct, Mailbox, Reassert
-from lockfast.stores.redis.protocol import server_facts as facts
-from lockfast.stores.redis.lua import scripts
-from lockfast.stores.redis.protocol.lock_info import info_of
 from lockfast.stores.redis.keys import name_of
-from lockfast.stores.redis.protocol.notifications import PING
-from lockfast.stores.redis.protocol.error_replies import MOVES_AWAY, code_of, error_of
-from lockfast.stores.redis.protocol.resp import ReplyError
+from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.lua.scripts import Script
+from lockfast.stores.redis.protocol import server_facts as facts
+from lockfast.stores.redis.protocol.error_replies import MOVES_AWAY, code_of, error_of
+from lockfast.stores.redis.protocol.lock_info import info_of
+from lockfast.stores.redis.protocol.notifications import PING
+from lockfast.stores.redis.protocol.resp import ReplyError
 from lockfast.values import (
     Answer,
-    Ask,
+    Claim,
+    Enqueue,
     Granted,
     LockInfo,
     Page,
-    Place,
     Queued,
     Renewal,
     Taken,
@@ -69,7 +69,7 @@ class Wire(Protocol):
     on_push: Callable[[Any], None] | None
     """Called with what it told."""
 
-    def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
+    def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
         """The reply (an error reply as a `ReplyError` value); `StoreUnavailable` when none came in time. Requests
         `before` it go out with it, and their replies do not matter."""
 
@@ -81,7 +81,7 @@ class Wire(Protocol):
 
     async def close(self) -> None: ...
 
-    def forget(self, *, forked: bool) -> None: ...
+    def reset(self, *, forked: bool) -> None: ...
 
 
 class Inbox(Protocol):
@@ -97,7 +97,7 @@ class Inbox(Protocol):
 
     async def close(self) -> None: ...
 
-    def forget(self, *, forked: bool) -> None: ...
+    def reset(self, *, forked: bool) -> None: ...
 
 
 class Otherwise(Protocol):
@@ -157,7 +157,7 @@ class RedisStore:
         return self.inbox.mailbox(holder)
 
     async def _run(self, script: Script, request: bytes, name: str, until: float, before: Sequence[bytes] = ()) -> Any:
-        reply = await self.wire.ask(request, until, before)
+        reply = await self.wire.request(request, until, before)
         if type(reply) is ReplyError:
             return await self._mend(reply, script, request, name, until, before)
         return reply
@@ -174,39 +174,47 @@ class RedisStore:
         """The answer after all, if it was only the script that the server did not have; else its meaning."""
         again: Any = reply
         if code_of(str(reply)) == "NOSCRIPT":
-            again = await self.wire.ask(script.in_full(request), until, before)
+            again = await self.wire.request(script.in_full(request), until, before)
         if type(again) is not ReplyError:
             return again
         if code_of(str(again)) in MOVES_AWAY:
             self.wire.drop()
         raise error_of(str(again), shown(name))
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()) -> Answer:
-        request = scripts.acquire_request(ask, place)
-        reply = await self.wire.ask(request, until, before)
+    async def acquire(
+        self, claim: Claim, enqueue: Enqueue | None, until: float, before: Sequence[bytes] = ()
+    ) -> Answer:
+        request = scripts.acquire_request(claim, enqueue)
+        reply = await self.wire.request(request, until, before)
         if type(reply) is int:
             return tuple.__new__(Granted, (reply, None))
-        return await self.answer(reply, request, ask, place, until, before)
+        return await self.answer(reply, request, claim, enqueue, until, before)
 
     async def answer(
-        self, reply: Any, request: bytes, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()
+        self,
+        reply: Any,
+        request: bytes,
+        claim: Claim,
+        enqueue: Enqueue | None,
+        until: float,
+        before: Sequence[bytes] = (),
     ) -> Answer:
         """What a reply to `acquire` means, and perhaps another instead of it."""
         if type(reply) is ReplyError:
             try:
-                reply = await self._mend(reply, scripts.ACQUIRE, request, ask.name, until, before)
+                reply = await self._mend(reply, scripts.ACQUIRE, request, claim.name, until, before)
             except (StoreRefused, StoreProtocolError) as refusal:
-                return await self._otherwise(refusal, lambda store: store.acquire(ask, place, until))
+                return await self._otherwise(refusal, lambda store: store.acquire(claim, enqueue, until))
         if type(reply) is int:
             return Granted(reply)
         try:
             left = None if reply[0] < 0 else reply[0] / 1000
-            if place is None:
+            if enqueue is None:
                 return Taken(left)
-            self._make_ready(ask, reply[2])
+            self._make_ready(claim, reply[2])
             return Queued(reply[1], reply[2], left)
         except (TypeError, IndexError):
-            raise _nonsense(ask.name, reply) from None
+            raise _nonsense(claim.name, reply) from None
 
     async def renew(
         self, renewals: Sequence[Renewal], until: float, before: Sequence[bytes] = ()
@@ -215,7 +223,7 @@ class RedisStore:
         request = scripts.renew_request(renewals)
         if self.notices:
             before = (*scripts.TRACK, *before)
-        reply = await self.wire.ask(request, until, before)
+        reply = await self.wire.request(request, until, before)
         if type(reply) is ReplyError:
             reply = await self._mend(reply, scripts.RENEW, request, name, until, before)
         if not isinstance(reply, list) or len(reply) != len(renewals):
@@ -250,7 +258,7 @@ class RedisStore:
             request = scripts.release_request(name, holder)
         else:
             request, before = ready[0], (*ready[1], *before)
-        reply = await self.wire.ask(request, until, before)
+        reply = await self.wire.request(request, until, before)
         if type(reply) is int:
             return reply == 1
         return await self.released(reply, request, name, holder, until, before)
@@ -266,7 +274,7 @@ class RedisStore:
         except (StoreRefused, StoreProtocolError) as refusal:
             return await self._otherwise(refusal, lambda store: store.release(name, holder, until))
 
-    def _make_ready(self, ask: Ask, ahead: int) -> None:
+    def _make_ready(self, claim: Claim, ahead: int) -> None:
         """This holder waits behind so many. Its release is made ready while there is time, and may go out after a PING.
 
         A server writes what it has for its clients in the reverse of the order in which that came up: the push to
@@ -274,29 +282,29 @@ class RedisStore:
         PING there is a reply to be written already, so the push goes out before it. That takes a fifth off the way from
         release to held. In longer queues, where it would be a third request for each acquisition, every other has it.
         """
-        key = ask.name, ask.holder
+        key = claim.name, claim.holder
         if key in self.ready:
             return  # it asks again, as all who wait do now and then
         if len(self.ready) >= MOST_READY:  # of very many, or of those that were lost and never given back
             self.ready.clear()
         self._leads = ahead == 0 or not self._leads
-        self.ready[key] = scripts.release_request(ask.name, ask.holder), LEAD if self._leads else ()
+        self.ready[key] = scripts.release_request(claim.name, claim.holder), LEAD if self._leads else ()
 
     async def _otherwise(self, refusal: StoreError, operation: Callable[[RedisStore], Awaitable[T]]) -> T:
         if self.otherwise is None:
             raise refusal
         return await self.otherwise(refusal, operation)
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
-        reply = await self._run(scripts.ADOPT, scripts.adopt_request(ask, old_holder), ask.name, until, before)
+    async def adopt(self, claim: Claim, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
+        reply = await self._run(scripts.ADOPT, scripts.adopt_request(claim, old_holder), claim.name, until, before)
         return Granted(reply) if reply else None
 
     @property
     def reassert(self) -> Reassert | None:
         return self._reassert if self._reasserts else None
 
-    async def _reassert(self, ask: Ask, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
-        reply = await self._run(scripts.REASSERT, scripts.reassert_request(ask, fence), ask.name, until, before)
+    async def _reassert(self, claim: Claim, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
+        reply = await self._run(scripts.REASSERT, scripts.reassert_request(claim, fence), claim.name, until, before)
         return bool(reply == 1)
 
     async def inspect(self, name: str, until: float, before: Sequence[bytes] = ()) -> LockInfo:
@@ -307,16 +315,16 @@ class RedisStore:
             raise _nonsense(name, reply) from None
 
     async def facts(self, until: float) -> Facts:
-        replies = [await self.wire.ask(request, until) for request in facts.REQUESTS]
+        replies = [await self.wire.request(request, until) for request in facts.REQUESTS]
         return facts.facts_in(replies, time.time())._replace(topology=self._topology)
 
-    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
         names, after = await self.scan(pattern, cursor, until)
         return Page(await self.known(names, until), after)
 
     async def scan(self, pattern: str, cursor: str, until: float) -> tuple[list[str], str]:
         """Some of the names that fit, and where to go on ('' at the end)."""
-        reply = await self.wire.ask(scripts.scan_request(cursor or "0", SCAN_COUNT), until)
+        reply = await self.wire.request(scripts.scan_request(cursor or "0", SCAN_COUNT), until)
         if type(reply) is ReplyError:
             raise error_of(str(reply), shown(pattern))
         try:
@@ -336,33 +344,33 @@ class RedisStore:
         except (TypeError, ValueError, IndexError):
             raise _nonsense(names[0], reply) from None
 
-    async def take_away(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
+    async def force_release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
         reply = await self._run(scripts.BREAK, scripts.break_request(name, holder.encode()), name, until, before)
         if isinstance(reply, bytes) and clean(reply.decode("utf-8", "replace")) == holder:
             # Another program's lock, whose value had to be cleaned before it was shown.
             reply = await self._run(scripts.BREAK, scripts.break_request(name, reply), name, until, before)
         return bool(reply == 1)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Close the connections; the next request dials anew."""
         self.inbox.drop()
         self.wire.drop()
 
-    async def end_waits(self) -> None:
+    async def cancel_waits(self) -> None:
         """Who waits is told that this is being closed, and gives back its place over the wire."""
         await self.inbox.close()
 
     async def close(self) -> None:
-        await self.end_waits()
+        await self.cancel_waits()
         await self.wire.close()
         if self._editor is not None:
             self._editor.close()
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         if self._editor is not None:
-            self._editor.forget(forked=forked)
-        self.inbox.forget(forked=forked)
-        self.wire.forget(forked=forked)
+            self._editor.reset(forked=forked)
+        self.inbox.reset(forked=forked)
+        self.wire.reset(forked=forked)
 
 
 def _nonsense(name: str, reply: object) -> StoreError:

@@ -20,7 +20,7 @@ _HALF_ESCAPED = re.compile("%(?![0-9a-fA-F]{2})")
 _DATABASE = re.compile("/?|/[0-9]+")
 
 
-def pool_of_url(url: str, colour: str) -> Any:
+def pool_of_url(url: str, flavour: str) -> Any:
     """A pool that would dial what `url` says; nothing is dialled here."""
     try:
         import redis
@@ -29,7 +29,7 @@ def pool_of_url(url: str, colour: str) -> Any:
         raise ConfigurationError(
             "A Redis or Valkey URL needs redis-py, which is not installed. Run: pip install redis"
         ) from error
-    pool_class = redis.ConnectionPool if colour == "threads" else redis.asyncio.ConnectionPool
+    pool_class = redis.ConnectionPool if flavour == "threads" else redis.asyncio.ConnectionPool
     plain = as_redis_py_writes_it(url)
     try:
         pool = pool_class.from_url(plain)

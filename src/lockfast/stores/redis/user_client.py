@@ -60,17 +60,17 @@ class Commands(Protocol):
         """WATCH the key; UNWATCH it at the end of the block, whatever happened in it."""
 
 
-def commands_of(client: Any, colour: str) -> Commands:
+def commands_of(client: Any, flavour: str) -> Commands:
     """What the client can do, if it is of that colour ("threads" or "asyncio")."""
     if hasattr(client, "command_stack") or not hasattr(client, "execute_command"):
         raise ConfigurationError(
             f"This needs a client of redis-py or valkey-py, not a pipeline; {shown(type(client).__name__)} is none."
         )
     given = "asyncio" if any(".asyncio" in kind.__module__ for kind in type(client).__mro__) else "threads"
-    if given != colour:
+    if given != flavour:
         use = "lockfast.simple.aio" if given == "asyncio" else "lockfast.simple"
         raise ConfigurationError(f"This client is made for {given}; use the functions of {use} with it.")
-    return ThreadCommands(client) if colour == "threads" else TaskCommands(client)
+    return ThreadCommands(client) if flavour == "threads" else TaskCommands(client)
 
 
 def reply_of(error: Exception) -> ReplyError:

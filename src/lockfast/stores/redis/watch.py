@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 from lockfast.errors import Outcome, StoreUnavailable, closed_error
 from lockfast.ports import Runtime
-from lockfast.stores.redis.user_client import reply_of
-from lockfast.stores.redis.transport.dial import LEAST_DIAL, Dial, dialling_error
 from lockfast.stores.redis.protocol.error_replies import error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
+from lockfast.stores.redis.transport.dial import LEAST_DIAL, Dial, dialling_error
+from lockfast.stores.redis.user_client import reply_of
 from lockfast.values import shown
 
 _inherited: list[TaskSession] = []
@@ -41,7 +41,7 @@ class Session(Protocol):
     def drop(self) -> None:
         """Close it without another word."""
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """In a forked child, or after the event loop has ended: let go without touching the parent's connection."""
 
 
@@ -77,7 +77,7 @@ class ThreadSession:
     def drop(self) -> None:
         self._connection.disconnect()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self._connection.disconnect()  # in a child the library only closes its copy of the descriptor
 
 
@@ -123,7 +123,7 @@ class TaskSession:
         if writer is not None:
             writer.transport.abort()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         _inherited.append(self)  # its end would write to the parent's connection (TLS) or warn
 
 
@@ -174,10 +174,10 @@ class Editor:
         while self._idle:
             self._idle.pop().drop()
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         """In a forked child the connections are the parent's, and after a loop has ended they are gone with it."""
         while self._idle:
-            self._idle.pop().forget()
+            self._idle.pop().reset()
 
 
 class Draft:

@@ -163,7 +163,7 @@ class Database:
             self._paused = False
             self._mutex.release()
 
-    def forget(self) -> bool:
+    def reset(self) -> bool:
         """After a fork, in the child; False when that was done already."""
         if os.getpid() == self._pid:
             return False

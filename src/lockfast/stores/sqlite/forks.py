@@ -18,7 +18,7 @@ class Forkable(Protocol):
 
     def resume(self) -> None: ...
 
-    def forget(self, *, forked: bool) -> None: ...
+    def reset(self, *, forked: bool) -> None: ...
 
 
 _known: weakref.WeakSet[Forkable] = weakref.WeakSet()
@@ -48,7 +48,7 @@ def _after_in_child() -> None:
     global _gate
     _gate = threading.Lock()
     for store in list(_known):
-        store.forget(forked=True)
+        store.reset(forked=True)
 
 
 if hasattr(os, "register_at_fork"):

@@ -22,7 +22,7 @@ from lockfast.ports import Runtime, Waker
 from lockfast.stores.sqlite.folder import make_private
 from lockfast.stores.sqlite.pipe import Pipe, outlet_to, sweep
 from lockfast.stores.sqlite.rules import Outlet
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 
 class SqliteMailbox:
@@ -33,7 +33,7 @@ class SqliteMailbox:
     def __init__(self, inbox: Inbox, holder: str) -> None:
         self._inbox = inbox
         self.holder = holder
-        self.news: deque[Push | Next] = deque()
+        self.news: deque[GrantNotification | FirstNotification] = deque()
         self.waker: Waker | None = None
 
     @property
@@ -43,13 +43,13 @@ class SqliteMailbox:
     async def open(self, until: float) -> None:
         self._inbox.register(self)
 
-    async def wait(self, until: float) -> Push | Next | None:
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         return await self._inbox.wait(self, until)
 
     def close(self) -> None:
         self._inbox.unregister(self)
 
-    def take(self) -> Push | Next | None:
+    def take(self) -> GrantNotification | FirstNotification | None:
         return self.news.popleft() if self.news else None
 
 
@@ -111,7 +111,7 @@ class Inbox(ABC):
             return outlet_to(self._folder, address)
         return _LocalOutlet(self) if holder in self._boxes else None
 
-    def deliver(self, holder: str, news: Push | Next) -> None:
+    def deliver(self, holder: str, news: GrantNotification | FirstNotification) -> None:
         """Put news into the mailbox they are for, if there is one, and wake who waits there."""
         with self._mutex:
             box = self._boxes.get(holder)
@@ -125,14 +125,14 @@ class Inbox(ABC):
             for holder, news in self._pipe.read():
                 self.deliver(holder, news)
 
-    def _taken(self, box: SqliteMailbox) -> Push | Next | None:
+    def _taken(self, box: SqliteMailbox) -> GrantNotification | FirstNotification | None:
         """What a wait on `box` ends with."""
         if self._closed:
             raise closed_error()
         return box.take()
 
     @abstractmethod
-    async def wait(self, box: SqliteMailbox, until: float) -> Push | Next | None: ...
+    async def wait(self, box: SqliteMailbox, until: float) -> GrantNotification | FirstNotification | None: ...
 
     @abstractmethod
     def _alert(self, box: SqliteMailbox) -> None:
@@ -142,7 +142,7 @@ class Inbox(ABC):
     def close(self) -> None:
         """Wake everyone, and remove the pipe; a second time it does nothing."""
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         """Drop all mailboxes: who waited there is gone, with its process or its event loop."""
         self._boxes = {}
         if forked:
@@ -160,7 +160,7 @@ class _LocalOutlet:
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
 
-    def send(self, holder: str, news: Push | Next) -> bool:
+    def send(self, holder: str, news: GrantNotification | FirstNotification) -> bool:
         """True even if the mailbox was closed meanwhile: its acquisition has learnt of the grant by asking, and must
         not lose it now, or it has given up, and gives back what it was given."""
         self._inbox.deliver(holder, news)

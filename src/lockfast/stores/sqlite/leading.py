@@ -15,7 +15,7 @@ import select
 from lockfast.ports import Runtime
 from lockfast.stores.sqlite.inbox import Inbox, SqliteMailbox
 from lockfast.stores.sqlite.pipe import Pipe
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 LONGEST_POLL = 3600.0
 """Seconds; the system call takes milliseconds in an int."""
@@ -30,7 +30,7 @@ class LeadingInbox(Inbox):
         self._waiting: dict[SqliteMailbox, None] = {}
         self._leader: SqliteMailbox | None = None
 
-    async def wait(self, box: SqliteMailbox, until: float) -> Push | Next | None:
+    async def wait(self, box: SqliteMailbox, until: float) -> GrantNotification | FirstNotification | None:
         if box.waker is None:
             box.waker = self._runtime.waker()
         with self._mutex:
@@ -98,7 +98,7 @@ class LeadingInbox(Inbox):
             pipe, self._pipe = self._pipe, None
             pipe.close(remove=True)
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         self._waiting = {}
         self._leader = None
-        super().forget(forked=forked)
+        super().reset(forked=forked)

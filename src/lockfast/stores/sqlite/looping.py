@@ -6,7 +6,7 @@ import asyncio
 
 from lockfast.ports import Runtime
 from lockfast.stores.sqlite.inbox import Inbox, SqliteMailbox
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 
 class LoopingInbox(Inbox):
@@ -17,7 +17,7 @@ class LoopingInbox(Inbox):
         self._waiting: set[SqliteMailbox] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def wait(self, box: SqliteMailbox, until: float) -> Push | Next | None:
+    async def wait(self, box: SqliteMailbox, until: float) -> GrantNotification | FirstNotification | None:
         if box.waker is None:
             box.waker = self._runtime.waker()
         self._watch(box)
@@ -57,8 +57,8 @@ class LoopingInbox(Inbox):
         if pipe is not None:
             pipe.close(remove=True)
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         # The loop is not asked to stop watching: it is closed, or in a child it is still the parent's.
         self._waiting = set()
         self._loop = None
-        super().forget(forked=forked)
+        super().reset(forked=forked)

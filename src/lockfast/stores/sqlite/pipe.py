@@ -18,7 +18,7 @@ import signal
 import time
 from pathlib import Path
 
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 PREFIX = "inbox-"
 STALE_AFTER = 60.0
@@ -35,7 +35,7 @@ class Pipe:
         self._writer = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
         self._rest = b""
 
-    def read(self) -> list[tuple[str, Push | Next]]:
+    def read(self) -> list[tuple[str, GrantNotification | FirstNotification]]:
         """All that has come, without waiting; lines that are none are left out."""
         try:
             text = self._rest + os.read(self.fd, 65_536)
@@ -66,7 +66,7 @@ class PipeOutlet:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def send(self, holder: str, news: Push | Next) -> bool:
+    def send(self, holder: str, news: GrantNotification | FirstNotification) -> bool:
         """False when the reader has gone meanwhile. A pipe that has just become full says nothing about that: its
         reader may live, and even have found out by asking; so it is left to do that."""
         try:
@@ -99,12 +99,12 @@ def outlet_to(folder: str, address: str) -> PipeOutlet | None:
     return outlet if outlet.has_room() else None
 
 
-def encode(holder: str, news: Push | Next) -> bytes:
-    what = str(news.fence) if isinstance(news, Push) else f"next {news.ttl_left}"
-    return f"{holder} {news.turn} {what}\n".encode("ascii")
+def encode(holder: str, news: GrantNotification | FirstNotification) -> bytes:
+    what = str(news.fence) if isinstance(news, GrantNotification) else f"next {news.ttl_left}"
+    return f"{holder} {news.attempt} {what}\n".encode("ascii")
 
 
-def decode(line: bytes) -> tuple[str, Push | Next] | None:
+def decode(line: bytes) -> tuple[str, GrantNotification | FirstNotification] | None:
     """What a line says; None when it is none of ours.
 
     >>> decode(b"moto 3 1700000000000000"), decode(b"moto 3 next 1.5")
@@ -113,11 +113,11 @@ def decode(line: bytes) -> tuple[str, Push | Next] | None:
     True
     """
     try:
-        holder, turn, *what = line.decode("ascii").split(" ")
+        holder, attempt, *what = line.decode("ascii").split(" ")
         if len(what) == 1:
-            return holder, Push(int(turn), int(what[0]))
+            return holder, GrantNotification(int(attempt), int(what[0]))
         kind, ttl_left = what
-        return (holder, Next(int(turn), float(ttl_left))) if kind == "next" else None
+        return (holder, FirstNotification(int(attempt), float(ttl_left))) if kind == "next" else None
     except ValueError:
         return None
 

@@ -46,12 +46,12 @@ class QuickGrant:
         self.ttl = ttl
         self.owner = owner
         self.fence = 0
-        self.asked_at = 0.0
+        self.sent_at = 0.0
 
     def take(self) -> bool:
-        self.asked_at = _now()
+        self.sent_at = _now()
         self.fence = time.time_ns() // 1000
-        row = (self.name, self.fence, self.holder, self.owner, self.asked_at, self.asked_at + self.ttl, 1)
+        row = (self.name, self.fence, self.holder, self.owner, self.sent_at, self.sent_at + self.ttl, 1)
         return self._connection.execute(sql.TAKE, row).rowcount == 1
 
     def give_back(self) -> bool:

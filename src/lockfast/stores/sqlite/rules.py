@@ -19,14 +19,14 @@ from typing import Any, NamedTuple, Protocol
 from lockfast.stores.sqlite import statements as sql
 from lockfast.values import (
     Answer,
-    Ask,
+    Claim,
+    Enqueue,
+    FirstNotification,
     Granted,
+    GrantNotification,
     LockInfo,
-    Next,
     Owner,
     Page,
-    Place,
-    Push,
     Queued,
     Taken,
     WaiterInfo,
@@ -43,7 +43,7 @@ KEPT_FOR = 86_400.0
 class Outlet(Protocol):
     """An open way to one waiter."""
 
-    def send(self, holder: str, news: Push | Next) -> bool:
+    def send(self, holder: str, news: GrantNotification | FirstNotification) -> bool:
         """Tell `holder`; False when it has gone."""
 
 
@@ -52,7 +52,7 @@ class Letter(NamedTuple):
 
     name: str
     holder: str
-    news: Push | Next
+    news: GrantNotification | FirstNotification
     outlet: Outlet
 
 
@@ -73,7 +73,7 @@ class Waiting(NamedTuple):
 
     holder: str
     address: str
-    turn: int
+    attempt: int
     ttl: float
     owner: str
     fences: int
@@ -101,22 +101,22 @@ def _held(scene: Scene, fence: int, holder: str | None, expires_at: float, owner
     return Held(fence, holder, expires_at - scene.now, owner, since)
 
 
-def acquire(scene: Scene, ask: Ask, place: Place | None) -> Answer:
-    held = look(scene, ask.name)
+def acquire(scene: Scene, claim: Claim, enqueue: Enqueue | None) -> Answer:
+    held = look(scene, claim.name)
     if held.holder is None:
-        if place is not None:  # it may come back with a ticket that is before all others
-            _join(scene, ask, place)
-        held = _hand_over(scene, ask.name, held.fence, ask.holder)
+        if enqueue is not None:  # it may come back with a ticket that is before all others
+            _join(scene, claim, enqueue)
+        held = _hand_over(scene, claim.name, held.fence, claim.holder)
         if held.holder is None:
-            return Granted(_grant(scene, ask, held.fence))
-    elif held.holder == ask.holder:
-        _prolong(scene, ask)
-    if held.holder == ask.holder:
+            return Granted(_grant(scene, claim, held.fence))
+    elif held.holder == claim.holder:
+        _prolong(scene, claim)
+    if held.holder == claim.holder:
         return Granted(held.fence)
-    if place is None:
+    if enqueue is None:
         return Taken(held.ttl_left)
-    ticket = _join(scene, ask, place)
-    position: int = scene.execute(sql.POSITION, (ask.name, ticket)).fetchone()[0]
+    ticket = _join(scene, claim, enqueue)
+    position: int = scene.execute(sql.POSITION, (claim.name, ticket)).fetchone()[0]
     return Queued(ticket, position, held.ttl_left)
 
 
@@ -135,17 +135,17 @@ def release(scene: Scene, name: str, holder: str) -> bool:
     return False
 
 
-def adopt(scene: Scene, ask: Ask, old_holder: str) -> Granted | None:
-    held = look(scene, ask.name)
-    if held.holder == ask.holder:
-        _prolong(scene, ask)
+def adopt(scene: Scene, claim: Claim, old_holder: str) -> Granted | None:
+    held = look(scene, claim.name)
+    if held.holder == claim.holder:
+        _prolong(scene, claim)
         return Granted(held.fence)
     if held.holder is None or held.holder != old_holder:
         return None
-    return Granted(_grant(scene, ask, held.fence))
+    return Granted(_grant(scene, claim, held.fence))
 
 
-def take_away(scene: Scene, name: str, holder: str) -> bool:
+def force_release(scene: Scene, name: str, holder: str) -> bool:
     held = look(scene, name)
     if held.holder is None or held.holder != holder:
         return False
@@ -155,7 +155,7 @@ def take_away(scene: Scene, name: str, holder: str) -> bool:
     return True
 
 
-def survey(scene: Scene, pattern: str, cursor: str) -> Page:
+def listing(scene: Scene, pattern: str, cursor: str) -> Page:
     rows = scene.execute(sql.PAGE, (scene.now, cursor, PAGE)).fetchall()
     chosen = [(name, _held(scene, *row), waiting) for name, *row, waiting in rows if fits(name, pattern)]
     infos = (_info(scene, held, LockInfo(name, waiting=waiting)) for name, held, waiting in chosen)
@@ -213,9 +213,9 @@ def _hand_over(scene: Scene, name: str, fence: int, asker: str | None) -> Held:
             if outlet is None:
                 continue
         scene.execute(sql.LEAVE, (name, head.holder))
-        fence = _grant(scene, Ask(name, head.holder, head.ttl, head.owner, head.fences), fence)
+        fence = _grant(scene, Claim(name, head.holder, head.ttl, head.owner, head.fences), fence)
         if outlet is not None:
-            scene.letters.append(Letter(name, head.holder, Push(head.turn, fence), outlet))
+            scene.letters.append(Letter(name, head.holder, GrantNotification(head.attempt, fence), outlet))
         _tell_next(scene, name, head.ttl)
         return Held(fence, head.holder, head.ttl, head.owner, scene.now)
     return Held(fence, None, 0.0, "", 0.0)
@@ -226,7 +226,7 @@ def _tell_next(scene: Scene, name: str, ttl_left: float) -> None:
     while (head := _head(scene, name)) is not None:
         outlet = _way_to(scene, name, head)
         if outlet is not None:
-            scene.letters.append(Letter(name, head.holder, Next(head.turn, ttl_left), outlet))
+            scene.letters.append(Letter(name, head.holder, FirstNotification(head.attempt, ttl_left), outlet))
             return
 
 
@@ -241,9 +241,9 @@ def _way_to(scene: Scene, name: str, waiter: Waiting) -> Outlet | None:
     return outlet
 
 
-def _grant(scene: Scene, ask: Ask, last_fence: int) -> int:
-    fence = _next_fence(scene, last_fence, ask.fences)
-    row = (ask.name, fence, ask.holder, ask.owner, scene.now, scene.now + ask.ttl)
+def _grant(scene: Scene, claim: Claim, last_fence: int) -> int:
+    fence = _next_fence(scene, last_fence, claim.fences)
+    row = (claim.name, fence, claim.holder, claim.owner, scene.now, scene.now + claim.ttl)
     scene.execute(sql.GRANT, row)
     return fence
 
@@ -252,23 +252,32 @@ def _next_fence(scene: Scene, last: int, count: int = 1) -> int:
     return max(last + count, scene.wall_us)
 
 
-def _prolong(scene: Scene, ask: Ask) -> None:
-    scene.execute(sql.RENEW, (scene.now + ask.ttl, ask.name, ask.holder, scene.now))
+def _prolong(scene: Scene, claim: Claim) -> None:
+    scene.execute(sql.RENEW, (scene.now + claim.ttl, claim.name, claim.holder, scene.now))
 
 
-def _join(scene: Scene, ask: Ask, place: Place) -> int:
+def _join(scene: Scene, claim: Claim, enqueue: Enqueue) -> int:
     """Keep the place, or take one; the ticket."""
-    dead_at = scene.now + ask.ttl
-    kept = scene.execute(sql.KEEP_PLACE, (place.address, place.turn, dead_at, ask.name, ask.holder)).rowcount
+    dead_at = scene.now + claim.ttl
+    kept = scene.execute(sql.KEEP_PLACE, (enqueue.address, enqueue.attempt, dead_at, claim.name, claim.holder)).rowcount
     if kept:
-        ticket: int = scene.execute(sql.TICKET, (ask.name, ask.holder)).fetchone()[0]
-        if place.ticket is None or place.ticket >= ticket:
+        ticket: int = scene.execute(sql.TICKET, (claim.name, claim.holder)).fetchone()[0]
+        if enqueue.ticket is None or enqueue.ticket >= ticket:
             return ticket
-        scene.execute(sql.MOVE_UP, (place.ticket, ask.name, ask.holder))  # the older one counts
-        return place.ticket
+        scene.execute(sql.MOVE_UP, (enqueue.ticket, claim.name, claim.holder))  # the older one counts
+        return enqueue.ticket
     # Whoever was passed over while it could not be reached comes back with its ticket, to its old place.
-    ticket = _new_ticket(scene, ask.name) if place.ticket is None else place.ticket
-    row: tuple[Any, ...] = (ask.name, ticket, ask.holder, place.address, place.turn, ask.ttl, ask.owner, ask.fences)
+    ticket = _new_ticket(scene, claim.name) if enqueue.ticket is None else enqueue.ticket
+    row: tuple[Any, ...] = (
+        claim.name,
+        ticket,
+        claim.holder,
+        enqueue.address,
+        enqueue.attempt,
+        claim.ttl,
+        claim.owner,
+        claim.fences,
+    )
     scene.execute(sql.JOIN, (*row, scene.now, dead_at))
     return ticket
 

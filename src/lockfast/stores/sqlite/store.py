@@ -27,7 +27,7 @@ from lockfast.stores.sqlite.database import Database
 from lockfast.stores.sqlite.folder import checked_path
 from lockfast.stores.sqlite.inbox import Inbox, SqliteMailbox
 from lockfast.stores.sqlite.opening import in_transaction
-from lockfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal, shown
 
 log = logging.getLogger("lockfast")
 
@@ -59,7 +59,7 @@ class SqliteStore:
         path: str | os.PathLike[str],
         runtime: Runtime,
         *,
-        colour: str = "threads",
+        flavour: str = "threads",
         wall_us: Callable[[], int] = _wall_us,
         boot_id: Callable[[], str] = boot_id,
     ) -> None:
@@ -69,9 +69,9 @@ class SqliteStore:
         self._wall_us = wall_us
         self._database = Database(path, runtime, boot_id)
         # All names of the file must lead to one folder, or its processes could not reach each other.
-        self._inbox = _inbox(colour, f"{Path(path).resolve()}-inbox", runtime)
+        self._inbox = _inbox(flavour, f"{Path(path).resolve()}-inbox", runtime)
         self._asks = 0
-        self._colour = colour
+        self._colour = flavour
         self._finalizer = self._finalize()
         forks.remember(self)
 
@@ -89,22 +89,22 @@ class SqliteStore:
     def mailbox(self, holder: str) -> Mailbox:
         return SqliteMailbox(self._inbox, holder)
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         if self._asks % SWEEP_EVERY == 0:
             await self._sweep()
         self._asks += 1
-        if place is None or place.ticket is None:
-            fence = await self._take(ask, until)
+        if enqueue is None or enqueue.ticket is None:
+            fence = await self._take(claim, until)
             if fence is not None:
                 return Granted(fence)
-        return await self._transact(lambda scene: rules.acquire(scene, ask, place), until)
+        return await self._transact(lambda scene: rules.acquire(scene, claim, enqueue), until)
 
-    async def _take(self, ask: Ask, until: float) -> int | None:
+    async def _take(self, claim: Claim, until: float) -> int | None:
         """The fence, when the lock was free and nobody waited for it."""
 
         def work(connection: sqlite3.Connection) -> int | None:
             now, fence = self._now(), self._wall_us()
-            row = (ask.name, fence, ask.holder, ask.owner, now, now + ask.ttl, ask.fences)
+            row = (claim.name, fence, claim.holder, claim.owner, now, now + claim.ttl, claim.fences)
             return fence if connection.execute(sql.TAKE, row).rowcount else None
 
         return await self._database.run(work, until)
@@ -136,8 +136,8 @@ class SqliteStore:
             return True
         return await self._transact(lambda scene: rules.release(scene, name, holder), until, though_closed=True)
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
-        return await self._transact(lambda scene: rules.adopt(scene, ask, old_holder), until)
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
+        return await self._transact(lambda scene: rules.adopt(scene, claim, old_holder), until)
 
     def on_change(self, tell: Callable[[str | None], None]) -> None:
         return None
@@ -152,11 +152,11 @@ class SqliteStore:
         version = sqlite3.sqlite_version
         return Facts("sqlite", reach="host", version=version, persistence=Persistence.FILE, clock_offset=0.0)
 
-    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
-        return await self._transact(lambda scene: rules.survey(scene, pattern, cursor), until, begin="BEGIN")
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
+        return await self._transact(lambda scene: rules.listing(scene, pattern, cursor), until, begin="BEGIN")
 
-    async def take_away(self, name: str, holder: str, until: float) -> bool:
-        return await self._transact(lambda scene: rules.take_away(scene, name, holder), until)
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
+        return await self._transact(lambda scene: rules.force_release(scene, name, holder), until)
 
     async def _transact(
         self,
@@ -201,10 +201,10 @@ class SqliteStore:
         scene = rules.Scene(connection.execute, self._now(), self._wall_us(), inbox.reach, inbox.address, [])
         return step(scene), scene.letters
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """The database is closed once nobody can use the store any more (`_finalizer`)."""
 
-    async def end_waits(self) -> None:
+    async def cancel_waits(self) -> None:
         """Send away who waits, and give them a moment to leave the queue."""
         self._inbox.close()
         give_up_at = self._runtime.now() + LEAVE_WITHIN
@@ -222,24 +222,24 @@ class SqliteStore:
         """After a fork, in the parent."""
         self._database.resume()
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         """Once more after a fork it changes nothing: `forks.py` may have been first."""
-        self._inbox.forget(forked=forked)
-        if forked and self._database.forget():
+        self._inbox.reset(forked=forked)
+        if forked and self._database.reset():
             self._finalizer.detach()
             self._finalizer = self._finalize()
 
 
-def _inbox(colour: str, folder: str, runtime: Runtime) -> Inbox:
-    if colour == "threads":
+def _inbox(flavour: str, folder: str, runtime: Runtime) -> Inbox:
+    if flavour == "threads":
         from lockfast.stores.sqlite.leading import LeadingInbox
 
         return LeadingInbox(folder, runtime)
-    if colour == "asyncio":
+    if flavour == "asyncio":
         from lockfast.stores.sqlite.looping import LoopingInbox
 
         return LoopingInbox(folder, runtime)
-    raise ConfigurationError(f"A store's colour is threads or asyncio, not {shown(colour)}.")
+    raise ConfigurationError(f"A store's colour is threads or asyncio, not {shown(flavour)}.")
 
 
 def _shut(database: Database, inbox: Inbox, pid: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockfast.ports import Runtime
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 if TYPE_CHECKING:
     from lockfast.stores.zookeeper.store import ZooKeeperStore
@@ -23,7 +23,7 @@ class ZooKeeperMailbox:
         self._waker = runtime.waker()
         self._holder = holder
         self.name = ""
-        self.turn = 0
+        self.attempt = 0
         self.written_by = 0
 
     @property
@@ -33,13 +33,13 @@ class ZooKeeperMailbox:
     async def open(self, until: float) -> None:
         """Nothing to do: `wait` looks before it watches."""
 
-    async def wait(self, until: float) -> Push | Next | None:
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         while True:
             node = await self._store.holder_of(self.name, until, self._changed)
             if node is None:
                 return None  # free: ask, and hand it to whoever is first
             if node.holder == self._holder and node.made_by > self.written_by:
-                return Push(self.turn, node.made_by)
+                return GrantNotification(self.attempt, node.made_by)
             if not await self._waker.wait(until):
                 return None
 

@@ -41,7 +41,7 @@ class Node(NamedTuple):
     holder: str
     owner: str
     ttl_ms: int
-    turn: int
+    attempt: int
     version: int
     made_by: int
     """The transaction that made the node: a holder's fence."""
@@ -53,10 +53,10 @@ class Node(NamedTuple):
     def of(cls, path: str, data: bytes, stat: Any) -> Node:
         try:
             told = json.loads(data)
-            holder, owner, ttl_ms, turn = str(told["holder"]), str(told["owner"]), int(told["ttl_ms"]), told["turn"]
+            holder, owner, ttl_ms, attempt = str(told["holder"]), str(told["owner"]), int(told["ttl_ms"]), told["turn"]
         except (ValueError, KeyError, TypeError):  # a stranger's: it holds, without a ttl
-            holder, owner, ttl_ms, turn = data.decode("utf-8", "replace") or "?", "", -1, 0
-        return cls(path, holder, owner, ttl_ms, turn, stat.version, stat.czxid, stat.ctime, stat.mzxid, stat.mtime)
+            holder, owner, ttl_ms, attempt = data.decode("utf-8", "replace") or "?", "", -1, 0
+        return cls(path, holder, owner, ttl_ms, attempt, stat.version, stat.czxid, stat.ctime, stat.mzxid, stat.mtime)
 
     def left_ms(self, now_ms: int) -> int | None:
         """Milliseconds of its ttl that are left; None when it has none."""
@@ -67,15 +67,15 @@ class Node(NamedTuple):
         return left is not None and left < 0
 
     def with_ttl(self, ttl_ms: int) -> bytes:
-        return value(self.holder, self.owner, ttl_ms, self.turn)
+        return value(self.holder, self.owner, ttl_ms, self.attempt)
 
     @property
     def told(self) -> Owner | None:
         return Owner.decode(self.owner)
 
 
-def value(holder: str, owner: str, ttl_ms: int, turn: int = 0) -> bytes:
-    told = {"holder": holder, "owner": owner, "ttl_ms": ttl_ms, "turn": turn}
+def value(holder: str, owner: str, ttl_ms: int, attempt: int = 0) -> bytes:
+    told = {"holder": holder, "owner": owner, "ttl_ms": ttl_ms, "turn": attempt}
     return json.dumps(told, separators=(",", ":")).encode()
 
 

@@ -37,11 +37,11 @@ def _kazoo() -> Any:
 class Session:
     """One kazoo client, started when first used. `ask` is the only way in."""
 
-    def __init__(self, url: str, runtime: Runtime, colour: str) -> None:
+    def __init__(self, url: str, runtime: Runtime, flavour: str) -> None:
         self._kazoo = _kazoo()
         self.errors = self._kazoo.exceptions
         self._runtime = runtime
-        self._awaited = colour == "asyncio"
+        self._awaited = flavour == "asyncio"
         self._client: Any = None
         self._connected: Any = None
         try:
@@ -63,7 +63,7 @@ class Session:
             self._connected = self._client.start_async()
         return self._client
 
-    async def ask(self, send: Callable[[Any], Any], until: float) -> Any:
+    async def request(self, send: Callable[[Any], Any], until: float) -> Any:
         """The answer to what `send(client)` began, or the exception of ZooKeeper that it is."""
         client = self._started()
         limit = max(LEAST_LIMIT, until - self._runtime.now())
@@ -108,7 +108,7 @@ class Session:
         else:
             _end(client)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self._client = None
 
 

@@ -17,7 +17,7 @@ from lockfast.stores.zookeeper import nodes
 from lockfast.stores.zookeeper.mailbox import ZooKeeperMailbox
 from lockfast.stores.zookeeper.nodes import ROOT, Node, holder_path, lock_path, value
 from lockfast.stores.zookeeper.session import Session
-from lockfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Queued, Renewal, Taken, clean, fits, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits, shown
 
 ROUNDS = 50
 """How often an operation starts anew because others were quicker; each time somebody got on."""
@@ -48,31 +48,33 @@ class ZooKeeperStore:
         self.boxes[holder] = box
         return box
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         for _ in range(ROUNDS):
-            held = await self.holder_of(ask.name, until)
-            if held is not None and held.holder == ask.holder:
-                if await self._prolong(held, ask.ttl, until):
+            held = await self.holder_of(claim.name, until)
+            if held is not None and held.holder == claim.holder:
+                if await self._prolong(held, claim.ttl, until):
                     return Granted(held.made_by)
                 continue
             now_ms = await self._clock(until)
             if held is None or held.is_over(now_ms):
-                await self._hand_on(ask.name, held, now_ms, until, ask)
+                await self._hand_on(claim.name, held, now_ms, until, claim)
                 continue
             left = held.left_ms(now_ms)
             ttl_left = None if left is None else left / 1000
-            if place is None:
+            if enqueue is None:
                 return Taken(ttl_left)
-            queued = await self._join(ask, place, held, ttl_left, until)
+            queued = await self._join(claim, enqueue, held, ttl_left, until)
             if queued is not None:
                 return queued
-        raise _too_busy(ask.name)
+        raise _too_busy(claim.name)
 
-    async def _join(self, ask: Ask, place: Place, held: Node, ttl_left: float | None, until: float) -> Queued | None:
+    async def _join(
+        self, claim: Claim, enqueue: Enqueue, held: Node, ttl_left: float | None, until: float
+    ) -> Queued | None:
         """Take or refresh our place, and see that the lock was still held then: who frees it later finds us."""
-        prefix = nodes.waiter_prefix(ask.name, ask.holder)
-        data = value(ask.holder, ask.owner, ceil(ask.ttl * 1000), place.turn)
-        own = next((child for child in await self._waiters(ask.name, until) if _is_at(child, prefix)), None)
+        prefix = nodes.waiter_prefix(claim.name, claim.holder)
+        data = value(claim.holder, claim.owner, ceil(claim.ttl * 1000), enqueue.attempt)
+        own = next((child for child in await self._waiters(claim.name, until) if _is_at(child, prefix)), None)
         if own is None:
             made = await self._write(
                 lambda client: client.create_async(prefix, data, sequence=True, makepath=True), until
@@ -80,17 +82,17 @@ class ZooKeeperStore:
             if made is None:
                 return None
             own = made.rpartition("/")[2]
-        stat = await self._write(lambda client: client.set_async(f"{lock_path(ask.name)}/{own}", data), until)
-        still = await self.holder_of(ask.name, until)
+        stat = await self._write(lambda client: client.set_async(f"{lock_path(claim.name)}/{own}", data), until)
+        still = await self.holder_of(claim.name, until)
         if stat is None or still is None or still.made_by != held.made_by:
             return None
-        box = self.boxes.get(ask.holder)
+        box = self.boxes.get(claim.holder)
         if box is not None:
-            box.name, box.turn, box.written_by = ask.name, place.turn, stat.mzxid
-        order = await self._waiters(ask.name, until)
+            box.name, box.attempt, box.written_by = claim.name, enqueue.attempt, stat.mzxid
+        order = await self._waiters(claim.name, until)
         return Queued(nodes.number_of(own), order.index(own) if own in order else 0, ttl_left)
 
-    async def _hand_on(self, name: str, over: Node | None, now_ms: int, until: float, asker: Ask | None) -> bool:
+    async def _hand_on(self, name: str, over: Node | None, now_ms: int, until: float, asker: Claim | None) -> bool:
         """Give a lock that is free, or whose holder's time is over, to who waits first, else to the asker. True if the
         lock changed."""
         for child in await self._waiters(name, until):
@@ -123,7 +125,7 @@ class ZooKeeperStore:
 
         if over is None:
             await self._write(lambda client: client.ensure_path_async(lock_path(name)), until)
-        results = await self._session.ask(send, until)
+        results = await self._session.request(send, until)
         return not any(isinstance(result, Exception) for result in results)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
@@ -167,21 +169,21 @@ class ZooKeeperStore:
                 return True
         raise _too_busy(name)
 
-    async def take_away(self, name: str, holder: str, until: float) -> bool:
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
         held = await self.holder_of(name, until)
         if held is None or clean(held.holder) != holder:
             return False
         return await self._free(name, held.holder, until)
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         for _ in range(ROUNDS):
-            held = await self.holder_of(ask.name, until)
-            if held is not None and held.holder == ask.holder and await self._prolong(held, ask.ttl, until):
+            held = await self.holder_of(claim.name, until)
+            if held is not None and held.holder == claim.holder and await self._prolong(held, claim.ttl, until):
                 return Granted(held.made_by)
             if held is None or held.holder != old_holder or held.is_over(await self._clock(until)):
                 return None
-            await self._replace(ask.name, held, value(ask.holder, ask.owner, ceil(ask.ttl * 1000)), None, until)
-        raise _too_busy(ask.name)
+            await self._replace(claim.name, held, value(claim.holder, claim.owner, ceil(claim.ttl * 1000)), None, until)
+        raise _too_busy(claim.name)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         now_ms = await self._clock(until)
@@ -206,7 +208,7 @@ class ZooKeeperStore:
             **waiting,  # type: ignore[arg-type]
         )
 
-    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
         names = sorted(nodes.name_in(child) for child in await self._children(ROOT, until) if child.startswith("="))
         rest = [name for name in names if name > cursor]
         part = rest[:PAGE]
@@ -224,32 +226,32 @@ class ZooKeeperStore:
     def listen(self) -> None:
         """Nothing comes unasked."""
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Left to its client library, and to `close`."""
 
-    async def end_waits(self) -> None:
+    async def cancel_waits(self) -> None:
         """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
 
     async def close(self) -> None:
         await self._session.close()
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         self.boxes.clear()
-        self._session.forget()
+        self._session.reset()
 
     async def holder_of(self, name: str, until: float, watch: Callable[[Any], None] | None = None) -> Node | None:
         return await self._node(holder_path(name), until, watch)
 
     async def _node(self, path: str, until: float, watch: Callable[[Any], None] | None = None) -> Node | None:
         try:
-            data, stat = await self._session.ask(lambda client: client.get_async(path, watch=watch), until)
+            data, stat = await self._session.request(lambda client: client.get_async(path, watch=watch), until)
         except self._errors.NoNodeError:
             return None
         return Node.of(path, data, stat)
 
     async def _children(self, path: str, until: float) -> list[str]:
         try:
-            return list(await self._session.ask(lambda client: client.get_children_async(path), until))
+            return list(await self._session.request(lambda client: client.get_children_async(path), until))
         except self._errors.NoNodeError:
             return []
 
@@ -261,7 +263,7 @@ class ZooKeeperStore:
         stat = await self._write(lambda client: client.set_async(ROOT, b""), until)
         if stat is None:
             await self._write(lambda client: client.ensure_path_async(ROOT), until)
-            stat = await self._session.ask(lambda client: client.set_async(ROOT, b""), until)
+            stat = await self._session.request(lambda client: client.set_async(ROOT, b""), until)
         return int(stat.mtime)
 
     async def _delete(self, path: str, until: float) -> None:
@@ -271,7 +273,7 @@ class ZooKeeperStore:
         """What the write gave; None when others were quicker."""
         quicker = (self._errors.NoNodeError, self._errors.NodeExistsError, self._errors.BadVersionError)
         try:
-            return await self._session.ask(send, until)
+            return await self._session.request(send, until)
         except (*quicker, self._errors.NotEmptyError):
             return None
 

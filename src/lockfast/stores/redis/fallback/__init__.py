@@ -1,1 +1,1 @@
-"""TODO."""
+"""The transaction mode, for accounts that may not run scripts."""

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from lockfast.stores.redis.keys import Keys, keys_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
-from lockfast.values import Ask, Renewal, clean
+from lockfast.values import Claim, Renewal, clean
 
 T = TypeVar("T")
 
@@ -55,21 +55,21 @@ def fence_in(meta: bytes | None) -> int:
     return int(digits) if digits.isdigit() else 0
 
 
-def _grant(ask: Ask, meta: bytes | None, time: Sequence[bytes]) -> Step[int]:
-    keys, ttl_ms = keys_of(ask.name), ceil(ask.ttl * 1000)
+def _grant(claim: Claim, meta: bytes | None, time: Sequence[bytes]) -> Step[int]:
+    keys, ttl_ms = keys_of(claim.name), ceil(claim.ttl * 1000)
     now = microseconds(time)
-    fence = max(now, (fence_in(meta) or now - 1) + ask.fences)
-    about = b"%d %b %b" % (fence, ask.holder[:6].encode(), ask.owner.encode())
-    take = pack(b"SET", keys.lock, ask.holder.encode(), b"PX", b"%d" % ttl_ms)
+    fence = max(now, (fence_in(meta) or now - 1) + claim.fences)
+    about = b"%d %b %b" % (fence, claim.holder[:6].encode(), claim.owner.encode())
+    take = pack(b"SET", keys.lock, claim.holder.encode(), b"PX", b"%d" % ttl_ms)
     return Step(fence, (take, pack(b"SET", keys.meta, about, b"PX", b"%d" % (ttl_ms + DAY_MS))))
 
 
-def _again(ask: Ask, meta: bytes | None, left_ms: int, time: Sequence[bytes]) -> Step[int]:
+def _again(claim: Claim, meta: bytes | None, left_ms: int, time: Sequence[bytes]) -> Step[int]:
     """The same grant once more."""
     fence = fence_in(meta)
     if not fence:
-        return _grant(ask, meta, time)
-    return Step(fence, _prolong(keys_of(ask.name).lock, left_ms, ceil(ask.ttl * 1000)))
+        return _grant(claim, meta, time)
+    return Step(fence, _prolong(keys_of(claim.name).lock, left_ms, ceil(claim.ttl * 1000)))
 
 
 def _prolong(lock: bytes, left_ms: int, ttl_ms: int) -> tuple[bytes, ...]:
@@ -77,25 +77,25 @@ def _prolong(lock: bytes, left_ms: int, ttl_ms: int) -> tuple[bytes, ...]:
 
 
 def take(
-    ask: Ask, held: bytes | None, meta: bytes | None, left_ms: int, time: Sequence[bytes]
+    claim: Claim, held: bytes | None, meta: bytes | None, left_ms: int, time: Sequence[bytes]
 ) -> Step[tuple[int | None, int]]:
     """The fence, or None and how many milliseconds the other's grant still has."""
-    if held is not None and held != ask.holder.encode():
+    if held is not None and held != claim.holder.encode():
         return Step((None, left_ms))
-    step = _grant(ask, meta, time) if held is None else _again(ask, meta, left_ms, time)
+    step = _grant(claim, meta, time) if held is None else _again(claim, meta, left_ms, time)
     return Step((step.answer, left_ms), step.writes)
 
 
 def adopt(
-    ask: Ask, old_holder: str, held: bytes | None, meta: bytes | None, left_ms: int, time: Sequence[bytes]
+    claim: Claim, old_holder: str, held: bytes | None, meta: bytes | None, left_ms: int, time: Sequence[bytes]
 ) -> Step[int | None]:
     """The fence, or None when the lock is neither's."""
-    if held == ask.holder.encode():
-        again = _again(ask, meta, left_ms, time)
+    if held == claim.holder.encode():
+        again = _again(claim, meta, left_ms, time)
         return Step(again.answer, again.writes)
     if held != old_holder.encode():
         return Step(None)
-    granted = _grant(ask, meta, time)
+    granted = _grant(claim, meta, time)
     return Step(granted.answer, granted.writes)
 
 
@@ -118,7 +118,7 @@ def renew(renewals: Sequence[Renewal], told: Sequence[Any]) -> Step[list[bool]]:
     return Step(answers, tuple(writes))
 
 
-def take_away(
+def force_release(
     keys: Keys, holder: str, held: bytes | None, meta: bytes | None, left_ms: int, time: Sequence[bytes]
 ) -> Step[bool]:
     """Whether `holder`, as `inspect` tells it, had the lock; then the fence moves on."""

@@ -15,9 +15,9 @@ class Turns:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Nobody has the turn and nobody waits, as in a forked child."""
         self._mutex = self._runtime.mutex()
         self._waiting: deque[Waker] = deque()

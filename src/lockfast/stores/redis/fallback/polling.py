@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockfast.ports import Mailbox, Runtime, Waker
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 FIRST_PAUSE = 0.004
 MOST_PAUSE = 0.1
@@ -29,7 +29,7 @@ class PollingInbox:
     async def close(self) -> None:
         self.drop()  # who waits asks again at once, and is told that the connection is closed
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         self.open = set()
 
 
@@ -46,7 +46,7 @@ class PollingMailbox:
     async def open(self, until: float) -> None:
         self._inbox.open.add(self)
 
-    async def wait(self, until: float) -> Push | Next | None:
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         runtime = self._inbox.runtime
         if self._waker is None:
             self._waker = runtime.waker()

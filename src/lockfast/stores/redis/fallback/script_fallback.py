@@ -16,7 +16,7 @@ from lockfast.errors import StoreError, StoreProtocolError, StoreRefused
 from lockfast.facts import Facts
 from lockfast.ports import Mailbox, Reassert, Runtime
 from lockfast.stores.redis.store import RedisStore
-from lockfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal
 
 if TYPE_CHECKING:
     from lockfast.stores.redis.watch import Editor
@@ -49,7 +49,7 @@ class ChoosingStore:
     def _use(self, store: RedisStore) -> None:
         self._store = store
         self.direct = store.direct
-        self.acquire: Callable[[Ask, Place | None, float], Coroutine[Any, Any, Answer]] = store.acquire
+        self.acquire: Callable[[Claim, Enqueue | None, float], Coroutine[Any, Any, Answer]] = store.acquire
         self.release: Callable[[str, str, float], Coroutine[Any, Any, bool]] = store.release
 
     @property
@@ -84,8 +84,8 @@ class ChoosingStore:
     def mailbox(self, holder: str) -> Mailbox:
         return self._store.mailbox(holder)
 
-    async def end_waits(self) -> None:
-        await self._store.end_waits()
+    async def cancel_waits(self) -> None:
+        await self._store.cancel_waits()
 
     def on_change(self, tell: Callable[[str | None], None]) -> None:
         self._store.on_change(tell)
@@ -96,17 +96,17 @@ class ChoosingStore:
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
         return await self._run(lambda store: store.renew(renewals, until))
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
-        return await self._run(lambda store: store.adopt(ask, old_holder, until))
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
+        return await self._run(lambda store: store.adopt(claim, old_holder, until))
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         return await self._run(lambda store: store.inspect(name, until))
 
-    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
-        return await self._run(lambda store: store.survey(pattern, cursor, until))
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
+        return await self._run(lambda store: store.listing(pattern, cursor, until))
 
-    async def take_away(self, name: str, holder: str, until: float) -> bool:
-        return await self._run(lambda store: store.take_away(name, holder, until))
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
+        return await self._run(lambda store: store.force_release(name, holder, until))
 
     async def facts(self, until: float) -> Facts:
         try:
@@ -147,17 +147,17 @@ class ChoosingStore:
             refusal,
         )
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         for store in self._all():
-            store.hang_up()
+            store.disconnect()
 
     async def close(self) -> None:
         for store in self._all():
             await store.close()
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         for store in self._all():
-            store.forget(forked=forked)
+            store.reset(forked=forked)
 
     def _all(self) -> Sequence[RedisStore]:
         """They share a wire, and have an inbox each."""

@@ -23,15 +23,15 @@ from lockfast.errors import Outcome, StoreError, StoreUnavailable
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Runtime
 from lockfast.stores.redis.fallback import decisions as steps
-from lockfast.stores.redis.protocol.lock_info import info_of
-from lockfast.stores.redis.keys import keys_of
-from lockfast.stores.redis.fallback.polling import PollingInbox
-from lockfast.stores.redis.protocol.error_replies import MOVES_AWAY, code_of, error_of
-from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.fallback.decisions import Step
-from lockfast.stores.redis.store import RedisStore, Wire
 from lockfast.stores.redis.fallback.exclusive_turn import Turns
-from lockfast.values import Answer, Ask, Granted, LockInfo, Place, Queued, Renewal, Taken, shown
+from lockfast.stores.redis.fallback.polling import PollingInbox
+from lockfast.stores.redis.keys import keys_of
+from lockfast.stores.redis.protocol.error_replies import MOVES_AWAY, code_of, error_of
+from lockfast.stores.redis.protocol.lock_info import info_of
+from lockfast.stores.redis.protocol.resp import ReplyError, pack
+from lockfast.stores.redis.store import RedisStore, Wire
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken, shown
 
 T = TypeVar("T")
 
@@ -70,22 +70,24 @@ class TransactionStore(RedisStore):
         self._runtime = runtime
         self._turns = Turns(runtime)
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()) -> Answer:
-        keys = keys_of(ask.name)
-        if place is not None and place.turn > 1:  # it was taken a moment ago: look before running a transaction
+    async def acquire(
+        self, claim: Claim, enqueue: Enqueue | None, until: float, before: Sequence[bytes] = ()
+    ) -> Answer:
+        keys = keys_of(claim.name)
+        if enqueue is not None and enqueue.attempt > 1:  # it was taken a moment ago: look before running a transaction
             _, told = await self._looked(steps.peek(keys), until)
-            self._check(told, ask.name)
-            if told[0] not in (None, ask.holder.encode()):
-                return _taken(told[1], place)
-        granted, left_ms = await self._grant(ask.name, lambda told: steps.take(ask, *told), until)
-        return _taken(left_ms, place) if granted is None else Granted(granted)
+            self._check(told, claim.name)
+            if told[0] not in (None, claim.holder.encode()):
+                return _taken(told[1], enqueue)
+        granted, left_ms = await self._grant(claim.name, lambda told: steps.take(claim, *told), until)
+        return _taken(left_ms, enqueue) if granted is None else Granted(granted)
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
-        fence = await self._grant(ask.name, lambda told: steps.adopt(ask, old_holder, *told), until)
+    async def adopt(self, claim: Claim, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
+        fence = await self._grant(claim.name, lambda told: steps.adopt(claim, old_holder, *told), until)
         return None if fence is None else Granted(fence)
 
-    async def take_away(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
-        return await self._grant(name, lambda told: steps.take_away(keys_of(name), holder, *told), until)
+    async def force_release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
+        return await self._grant(name, lambda told: steps.force_release(keys_of(name), holder, *told), until)
 
     async def _grant(self, name: str, decide: Callable[[list[Any]], Step[T]], until: float) -> T:
         """Decide by all that a grant depends on."""
@@ -140,9 +142,9 @@ class TransactionStore(RedisStore):
     async def facts(self, until: float) -> Facts:
         return (await super().facts(until))._replace(queue=False)
 
-    def forget(self, *, forked: bool) -> None:
-        super().forget(forked=forked)
-        self._turns.forget()
+    def reset(self, *, forked: bool) -> None:
+        super().reset(forked=forked)
+        self._turns.reset()
 
     async def _transact(
         self,
@@ -200,9 +202,9 @@ class TransactionStore(RedisStore):
         return error_of(str(reply), shown(name))
 
 
-def _taken(left_ms: int, place: Place | None) -> Answer:
+def _taken(left_ms: int, enqueue: Enqueue | None) -> Answer:
     left = None if left_ms < 0 else left_ms / 1000
-    return Taken(left) if place is None else Queued(place.ticket or 0, 0, left)
+    return Taken(left) if enqueue is None else Queued(enqueue.ticket or 0, 0, left)
 
 
 def _known_of(name: str, held: Any, meta: Any, left_ms: Any, time: Any, waiting: Any) -> LockInfo | ReplyError:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The Lua scripts, and the requests that run them."""

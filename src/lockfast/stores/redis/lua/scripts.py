@@ -16,12 +16,12 @@ from math import ceil
 
 from lockfast.stores.redis.keys import EVERY_META, keys_of
 from lockfast.stores.redis.protocol.resp import bulks, pack
-from lockfast.values import Ask, Place, Renewal
+from lockfast.values import Claim, Enqueue, Renewal
 
 
 def _read(name: str) -> str:
     """A script's text, with what it includes in the place of the line that says so."""
-    text = files(__package__).joinpath("scripts", name).read_text("utf-8")
+    text = files(__package__).joinpath(name).read_text("utf-8")
     return re.sub(r"^ *-- include (\S+)\n", lambda line: _read(line[1]), text, flags=re.MULTILINE)
 
 
@@ -80,36 +80,36 @@ def _plain_acquire(name: str, ttl: float, owner: str, id_size: int) -> tuple[byt
     return head, b"\r\n" + bulks(b"%d" % ceil(ttl * 1000), owner.encode()) + _NO_PLACE + bulks(b"1")
 
 
-_latest: tuple[Ask | None, Place | None, bytes] = (None, None, b"")
+_latest: tuple[Claim | None, Enqueue | None, bytes] = (None, None, b"")
 
 
-def acquire_request(ask: Ask, place: Place | None) -> bytes:
-    name, holder, ttl, owner, fences, floor = ask
-    if place is None and fences == 1 and not floor:
+def acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
+    name, holder, ttl, owner, fences, floor = claim
+    if enqueue is None and fences == 1 and not floor:
         before, after = _plain_acquire(name, ttl, owner, len(holder))
         return before + holder.encode("ascii") + after
-    return _full_acquire(ask, place)
+    return _full_acquire(claim, enqueue)
 
 
-def _full_acquire(ask: Ask, place: Place | None) -> bytes:
+def _full_acquire(claim: Claim, enqueue: Enqueue | None) -> bytes:
     """The same bytes again for the same question: a quorum puts it to each of its nodes."""
     global _latest
     latest_ask, latest_place, request = _latest
-    if ask is latest_ask and place is latest_place:
+    if claim is latest_ask and enqueue is latest_place:
         return request
-    packed = bulks(ask.holder.encode("ascii"), b"%d" % ceil(ask.ttl * 1000), ask.owner.encode())
-    packed += _NO_PLACE if place is None else _packed(place)
-    packed += bulks(b"%d" % ask.fences)
-    if ask.floor:
-        packed += bulks(b"%d" % ask.floor)
-    request = ACQUIRE.head(4, keys_of(ask.name).packed, 8 if ask.floor else 7) + packed
-    _latest = (ask, place, request)
+    packed = bulks(claim.holder.encode("ascii"), b"%d" % ceil(claim.ttl * 1000), claim.owner.encode())
+    packed += _NO_PLACE if enqueue is None else _packed(enqueue)
+    packed += bulks(b"%d" % claim.fences)
+    if claim.floor:
+        packed += bulks(b"%d" % claim.floor)
+    request = ACQUIRE.head(4, keys_of(claim.name).packed, 8 if claim.floor else 7) + packed
+    _latest = (claim, enqueue, request)
     return request
 
 
-def _packed(place: Place) -> bytes:
-    ticket = b"" if place.ticket is None else b"%d" % place.ticket
-    return bulks(place.address.encode(), b"%d" % place.turn, ticket)
+def _packed(enqueue: Enqueue) -> bytes:
+    ticket = b"" if enqueue.ticket is None else b"%d" % enqueue.ticket
+    return bulks(enqueue.address.encode(), b"%d" % enqueue.attempt, ticket)
 
 
 def release_request(name: str, holder: str) -> bytes:
@@ -124,14 +124,14 @@ def renew_request(renewals: Sequence[Renewal]) -> bytes:
     return RENEW.head(2 * len(renewals), packed_keys, len(args)) + bulks(*args)
 
 
-def adopt_request(ask: Ask, old_holder: str) -> bytes:
-    args = (ask.holder.encode(), b"%d" % ceil(ask.ttl * 1000), ask.owner.encode(), old_holder.encode())
-    return ADOPT.head(2, keys_of(ask.name).packed_pair, len(args)) + bulks(*args)
+def adopt_request(claim: Claim, old_holder: str) -> bytes:
+    args = (claim.holder.encode(), b"%d" % ceil(claim.ttl * 1000), claim.owner.encode(), old_holder.encode())
+    return ADOPT.head(2, keys_of(claim.name).packed_pair, len(args)) + bulks(*args)
 
 
-def reassert_request(ask: Ask, fence: int) -> bytes:
-    args = (ask.holder.encode(), b"%d" % ceil(ask.ttl * 1000), ask.owner.encode(), b"%d" % fence)
-    return REASSERT.head(2, keys_of(ask.name).packed_pair, len(args)) + bulks(*args)
+def reassert_request(claim: Claim, fence: int) -> bytes:
+    args = (claim.holder.encode(), b"%d" % ceil(claim.ttl * 1000), claim.owner.encode(), b"%d" % fence)
+    return REASSERT.head(2, keys_of(claim.name).packed_pair, len(args)) + bulks(*args)
 
 
 def inspect_request(name: str, most: int) -> bytes:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The wire format: requests, replies, notifications and what error replies mean."""

@@ -46,11 +46,11 @@ _GONE_IN_SCRIPT = ("non local key", "TRYAGAIN")
 class Redirected(StoreProtocolError):
     """Another node of a cluster has the key: for good (MOVED), or for this one request (ASK)."""
 
-    def __init__(self, message: str, *, host: str = "", port: int = 0, ask: bool = False) -> None:
+    def __init__(self, message: str, *, host: str = "", port: int = 0, claim: bool = False) -> None:
         super().__init__(message)
         self.host = host
         self.port = port
-        self.ask = ask
+        self.claim = claim
 
 
 def _redirected(text: str, name: str) -> Redirected:
@@ -62,7 +62,7 @@ def _redirected(text: str, name: str) -> Redirected:
         "whole: with a URL redis+cluster://host:port, or with a RedisCluster client.",
         host=host,
         port=int(port),
-        ask=code == "ASK",
+        claim=code == "ASK",
     )
 
 

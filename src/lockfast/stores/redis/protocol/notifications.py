@@ -10,7 +10,7 @@ from lockfast.ports import Runtime
 from lockfast.stores.redis.keys import number_in
 from lockfast.stores.redis.protocol.error_replies import error_of
 from lockfast.stores.redis.protocol.resp import Feed, ReplyError, bulks, pack
-from lockfast.values import AUX_PREFIX, Next, Push
+from lockfast.values import AUX_PREFIX, FirstNotification, GrantNotification
 
 STALE = 2.0
 """Seconds after which a connection that owes a reply is taken for dead."""
@@ -55,7 +55,7 @@ def sound(wanted: LinkT, current: LinkT | None) -> LinkT:
 
 def new_address(runtime: Runtime) -> str:
     """A channel that nobody else can guess; new for each connection, so that no old push can arrive on it."""
-    return f"{AUX_PREFIX}inbox:{runtime.new_holder()}"
+    return f"{AUX_PREFIX}inbox:{runtime.new_holder_id()}"
 
 
 def address_in(slot: int, address: str) -> str:
@@ -81,7 +81,9 @@ def subscribe_error(reply: Any, came: bool) -> StoreError | None:
     return None
 
 
-def at_a_glance(feed: Feed, address: str, protocol: int, give: Callable[[str, Push | Next], None]) -> Feed:
+def at_a_glance(
+    feed: Feed, address: str, protocol: int, give: Callable[[str, GrantNotification | FirstNotification], None]
+) -> Feed:
     """A `feed` for the inbox at `address`: a grant that comes alone, as nearly every one does, is given away without
     being taken for a reply first. Only what is told to this inbox begins so, since nobody can guess the address.
 
@@ -99,9 +101,9 @@ def at_a_glance(feed: Feed, address: str, protocol: int, give: Callable[[str, Pu
     def glance(data: bytes) -> Sequence[Any]:
         if data.startswith(begin):
             try:
-                size, name, turn, fence = data[begins:].split()
+                size, name, attempt, fence = data[begins:].split()
                 alone = len(data) == begins + len(size) + int(size) + 4  # two ends of lines
-                holder, push = name.decode("ascii"), tuple.__new__(Push, (int(turn), int(fence)))
+                holder, push = name.decode("ascii"), tuple.__new__(GrantNotification, (int(attempt), int(fence)))
             except ValueError:
                 alone = False  # none of ours: the general way tells
             if alone:
@@ -112,7 +114,7 @@ def at_a_glance(feed: Feed, address: str, protocol: int, give: Callable[[str, Pu
     return glance
 
 
-def push_in(reply: Any) -> tuple[str, Push | Next] | None:
+def push_in(reply: Any) -> tuple[str, GrantNotification | FirstNotification] | None:
     """The holder that a message is for and what it says; None for what is no message of ours.
 
     >>> push_in([b"message", b"lockfast:inbox:x", b"moto 3 17"])
@@ -127,10 +129,10 @@ def push_in(reply: Any) -> tuple[str, Push | Next] | None:
             return None
         words = text.decode("ascii").split(" ")
         if len(words) == 3:
-            holder, turn, fence = words
-            return holder, tuple.__new__(Push, (int(turn), int(fence)))
-        holder, turn, news, ttl_ms = words
+            holder, attempt, fence = words
+            return holder, tuple.__new__(GrantNotification, (int(attempt), int(fence)))
+        holder, attempt, news, ttl_ms = words
         left = int(ttl_ms) / 1000
-        return (holder, Next(int(turn), left if left >= 0 else None)) if news == "next" else None
+        return (holder, FirstNotification(int(attempt), left if left >= 0 else None)) if news == "next" else None
     except (ValueError, TypeError, AttributeError):
         return None

@@ -1,1 +1,1 @@
-"""TODO."""
+"""More than one server: Sentinel, Cluster, replicas and the nodes of a quorum."""

@@ -23,13 +23,13 @@ from typing import TypeVar
 from lockfast.errors import LockError, Outcome, StoreError, StoreUnavailable, closed_error
 from lockfast.facts import Facts
 from lockfast.ports import Mailbox, Reassert, Runtime
-from lockfast.stores.redis.topology.cluster_mailbox import ClusterMailbox
 from lockfast.stores.redis.keys import keys_of
-from lockfast.stores.redis.topology.cluster_node import Node, Renewals
 from lockfast.stores.redis.protocol.error_replies import Redirected, error_of
 from lockfast.stores.redis.protocol.resp import ReplyError
+from lockfast.stores.redis.topology.cluster_mailbox import ClusterMailbox
+from lockfast.stores.redis.topology.cluster_node import Node, Renewals
 from lockfast.stores.redis.topology.slot_map import ASKING, SLOTS_REQUEST, Address, owners_in
-from lockfast.values import Answer, Ask, Granted, LockInfo, Page, Place, Renewal, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal, shown
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class ClusterStore:
         problem: StoreError = StoreUnavailable("No node of the cluster could be asked.")
         for node in asked:
             try:
-                reply = await node.wire.ask(SLOTS_REQUEST, min(until, self._runtime.now() + LOOK_WITHIN))
+                reply = await node.wire.request(SLOTS_REQUEST, min(until, self._runtime.now() + LOOK_WITHIN))
             except StoreError as error:
                 node.failed = True
                 problem = error
@@ -163,7 +163,7 @@ class ClusterStore:
 
     def _follow(self, slot: int, node: Node, there: Redirected) -> tuple[Node, tuple[bytes, ...]]:
         address = there.host or node.host, there.port
-        if there.ask:
+        if there.claim:
             return self._node(address), (ASKING,)
         self._owners[slot] = address
         self._wrong = True
@@ -178,35 +178,37 @@ class ClusterStore:
     def mailbox(self, holder: str) -> Mailbox:
         return ClusterMailbox(self._boxes, holder)
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         async def work(node: Node, before: Sequence[bytes]) -> Answer:
-            if place is None:
-                return await node.store.acquire(ask, None, until, before)
-            box = self._boxes.get(ask.holder)
+            if enqueue is None:
+                return await node.store.acquire(claim, None, until, before)
+            box = self._boxes.get(claim.holder)
             if box is None:
                 raise ValueError("a place was asked for without an open mailbox")
             if before:
-                raise StoreUnavailable(f"The lock {shown(ask.name)} is being moved to another node. Try again.")
-            here = place._replace(address=await box.at(node, keys_of(ask.name).slot, until))
-            return await node.store.acquire(ask, here, until)
+                raise StoreUnavailable(f"The lock {shown(claim.name)} is being moved to another node. Try again.")
+            here = enqueue._replace(address=await box.at(node, keys_of(claim.name).slot, until))
+            return await node.store.acquire(claim, here, until)
 
-        return await self._routed(ask.name, until, work)
+        return await self._routed(claim.name, until, work)
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         return await self._routed(name, until, lambda node, before: node.store.release(name, holder, until, before))
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         return await self._routed(
-            ask.name, until, lambda node, before: node.store.adopt(ask, old_holder, until, before)
+            claim.name, until, lambda node, before: node.store.adopt(claim, old_holder, until, before)
         )
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         return await self._routed(name, until, lambda node, before: node.store.inspect(name, until, before))
 
-    async def take_away(self, name: str, holder: str, until: float) -> bool:
-        return await self._routed(name, until, lambda node, before: node.store.take_away(name, holder, until, before))
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
+        return await self._routed(
+            name, until, lambda node, before: node.store.force_release(name, holder, until, before)
+        )
 
-    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
         """Part by part of one master after another; the cursor names both."""
         await self._look(until)
         masters = sorted(set(self._owners.values()))
@@ -226,8 +228,10 @@ class ClusterStore:
     def reassert(self) -> Reassert | None:
         return self._reassert if self._reasserts else None
 
-    async def _reassert(self, ask: Ask, fence: int, until: float) -> bool:
-        return await self._routed(ask.name, until, lambda node, before: node.store._reassert(ask, fence, until, before))
+    async def _reassert(self, claim: Claim, fence: int, until: float) -> bool:
+        return await self._routed(
+            claim.name, until, lambda node, before: node.store._reassert(claim, fence, until, before)
+        )
 
     # Renewals: one script per slot, one exchange per node.
 
@@ -297,25 +301,25 @@ class ClusterStore:
         known = [facts.replicas for facts in found if facts.replicas is not None]
         return found[0]._replace(replicas=min(known) if len(known) == len(found) else None)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Close the connections; the next request dials anew."""
         for node in tuple(self._nodes.values()):
-            node.store.hang_up()
+            node.store.disconnect()
 
-    async def end_waits(self) -> None:
+    async def cancel_waits(self) -> None:
         """Who waits is told that this is being closed, and gives back its place over the wire."""
         for node in tuple(self._nodes.values()):
             await node.inbox.close()
 
     async def close(self) -> None:
         self._closed = True
-        await self.end_waits()
+        await self.cancel_waits()
         for node in tuple(self._nodes.values()):
             await node.wire.close()
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         for node in self._nodes.values():
-            node.store.forget(forked=forked)
+            node.store.reset(forked=forked)
         self._start()
 
 

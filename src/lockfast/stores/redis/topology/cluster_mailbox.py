@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockfast.errors import StoreProtocolError
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 if TYPE_CHECKING:
     from lockfast.stores.redis.topology.cluster_node import Node
@@ -45,9 +45,9 @@ class ClusterMailbox:
         address: str = self._box.address
         return address
 
-    async def wait(self, until: float) -> Push | Next | None:
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         """None as well when the connection broke or the slot moved: the next request goes where the lock is now."""
-        push: Push | Next | None = None if self._box is None else await self._box.hear(until)
+        push: GrantNotification | FirstNotification | None = None if self._box is None else await self._box.hear(until)
         return push
 
     def _leave(self) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from lockfast.stores.redis.lua import scripts
-from lockfast.stores.redis.topology.replicas import ConfirmingStore
 from lockfast.stores.redis.protocol.resp import ReplyError
 from lockfast.stores.redis.store import RedisStore
+from lockfast.stores.redis.topology.replicas import ConfirmingStore
 from lockfast.values import Renewal
 
 Again = Callable[[Sequence[Renewal], float], Awaitable[Sequence[bool | None]]]

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 from lockfast.errors import StoreUnavailable
 from lockfast.facts import Facts
-from lockfast.stores.redis.protocol import server_facts as facts
 from lockfast.stores.redis.lua import scripts
-from lockfast.stores.redis.transport.asyncio import TaskInbox, TaskWire
+from lockfast.stores.redis.protocol import server_facts as facts
 from lockfast.stores.redis.protocol.resp import pack
 from lockfast.stores.redis.store import Inbox, RedisStore, Wire
+from lockfast.stores.redis.transport.asyncio import TaskInbox, TaskWire
 from lockfast.stores.redis.transport.task_link import TaskLink
-from lockfast.values import AUX_PREFIX, Ask
+from lockfast.values import AUX_PREFIX, Claim
 
 LOAD = tuple(pack(b"SCRIPT", b"LOAD", script.text) for script in (scripts.ACQUIRE, scripts.RENEW))
 """Sent in front; an account that may not do so has its scripts loaded by being used."""
@@ -67,10 +67,10 @@ class TaskVotingWire(TaskWire):
         before = self._dialler.link
         return await self._dialler.get(until) is not before
 
-    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
+    async def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         if not self.connected:
             raise not_connected()
-        return await super().ask(request, until, before)
+        return await super().request(request, until, before)
 
 
 class TaskVotingInbox(TaskInbox):
@@ -106,13 +106,13 @@ class RedisVoter(RedisStore):
 
     async def who(self, until: float) -> Facts:
         # A quorum stops listening once a majority has answered, and so would not hear that a script is missing.
-        info = await self._voting_wire.ask(facts.WHO, until, before=LOAD)
+        info = await self._voting_wire.request(facts.WHO, until, before=LOAD)
         return facts.facts_in([info, None, None, None], 0.0)
 
     async def mark(self, secret: str, number: int, until: float) -> int | None:
         key = f"{AUX_PREFIX}twin:{secret}".encode()
         put = pack(b"SET", key, b"%d" % number, b"NX", b"PX", MARK_MS)
-        found = await self._voting_wire.ask(pack(b"GET", key), until, before=(put,))
+        found = await self._voting_wire.request(pack(b"GET", key), until, before=(put,))
         return int(found) if isinstance(found, bytes) and found.isdigit() else None
 
     async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
@@ -120,7 +120,7 @@ class RedisVoter(RedisStore):
         request = scripts.RELEASE.in_full(scripts.release_request(name, holder))
         return bool(await self._run(scripts.RELEASE, request, name, until, before) == 1)
 
-    def _make_ready(self, ask: Ask, ahead: int) -> None: ...  # nothing, as a release is another here
+    def _make_ready(self, claim: Claim, ahead: int) -> None: ...  # nothing, as a release is another here
 
     async def connect_inbox(self, until: float) -> None:
         await self._voting_inbox.connect(until)

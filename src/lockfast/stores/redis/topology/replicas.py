@@ -26,7 +26,7 @@ from lockfast.stores.redis.options import Wanted
 from lockfast.stores.redis.protocol.error_replies import error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.store import Inbox, RedisStore, Wire
-from lockfast.values import Answer, Ask, Granted, Place, Renewal, clean, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, Renewal, clean, shown
 
 SLICE = 1.0
 """Seconds for which one WAIT may hold up the connection."""
@@ -70,8 +70,8 @@ class Acknowledgements:
     Invariants: `_begun` counts those sent and `_answered` is the last one answered, which `_count` replicas confirmed;
     whoever sleeps is in `_sleepers`, and is woken when the one under way is over."""
 
-    def __init__(self, ask: Callable[[float], Awaitable[int]], runtime: Runtime) -> None:
-        self._ask = ask
+    def __init__(self, claim: Callable[[float], Awaitable[int]], runtime: Runtime) -> None:
+        self._ask = claim
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._begun = 0
@@ -133,29 +133,31 @@ class ConfirmingStore(RedisStore):
     async def _wait(self, until: float) -> int:
         left = min(SLICE, until - self._runtime.now())
         request = wait_request(self._wanted, left)
-        return count_in(self._wanted, await self.wire.ask(request, self._runtime.now() + left + REPLY_WITHIN))
+        return count_in(self._wanted, await self.wire.request(request, self._runtime.now() + left + REPLY_WITHIN))
 
     async def _acknowledged(self, ttl: float, until: float) -> int:
         """How many replicas have all that we wrote so far; half of a ttl is the longest that it may take."""
         in_time = self._runtime.now() + min(self._wanted.within, ttl / 2)
         return await self._acknowledgements.count(self._wanted.replicas, min(in_time, until))
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float, before: Sequence[bytes] = ()) -> Answer:
-        answer = await super().acquire(ask, place, until, before)
+    async def acquire(
+        self, claim: Claim, enqueue: Enqueue | None, until: float, before: Sequence[bytes] = ()
+    ) -> Answer:
+        answer = await super().acquire(claim, enqueue, until, before)
         if not isinstance(answer, Granted):
             return answer
-        count = await self._acknowledged(ask.ttl, until)
+        count = await self._acknowledged(claim.ttl, until)
         if count >= self._wanted.replicas:
             return Granted(answer.fence, count)
-        raise await self._undo(ask, count, before)
+        raise await self._undo(claim, count, before)
 
-    async def _undo(self, ask: Ask, count: int, before: Sequence[bytes]) -> StoreUnavailable:
+    async def _undo(self, claim: Claim, count: int, before: Sequence[bytes]) -> StoreUnavailable:
         outcome, and_so = Outcome.NOT_DONE, "was given back"
         try:
-            await super().release(ask.name, ask.holder, self._runtime.now() + UNDO_WITHIN, before)
+            await super().release(claim.name, claim.holder, self._runtime.now() + UNDO_WITHIN, before)
         except StoreError:
             outcome, and_so = Outcome.UNKNOWN, "is being given back"
-        return StoreUnavailable(f"The lock {shown(ask.name)} {and_so}: {self._verdict(count)}", outcome=outcome)
+        return StoreUnavailable(f"The lock {shown(claim.name)} {and_so}: {self._verdict(count)}", outcome=outcome)
 
     def _verdict(self, count: int) -> str:
         wanted = self._wanted
@@ -167,17 +169,17 @@ class ConfirmingStore(RedisStore):
             "Are they connected, and do they keep up?"
         )
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
-        granted = await super().adopt(ask, old_holder, until, before)
+    async def adopt(self, claim: Claim, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
+        granted = await super().adopt(claim, old_holder, until, before)
         if granted is None:
             return None
-        count = await self._confirmed(ask.name, ask.ttl, until)
+        count = await self._confirmed(claim.name, claim.ttl, until)
         return Granted(granted.fence, count)
 
-    async def _reassert(self, ask: Ask, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
-        again = await super()._reassert(ask, fence, until, before)
+    async def _reassert(self, claim: Claim, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
+        again = await super()._reassert(claim, fence, until, before)
         if again:
-            await self._confirmed(ask.name, ask.ttl, until)
+            await self._confirmed(claim.name, claim.ttl, until)
         return again
 
     async def _confirmed(self, name: str, ttl: float, until: float) -> int:
@@ -210,8 +212,8 @@ class ConfirmingStore(RedisStore):
             raise
         return answers
 
-    def forget(self, *, forked: bool) -> None:
-        super().forget(forked=forked)
+    def reset(self, *, forked: bool) -> None:
+        super().reset(forked=forked)
         self._acknowledgements = Acknowledgements(self._wait, self._runtime)
 
     async def facts(self, until: float) -> Facts:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Connections: one for requests and one inbox for notifications, for threads and for asyncio."""

@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockfast.ports import Runtime, Waker
-from lockfast.stores.redis.transport.dial import Dial
-from lockfast.stores.redis.transport.mailbox import BaseMailbox
 from lockfast.stores.redis.protocol.notifications import (
     FIRST_GRACE,
     HEAR_WITHIN,
@@ -28,8 +26,10 @@ from lockfast.stores.redis.protocol.notifications import (
     subscribe_request,
 )
 from lockfast.stores.redis.topology.shard_channels import Shards, left_in
+from lockfast.stores.redis.transport.dial import Dial
+from lockfast.stores.redis.transport.mailbox import BaseMailbox
 from lockfast.stores.redis.transport.task_link import DIAL_WITHIN, Dialler, TaskLink, dial_task_link
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 if TYPE_CHECKING:
     from lockfast.stores.redis.watch import TaskSession
@@ -55,15 +55,15 @@ class TaskWire:
         link.on_push = self.on_push
         return link
 
-    def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
+    def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
         link = self._dialler.link
         if link is None or link.error is not None:
             return self._dial_and_ask(request, until, before)
-        return link.ask(request, self._bounded(until) if self._longest < math.inf else until, before)
+        return link.request(request, self._bounded(until) if self._longest < math.inf else until, before)
 
     async def _dial_and_ask(self, request: bytes, until: float, before: Sequence[bytes]) -> Any:
         link = await self._dialler.get(until)
-        return await link.ask(request, self._bounded(until), before)
+        return await link.request(request, self._bounded(until), before)
 
     def _bounded(self, until: float) -> float:
         return min(until, self._runtime.now() + self._longest)
@@ -99,8 +99,8 @@ class TaskWire:
     async def close(self) -> None:
         await self._dialler.close()
 
-    def forget(self, *, forked: bool) -> None:
-        self._dialler.forget(forked=forked)
+    def reset(self, *, forked: bool) -> None:
+        self._dialler.reset(forked=forked)
 
 
 class TaskInbox:
@@ -173,7 +173,7 @@ class TaskInbox:
         if found is not None:
             self._give(*found)
 
-    def _give(self, holder: str, push: Push | Next) -> None:
+    def _give(self, holder: str, push: GrantNotification | FirstNotification) -> None:
         box = self.boxes.get(holder)
         if box is not None:
             box.push(push)
@@ -206,9 +206,9 @@ class TaskInbox:
         while self.boxes and self.runtime.now() < give_up_at:
             await self.runtime.sleep(0.002)  # who waited is giving back its place
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         self.boxes.clear()
-        self._dialler.forget(forked=forked)
+        self._dialler.reset(forked=forked)
 
 
 class _Answer:
@@ -246,7 +246,7 @@ class TaskMailbox(BaseMailbox[TaskLink]):
         if self._waker is not None:
             self._waker.wake()
 
-    async def hear(self, until: float) -> Push | Next | None:
+    async def hear(self, until: float) -> GrantNotification | FirstNotification | None:
         """The next push; None when `until` passed, or when this mailbox is not `sound`."""
         link = self._link
         if not self._pushes and link is not None and self.sound:
@@ -256,7 +256,7 @@ class TaskMailbox(BaseMailbox[TaskLink]):
             await self._waker.wait(until)
         return self._pushes.popleft() if self._pushes else None
 
-    async def wait(self, until: float) -> Push | Next | None:
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         push = await self.hear(until)
         if push is None and not self.sound:
             self._link = await self._inbox.sound_link(until)  # a push may have come while nobody listened

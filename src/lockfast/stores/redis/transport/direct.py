@@ -10,11 +10,11 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lockfast.stores.redis.lua.scripts import acquire_request, release_request
-from lockfast.values import Answer, Ask
+from lockfast.values import Answer, Claim
 
 if TYPE_CHECKING:
-    from lockfast.stores.redis.transport.thread_link import Link, Slot
     from lockfast.stores.redis.store import RedisStore
+    from lockfast.stores.redis.transport.thread_link import Link, Slot
     from lockfast.stores.redis.transport.threads import ThreadWire
 
 
@@ -32,18 +32,18 @@ class DirectRequests:
         self._wire = wire
         self._latest = ("", b"")
 
-    def ask(self, ask: Ask, now: float, until: float) -> Sent:
-        sent = self._wire.submit(acquire_request(ask, None), now, until)
-        self._latest = ask.holder, release_request(ask.name, ask.holder)
+    def request(self, claim: Claim, now: float, until: float) -> Sent:
+        sent = self._wire.submit(acquire_request(claim, None), now, until)
+        self._latest = claim.holder, release_request(claim.name, claim.holder)
         return sent
 
-    def answer(self, sent: Sent, ask: Ask, until: float) -> int | Coroutine[Any, Any, Answer]:
+    def answer(self, sent: Sent, claim: Claim, until: float) -> int | Coroutine[Any, Any, Answer]:
         reply = self._wire.fetch(sent, until)
-        return reply if type(reply) is int else self._answer(sent, ask, until)
+        return reply if type(reply) is int else self._answer(sent, claim, until)
 
-    async def _answer(self, sent: Sent, ask: Ask, until: float) -> Answer:
+    async def _answer(self, sent: Sent, claim: Claim, until: float) -> Answer:
         reply = await self._wire.reply(sent, until)
-        return await self._store.answer(reply, acquire_request(ask, None), ask, None, until)
+        return await self._store.answer(reply, acquire_request(claim, None), claim, None, until)
 
     def release(self, name: str, holder: str, now: float, until: float) -> bool | Coroutine[Any, Any, bool]:
         store = self._store

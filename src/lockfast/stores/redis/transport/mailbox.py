@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Generic
 
 from lockfast.stores.redis.protocol.notifications import LinkT
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 
 class BaseMailbox(ABC, Generic[LinkT]):
@@ -24,7 +24,7 @@ class BaseMailbox(ABC, Generic[LinkT]):
         self.holder = holder
         self.slot = slot
         self.channel = ""
-        self._pushes: deque[Push | Next] = deque()
+        self._pushes: deque[GrantNotification | FirstNotification] = deque()
         self._link: LinkT | None = None
 
     @property
@@ -41,7 +41,7 @@ class BaseMailbox(ABC, Generic[LinkT]):
     def wake(self) -> None:
         """Let whoever waits look."""
 
-    def push(self, push: Push | Next) -> None:
+    def push(self, push: GrantNotification | FirstNotification) -> None:
         self._pushes.append(push)
         self.wake()
 

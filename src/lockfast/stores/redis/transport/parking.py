@@ -15,9 +15,9 @@ import threading
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
+from lockfast.stores.redis.topology.quorum_node import not_connected
 from lockfast.stores.redis.transport.thread_link import Link, Slot
 from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadWire
-from lockfast.stores.redis.topology.quorum_node import not_connected
 
 DRAIN_AFTER = 0.02
 """Seconds after which an answer that nobody waits for is read, to see whether it has come."""

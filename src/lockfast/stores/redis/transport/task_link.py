@@ -18,9 +18,9 @@ from typing import Any
 
 from lockfast.errors import Outcome, StoreError, StoreUnavailable, closed_error
 from lockfast.ports import Runtime
-from lockfast.stores.redis.transport.dial import LEAST_DIAL, Dial, dialling_error, protocol_of
 from lockfast.stores.redis.protocol.notifications import STALE
 from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
+from lockfast.stores.redis.transport.dial import LEAST_DIAL, Dial, dialling_error, protocol_of
 
 _inherited: list[TaskLink] = []
 
@@ -54,7 +54,7 @@ class TaskLink(asyncio.Protocol):
     def send(self, request: bytes) -> None:
         self._transport.write(request)
 
-    def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> asyncio.Future[Any]:
+    def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> asyncio.Future[Any]:
         """The reply to be; `StoreUnavailable` when there is none by then."""
         now = self._runtime.now()
         if before:
@@ -171,7 +171,7 @@ class TaskLink(asyncio.Protocol):
         if self.on_failure is not None:
             self.on_failure()
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         """The loop is closed, or we are a forked child: let go without touching the parent's connection."""
         self.error = _no_answer("The connection belonged to a parent process or a closed event loop")
         if forked:
@@ -242,10 +242,10 @@ class Dialler:
         if self._closed:
             self.link.fail("the connection was closed")
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         link, self.link, self._task = self.link, None, None
         if link is not None:
-            link.forget(forked=forked)
+            link.reset(forked=forked)
 
     async def close(self) -> None:
         self._closed = True

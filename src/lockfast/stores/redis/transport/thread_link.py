@@ -28,8 +28,8 @@ from typing import Any
 
 from lockfast.errors import Outcome, StoreError, StoreUnavailable
 from lockfast.ports import Runtime, Waker
-from lockfast.stores.redis.transport.dial import LEAST_DIAL, Dial, dialling_error, protocol_of
 from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
+from lockfast.stores.redis.transport.dial import LEAST_DIAL, Dial, dialling_error, protocol_of
 
 SLICE = 0.25
 """Seconds that one system call may last; a plain read that waits is one call, a poll() and then a read are two."""
@@ -124,9 +124,9 @@ class Link:
             return self._socket.recv(most)
 
     def _await_room(self, until: float) -> None:
-        room = select.poll()
-        room.register(self._socket, select.POLLOUT)
-        if not room.poll(max(0.0, until - self._runtime.now()) * 1000):
+        local_queue = select.poll()
+        local_queue.register(self._socket, select.POLLOUT)
+        if not local_queue.poll(max(0.0, until - self._runtime.now()) * 1000):
             raise TimeoutError("the server does not read")
 
     def look(self) -> None:
@@ -234,14 +234,14 @@ class Link:
             self._connection.disconnect()
             self.leading.release()
 
-    def hang_up(self, why: str) -> None:
+    def disconnect(self, why: str) -> None:
         """The same without waiting: if a thread reads, whoever dials next closes the socket after it."""
         self.fail(why)
         if self.leading.acquire(blocking=False):
             self._connection.disconnect()
             self.leading.release()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """In a forked child: close our copy of the descriptor, which does not end the parent's connection."""
         self._connection.disconnect()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockfast.stores.redis.transport.thread_link import Link, Slot
 from lockfast.stores.redis.transport.mailbox import BaseMailbox
-from lockfast.values import Next, Push
+from lockfast.stores.redis.transport.thread_link import Link, Slot
+from lockfast.values import FirstNotification, GrantNotification
 
 if TYPE_CHECKING:
     from lockfast.stores.redis.transport.threads import ThreadInbox
@@ -33,7 +33,7 @@ class ThreadMailbox(BaseMailbox[Link]):
     def wake(self) -> None:
         self._slot.settle(None)
 
-    async def hear(self, until: float) -> Push | Next | None:
+    async def hear(self, until: float) -> GrantNotification | FirstNotification | None:
         """The next push; None when `until` passed, or when this mailbox is not `sound`."""
         link = self._link
         self._slot.ready = False  # before looking: a push that comes now is seen in one place or the other
@@ -42,7 +42,7 @@ class ThreadMailbox(BaseMailbox[Link]):
             await link.await_slot(self._slot, until)
         return self._pushes.popleft() if self._pushes else None
 
-    async def wait(self, until: float) -> Push | Next | None:
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         push = await self.hear(until)
         if push is None and not self.sound:
             self._link = self._inbox.sound_link(until)  # a push may have come while nobody listened

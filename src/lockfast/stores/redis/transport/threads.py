@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from lockfast.errors import LockError, Outcome, StoreUnavailable, closed_error
 from lockfast.ports import Runtime
-from lockfast.stores.redis.transport.dial import Dial
-from lockfast.stores.redis.transport.thread_link import AGAIN, SLICE, Link, Slot, dial_link
 from lockfast.stores.redis.protocol.notifications import (
     FIRST_GRACE,
     HEAR_WITHIN,
@@ -35,8 +33,10 @@ from lockfast.stores.redis.protocol.notifications import (
 )
 from lockfast.stores.redis.protocol.resp import Pushed
 from lockfast.stores.redis.topology.shard_channels import Shards, left_in
+from lockfast.stores.redis.transport.dial import Dial
+from lockfast.stores.redis.transport.thread_link import AGAIN, SLICE, Link, Slot, dial_link
 from lockfast.stores.redis.transport.thread_mailbox import ThreadMailbox
-from lockfast.values import Next, Push
+from lockfast.values import FirstNotification, GrantNotification
 
 if TYPE_CHECKING:
     from lockfast.stores.redis.watch import ThreadSession
@@ -55,16 +55,16 @@ class ThreadWire:
         self.pushes = False
         self.on_push: Callable[[Any], None] | None = None
         self._link: Link | None = None
-        self.forget(forked=False)
+        self.reset(forked=False)
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         link, self._link = self._link, None
         self._mutex = threading.Lock()
         self._closed = False
         if link is not None:
-            link.forget()
+            link.reset()
 
-    async def ask(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
+    async def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         sent = self.submit(request, self._runtime.now(), until, before)
         reply = self.fetch(sent, until)
         return await self.reply(sent, until) if reply is None else reply
@@ -209,7 +209,7 @@ class ThreadWire:
 
     def drop(self) -> None:
         if self._link is not None:
-            self._link.hang_up("the server is no master any more")
+            self._link.disconnect("the server is no master any more")
 
     async def close(self) -> None:
         self._closed = True
@@ -244,9 +244,9 @@ class ThreadInbox:
         self.sharded = sharded
         self.address = ""
         self.link: Link | None = None
-        self.forget(forked=False)
+        self.reset(forked=False)
 
-    def forget(self, *, forked: bool) -> None:
+    def reset(self, *, forked: bool) -> None:
         link, self.link = self.link, None
         self._mutex = threading.Lock()
         self.boxes: dict[str, ThreadMailbox] = {}
@@ -254,7 +254,7 @@ class ThreadInbox:
         self._heard_at = self._pinged_at = 0.0
         self._closed = False
         if link is not None:
-            link.forget()
+            link.reset()
 
     @property
     def listening(self) -> bool:
@@ -352,7 +352,7 @@ class ThreadInbox:
         else:
             self._give(*found)
 
-    def _give(self, holder: str, push: Push | Next) -> None:
+    def _give(self, holder: str, push: GrantNotification | FirstNotification) -> None:
         """Give a push to whom it is for."""
         self._heard_at = self.runtime.now()
         box = self.boxes.get(holder)
@@ -376,7 +376,7 @@ class ThreadInbox:
 
     def drop(self) -> None:
         if self.link is not None:
-            self.link.hang_up("the server is no master any more")
+            self.link.disconnect("the server is no master any more")
 
     async def close(self) -> None:
         self._closed = True

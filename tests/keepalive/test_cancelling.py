@@ -11,10 +11,10 @@ import pytest
 
 import lockfast.aio
 from lockfast import LeaseLost, LockError, State
-from lockfast.client import cancel_scope as scopes
 from lockfast.aio import Locks as AsyncLocks
-from tests.keeper.listening import BOUND
-from tests.keeper.losing import lose
+from lockfast.client import cancel_scope as scopes
+from tests.keepalive.listening import BOUND
+from tests.keepalive.losing import lose
 
 LONG = 30.0
 
@@ -598,7 +598,7 @@ class TestAtTheEdges:
         with pytest.raises(StopAsyncIteration):
             await asyncio.create_task(generator.__anext__())  # type: ignore[arg-type]
         assert await free(locks, "report")
-        assert locks.keeper.held() == []
+        assert locks.keepalive.held() == []
 
 
 class TestAWorkerThread:
@@ -625,7 +625,7 @@ class TestAWorkerThread:
         with pytest.raises(LeaseLost):  # noqa: PT012
             async with locks.lock("report", ttl=0.05, renew=False, on_lost=on_lost) as lease:
                 worker = threading.Thread(target=crunch, args=(lease,))
-                locks.keeper.close()  # so that the worker is the one who finds it
+                locks.keepalive.close()  # so that the worker is the one who finds it
                 worker.start()
                 await asyncio.sleep(0.5)
                 worker.join(BOUND)

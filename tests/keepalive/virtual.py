@@ -18,7 +18,7 @@ from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.facts import Facts
 from lockfast.ports import Mailbox, Reassert, Stage
 from lockfast.stores.memory import Space
-from lockfast.values import Answer, Ask, Granted, LockInfo, Owner, Page, Place, Renewal
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Owner, Page, Renewal
 
 Work = Coroutine[Any, Any, Any]
 Trouble = Literal["none", "refused", "silent", "deaf", "late", "stuck"]
@@ -98,7 +98,7 @@ class VirtualRuntime:
     def random(self) -> float:
         return 0.5
 
-    def new_holder(self) -> str:
+    def new_holder_id(self) -> str:
         return f"holder-{next(self._numbers)}"
 
     def caller(self) -> Hashable:
@@ -271,8 +271,8 @@ class FaultyStore:
         await self._travel(back, until)
         return answer
 
-    def _unstick(self, asked_at: float) -> None:
-        self.stuck_since = min(self.stuck_since, asked_at)
+    def _unstick(self, sent_at: float) -> None:
+        self.stuck_since = min(self.stuck_since, sent_at)
         if self.runtime.now() - self.stuck_since > STUCK_FOR:
             self.trouble = "none"
 
@@ -296,11 +296,11 @@ class FaultyStore:
     def mailbox(self, holder: str) -> Mailbox:
         raise NotImplementedError("nobody waits in these tests")
 
-    async def acquire(self, ask: Ask, place: Place | None, until: float) -> Answer:
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         answer: Answer = await self._carry(
-            Request(self.runtime.now(), "acquire", (ask.name,)),
+            Request(self.runtime.now(), "acquire", (claim.name,)),
             until,
-            lambda: self.space.acquire(ask, None, self.runtime.now()),
+            lambda: self.space.acquire(claim, None, self.runtime.now()),
         )
         return answer
 
@@ -321,11 +321,11 @@ class FaultyStore:
         )
         return released
 
-    async def adopt(self, ask: Ask, old_holder: str, until: float) -> Granted | None:
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         granted: Granted | None = await self._carry(
-            Request(self.runtime.now(), "adopt", (ask.name,)),
+            Request(self.runtime.now(), "adopt", (claim.name,)),
             until,
-            lambda: self.space.adopt(ask, old_holder, self.runtime.now()),
+            lambda: self.space.adopt(claim, old_holder, self.runtime.now()),
         )
         return granted
 
@@ -335,14 +335,14 @@ class FaultyStore:
     async def facts(self, until: float) -> Facts:
         return Facts("virtual")
 
-    async def survey(self, pattern: str, cursor: str, until: float) -> Page:
-        return self.space.survey(pattern, cursor, self.runtime.now())
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
+        return self.space.listing(pattern, cursor, self.runtime.now())
 
-    async def take_away(self, name: str, holder: str, until: float) -> bool:
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
         taken: bool = await self._carry(
             Request(self.runtime.now(), "take_away", (name,)),
             until,
-            lambda: self.space.take_away(name, holder, self.runtime.now()),
+            lambda: self.space.force_release(name, holder, self.runtime.now()),
         )
         return taken
 
@@ -351,13 +351,13 @@ class FaultyStore:
 
     def listen(self) -> None: ...
 
-    def hang_up(self) -> None: ...
+    def disconnect(self) -> None: ...
 
-    async def end_waits(self) -> None: ...
+    async def cancel_waits(self) -> None: ...
 
     async def close(self) -> None: ...
 
-    def forget(self, *, forked: bool) -> None: ...
+    def reset(self, *, forked: bool) -> None: ...
 
 
 class World:

@@ -7,8 +7,8 @@ from lockfast.errors import StoreUnavailable
 
 def lose(lease: Any, why: str = "the test took it away") -> None:
     """What the keeper does when the store says that the grant is not ours. On asyncio, call it in the event loop."""
-    lease._client.keeper.unwatch(lease._holding)
-    lease._holding.refused(why)
+    lease._client.keepalive.unwatch(lease._lease_state)
+    lease._lease_state.refused(why)
 
 
 class Outage:

@@ -8,14 +8,14 @@ import pytest
 
 from lockfast import LeaseLost, State
 from lockfast.runtime.clock import now
-from tests.keeper.listening import SLACK, Listener
-from tests.keeper.measuring import note
+from tests.keepalive.listening import SLACK, Listener
+from tests.keepalive.measuring import note
 from tests.support.faults import Direction
 from tests.support.lateness import kept_waiting, kept_waiting_since, lateness
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import Client, Colour
+from tests.traps.flavours import Client, Colour
 from tests.traps.watching import await_nothing_left, on
 
 pytestmark = pytest.mark.timing
@@ -33,7 +33,7 @@ def nothing_goes_unheard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 def deadline_of(lease: Any) -> float:
     """When the lease ends if no renewal gets through any more, on the clock of `now`."""
-    moment: float = lease._holding.valid_until
+    moment: float = lease._lease_state.valid_until
     return moment
 
 
@@ -49,8 +49,8 @@ def assert_lost_at_the_deadline(listener: Listener, lease: Any, what: str) -> No
 
 
 class TestTheServerStops:
-    def test_for_longer_than_the_ttl(self, fresh_server: Server, colour: Colour, listener: Listener) -> None:
-        client = colour.connect(fresh_server.url)
+    def test_for_longer_than_the_ttl(self, fresh_server: Server, flavour: Colour, listener: Listener) -> None:
+        client = flavour.connect(fresh_server.url)
         lease = client.acquire("report", ttl=1.8, **listener.options)
         until(lambda: fresh_server.commands_processed().get("pexpire", 0) >= 1, "a renewal")
         fresh_server.pause()
@@ -66,8 +66,8 @@ class TestTheServerStops:
         assert client.release(lease) is False
         assert listener.words() == ["risk", "lost"]
 
-    def test_for_a_moment(self, fresh_server: Server, colour: Colour, listener: Listener) -> None:
-        client = colour.connect(fresh_server.url)
+    def test_for_a_moment(self, fresh_server: Server, flavour: Colour, listener: Listener) -> None:
+        client = flavour.connect(fresh_server.url)
         lease = client.acquire("report", ttl=3, **listener.options)
         fresh_server.pause()
         listener.wait_for("risk")
@@ -79,9 +79,9 @@ class TestTheServerStops:
         assert listener.words() == ["risk"]
 
     def test_with_many_leases_every_loss_is_told(
-        self, fresh_server: Server, colour: Colour, listener: Listener
+        self, fresh_server: Server, flavour: Colour, listener: Listener
     ) -> None:
-        client = colour.connect(fresh_server.url)
+        client = flavour.connect(fresh_server.url)
         leases = [client.acquire(f"report {n}", ttl=1.0, renew=n % 2 == 0, **listener.options) for n in range(300)]
         fresh_server.pause()
         before = kept_waiting()
@@ -95,8 +95,8 @@ class TestTheServerStops:
         assert len(listener.words()) == len(leases) + listener.words().count("risk")
         fresh_server.resume()
 
-    def test_and_starts_again_empty(self, fresh_server: Server, colour: Colour, listener: Listener) -> None:
-        client = colour.connect(fresh_server.url)
+    def test_and_starts_again_empty(self, fresh_server: Server, flavour: Colour, listener: Listener) -> None:
+        client = flavour.connect(fresh_server.url)
         lease = client.acquire("report", ttl=1.5, **listener.options)
         fresh_server.restart()
         restarted_at = now()
@@ -111,9 +111,9 @@ class TestTheServerStops:
 
 class TestTheNetworkBreaks:
     def test_connections_cut_again_and_again(
-        self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener
+        self, flavour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener
     ) -> None:
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=2.4, **listener.options)
         seen = len(proxy.requests)
         for round_ in range(1, 5):
@@ -126,9 +126,9 @@ class TestTheNetworkBreaks:
 
     @pytest.mark.parametrize("direction", DIRECTIONS)
     def test_one_way_for_good(
-        self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
+        self, flavour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
     ) -> None:
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=1.8, **listener.options)
         proxy.wait_for(on("report"), 2)
         proxy.stall(direction)
@@ -142,9 +142,9 @@ class TestTheNetworkBreaks:
 
     @pytest.mark.parametrize("direction", DIRECTIONS)
     def test_one_way_for_a_moment(
-        self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
+        self, flavour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
     ) -> None:
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=3, **listener.options)
         proxy.stall(direction)
         listener.wait_for("risk")
@@ -154,9 +154,9 @@ class TestTheNetworkBreaks:
         assert client.release(lease) is True
         assert listener.words() == ["risk"]
 
-    def test_every_other_reply_is_lost(self, colour: Colour, proxy: FaultProxy, listener: Listener) -> None:
+    def test_every_other_reply_is_lost(self, flavour: Colour, proxy: FaultProxy, listener: Listener) -> None:
         """Renewals are executed and not heard of; the retry says that the lock is still ours."""
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=2.4, **listener.options)
         for _ in range(3):
             proxy.drop_reply(on("report")).wait()
@@ -178,9 +178,9 @@ def _renewal_after(seen: int) -> Callable[[Any], bool]:
 
 
 class TestDialling:
-    def test_holds_up_nobody(self, colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener) -> None:
+    def test_holds_up_nobody(self, flavour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener) -> None:
         """The connection is known to be dead, and the server takes calls without a word: the keeper tells in time."""
-        client = colour.connect(proxy.url).warm_up()
+        client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=1.2, **listener.options)
         proxy.wait_for(on("report"), 2)
         proxy.stall()
@@ -190,11 +190,11 @@ class TestDialling:
         proxy.unstall()
         await_nothing_left(valkey, "report")
 
-    def test_is_foreseen(self, colour: Colour, valkey: Server) -> None:
+    def test_is_foreseen(self, flavour: Colour, valkey: Server) -> None:
         """Whatever stands between the keeper and the wire passes on that there is no connection, and that waits end."""
-        client = colour.connect(valkey.url)
+        client = flavour.connect(valkey.url)
         store = client.locks.store
         assert client.do(lambda: store.connected) is False
         client.acquire("report", ttl=30)
         assert client.do(lambda: store.connected) is True
-        assert callable(store.end_waits)
+        assert callable(store.cancel_waits)

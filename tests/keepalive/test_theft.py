@@ -7,12 +7,12 @@ import pytest
 
 from lockfast import LeaseLost, State
 from lockfast.runtime.clock import now
-from tests.keeper.listening import SLACK, Listener
-from tests.keeper.measuring import note
+from tests.keepalive.listening import SLACK, Listener
+from tests.keepalive.measuring import note
 from tests.support.lateness import lateness
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import Client
+from tests.traps.flavours import Client
 
 pytestmark = pytest.mark.timing
 

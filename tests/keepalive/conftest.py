@@ -4,28 +4,28 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.keeper import measuring
-from tests.keeper.listening import Listener
+from tests.keepalive import measuring
+from tests.keepalive.listening import Listener
 from tests.support.servers import Server
-from tests.traps.colours import COLOURS, Client, Colour
+from tests.traps.flavours import FLAVOURS, Client, Colour
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
-    with COLOURS[request.param]() as colour:
-        yield colour
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+    with FLAVOURS[request.param]() as flavour:
+        yield flavour
 
 
 @pytest.fixture
-def us(colour: Colour, valkey: Server) -> Client:
+def us(flavour: Colour, valkey: Server) -> Client:
     """A client of the shared server."""
-    return colour.connect(valkey.url)
+    return flavour.connect(valkey.url)
 
 
 @pytest.fixture
-def them(colour: Colour, valkey: Server) -> Client:
+def them(flavour: Colour, valkey: Server) -> Client:
     """Another one, as in another process."""
-    return colour.connect(valkey.url)
+    return flavour.connect(valkey.url)
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ LIMIT = 20.0
 class Client:
     """One connection of either colour."""
 
-    def __init__(self, colour: "Colour", locks: Any) -> None:
+    def __init__(self, flavour: "Colour", locks: Any) -> None:
         self.locks = locks
-        self.start = colour.start
-        self.do = colour.do
+        self.start = flavour.start
+        self.do = flavour.do
 
     def acquiring(self, name: str, *, blocking: bool = True, timeout: float | None = None, **options: Any) -> Any:
         """An acquisition under way: a future of the lease, or of None."""
@@ -113,7 +113,7 @@ class Colour:
 
 class Threads(Colour):
     name = "threads"
-    connect_function = staticmethod(lockfast.client.connect)
+    connect_function = staticmethod(lockfast.connect)
     redis_module = redis
 
     def start(self, call: Callable[[], Any]) -> Any:
@@ -170,10 +170,10 @@ class Asyncio(Colour):
             self._thread.join(LIMIT)
 
 
-COLOURS: dict[str, type[Colour]] = {kind.name: kind for kind in (Threads, Asyncio)}
+FLAVOURS: dict[str, type[Colour]] = {kind.name: kind for kind in (Threads, Asyncio)}
 
 
 @contextmanager
 def colour_named(name: str) -> Iterator[Colour]:
-    with COLOURS[name]() as colour:
-        yield colour
+    with FLAVOURS[name]() as flavour:
+        yield flavour

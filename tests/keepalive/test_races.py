@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lockfast import State
-from tests.keeper.listening import Listener
-from tests.keeper.virtual import World
+from tests.keepalive.listening import Listener
+from tests.keepalive.virtual import World
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import Colour
+from tests.traps.flavours import Colour
 from tests.traps.watching import on
 
 SHORT, LONG = 500, 10_000
@@ -26,13 +26,15 @@ DELAYS = (0.0, 0.0, 0.001, 0.01, 0.02, 0.2)
 
 def test_on_a_wire_that_delays_each_as_it_likes() -> None:
     """By a manual clock, and harder than a network: requests may overtake each other."""
-    chance = random.Random(20261115)
+    randomness = random.Random(20261115)
     world = World()
     for _ in range(LONG):
-        world.store.delays = {kind: (chance.choice(DELAYS), chance.choice(DELAYS)) for kind in ("renew", "release")}
+        world.store.delays = {
+            kind: (randomness.choice(DELAYS), randomness.choice(DELAYS)) for kind in ("renew", "release")
+        }
         lease = world.acquire(ttl=TTL)
         outcome: list[bool] = []
-        world.time.run_for(TTL / 3 - TTL / 24 + chance.choice((-0.01, -0.001, 0.0, 0.001, 0.005, 0.01, 0.15, 0.3)))
+        world.time.run_for(TTL / 3 - TTL / 24 + randomness.choice((-0.01, -0.001, 0.0, 0.001, 0.005, 0.01, 0.15, 0.3)))
         world.time.spawn(lambda lease=lease, outcome=outcome: _release(lease, outcome), "release")  # type: ignore[misc]
         world.time.run_for(0.5)
         assert outcome == [True]
@@ -54,26 +56,26 @@ async def _release(lease: Any, outcome: list[bool]) -> None:
 
 @ROUNDS
 def test_on_a_network_that_delays_either(
-    colour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, rounds: int
+    flavour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, rounds: int
 ) -> None:
     """The keeper is told that the lock changed, and asks about it in the very moment in which it is given back."""
-    chance = random.Random(20261115)
-    client = colour.connect(proxy.url).warm_up()
+    randomness = random.Random(20261115)
+    client = flavour.connect(proxy.url).warm_up()
     names = [f"report {number}" for number in range(4)]
     for round_ in range(rounds):
         name = names[round_ % len(names)]
         rule = None
         if round_ % 5 == 0:
-            delay = proxy.delay_requests if chance.random() < 0.5 else proxy.delay_replies
-            rule = delay(on(name), chance.choice((0.0005, 0.002, 0.004)))
+            delay = proxy.delay_requests if randomness.random() < 0.5 else proxy.delay_replies
+            rule = delay(on(name), randomness.choice((0.0005, 0.002, 0.004)))
         lease = client.acquire(name, ttl=10, timeout=1, **listener.options)
-        client.do(partial(client.locks.keeper._changed, name))
-        _pause(chance.choice((0.0, 0.0, 0.0001, 0.0003, 0.001)))
+        client.do(partial(client.locks.keepalive._changed, name))
+        _pause(randomness.choice((0.0, 0.0, 0.0001, 0.0003, 0.001)))
         assert client.release(lease) is True
         assert valkey.raw("EXISTS", name) == 0, f"left in round {round_}"
         if rule is not None:
             rule.release()
-    until(lambda: client.do(client.locks.keeper.held) == [], "the keeper to let go of all")
+    until(lambda: client.do(client.locks.keepalive.held) == [], "the keeper to let go of all")
     assert [name for name in names if valkey.raw("EXISTS", name)] == []
     assert listener.words() == []
 

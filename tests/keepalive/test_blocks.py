@@ -12,20 +12,20 @@ import pytest
 import lockfast
 from lockfast import LeaseLost, Locks, State
 from lockfast.stores.memory import hub
-from tests.keeper.listening import BOUND
-from tests.keeper.losing import lose
+from tests.keepalive.listening import BOUND
+from tests.keepalive.losing import lose
 from tests.support.servers import Server
 from tests.support.waiting import until
 
 
 @pytest.fixture
-def place() -> str:
+def enqueue() -> str:
     return str(uuid.uuid4())
 
 
 @pytest.fixture
-def locks(place: str) -> Iterator[Locks]:
-    with lockfast.client.connect(f"memory://{place}") as locks:
+def locks(enqueue: str) -> Iterator[Locks]:
+    with lockfast.connect(f"memory://{enqueue}") as locks:
         yield locks
 
 
@@ -52,7 +52,7 @@ class TestWithinTheBlock:
     def test_lost_wakes_by_the_clock_even_if_the_keeper_is_gone(self, locks: Locks) -> None:
         lease = locks.lock("report", ttl=0.1, renew=False).acquire()
         assert lease is not None
-        locks.keeper.close()
+        locks.keepalive.close()
         assert lease.lost.wait(2) is True
 
     def test_a_released_lease_is_not_lost(self, locks: Locks) -> None:
@@ -82,31 +82,31 @@ class TestTheEndOfTheBlock:
         assert steps == ["to the end"]
         assert (caught.value.name, caught.value.fence) == ("report", lease.fence)
 
-    def test_finds_a_theft_that_nobody_had_noticed(self, locks: Locks, place: str) -> None:
+    def test_finds_a_theft_that_nobody_had_noticed(self, locks: Locks, enqueue: str) -> None:
         with pytest.raises(LeaseLost, match="given back"), locks.lock("report"):
-            hub(place).space.drop("report")
+            hub(enqueue).space.drop("report")
 
-    def test_leaves_the_next_holder_alone(self, locks: Locks, place: str) -> None:
+    def test_leaves_the_next_holder_alone(self, locks: Locks, enqueue: str) -> None:
         with pytest.raises(LeaseLost), locks.lock("report") as lease:  # noqa: PT012
-            hub(place).space.drop("report")
+            hub(enqueue).space.drop("report")
             successor = locks.lock("report").acquire(timeout=0)
             lose(lease)
         assert successor is not None
         assert locks.lock("report").inspect().holder == successor.holder
         successor.ensure_held()
 
-    def test_leaves_the_next_holder_alone_though_nobody_had_noticed(self, locks: Locks, place: str) -> None:
+    def test_leaves_the_next_holder_alone_though_nobody_had_noticed(self, locks: Locks, enqueue: str) -> None:
         with pytest.raises(LeaseLost), locks.lock("report"):  # noqa: PT012
-            hub(place).space.drop("report")
+            hub(enqueue).space.drop("report")
             successor = locks.lock("report").acquire(timeout=0)
         assert successor is not None
         assert locks.lock("report").inspect().holder == successor.holder
 
     @pytest.mark.parametrize("lost", ["noticed", "unnoticed", "by the clock"])
-    def test_does_not_mask_the_bodys_own_error(self, locks: Locks, place: str, lost: str) -> None:
+    def test_does_not_mask_the_bodys_own_error(self, locks: Locks, enqueue: str, lost: str) -> None:
         ttl = 0.05 if lost == "by the clock" else 30
         with pytest.raises(KeyError, match="own"), locks.lock("report", ttl=ttl, renew=False) as lease:  # noqa: PT012
-            hub(place).space.drop("report")
+            hub(enqueue).space.drop("report")
             if lost == "noticed":
                 lose(lease)
             elif lost == "by the clock":
@@ -168,7 +168,7 @@ class TestTheEndOfTheBlock:
         ender.join(BOUND)
         assert errors == []
         assert lease.state is State.RELEASED
-        assert locks.keeper.held() == []
+        assert locks.keepalive.held() == []
 
     def test_nested_and_lost_inside_out(self, locks: Locks) -> None:
         with pytest.raises(LeaseLost) as caught, locks.lock("outer"), locks.lock("inner") as inner:
@@ -180,10 +180,10 @@ class TestTheEndOfTheBlock:
         assert caught.value.name == "outer"
         assert not locks.lock("again").locked()
 
-    def test_under_a_decorator(self, locks: Locks, place: str) -> None:
+    def test_under_a_decorator(self, locks: Locks, enqueue: str) -> None:
         @locks.guard("account:{number}")
         def deposit(number: int, fail: bool = False) -> str:
-            hub(place).space.drop(f"account:{number}")
+            hub(enqueue).space.drop(f"account:{number}")
             if fail:
                 raise KeyError("the function's own")
             return "done"
@@ -219,7 +219,7 @@ class TestClosing:
 
     def test_does_not_hand_the_lock_to_one_who_waits_here(self, valkey: Server) -> None:
         for _ in range(20):
-            with lockfast.client.connect(valkey.url) as others, lockfast.client.connect(valkey.url) as locks:
+            with lockfast.connect(valkey.url) as others, lockfast.connect(valkey.url) as locks:
                 held = locks.lock("report", passing=False).acquire()
                 assert held is not None
                 outcomes: list[Any] = []
@@ -242,7 +242,7 @@ class TestClosing:
                 assert (info.locked, info.waiting) == (False, 0)
 
     def test_a_grant_that_comes_as_the_client_is_closed_is_given_back(
-        self, locks: Locks, place: str, monkeypatch: pytest.MonkeyPatch
+        self, locks: Locks, enqueue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         acquire = locks.store.acquire
 
@@ -254,5 +254,5 @@ class TestClosing:
         monkeypatch.setattr(locks.store, "acquire", acquire_and_close)
         with pytest.raises(lockfast.ConfigurationError, match="closed"):
             locks.lock("report").acquire()
-        with lockfast.client.connect(f"memory://{place}") as others:
+        with lockfast.connect(f"memory://{enqueue}") as others:
             assert not others.lock("report").locked()

@@ -72,7 +72,7 @@ class Ending:
 def assert_free(url: str, *names: str) -> None:
     """At once: long before their ttl would have freed them. What was in memory is gone with the process anyway."""
     if not url.startswith("memory"):
-        with lockfast.client.connect(url) as locks:
+        with lockfast.connect(url) as locks:
             assert [name for name in names if locks.lock(name).locked()] == []
 
 
@@ -81,7 +81,7 @@ class TestThreads:
     def test_close(self, url: str) -> None:
         Ending(
             """
-            locks = lockfast.client.connect(url)
+            locks = lockfast.connect(url)
             leases = [locks.lock(name).acquire() for name in "abc"]
             locks.close()
             locks.close()
@@ -94,12 +94,12 @@ class TestThreads:
     @pytest.mark.parametrize("url", ALL, indirect=True)
     @pytest.mark.parametrize("end", ["", "sys.exit(0)"])
     def test_the_end_of_the_program(self, url: str, end: str) -> None:
-        text = "locks = lockfast.client.connect(url); leases = [locks.lock(name).acquire() for name in 'abc']"
+        text = "locks = lockfast.connect(url); leases = [locks.lock(name).acquire() for name in 'abc']"
         Ending(f"{text}; {end}", url).quiet()
         assert_free(url, *"abc")
 
     def test_an_error_in_the_body_is_the_only_complaint(self, url: str) -> None:
-        ending = Ending("with lockfast.client.connect(url).lock('a'): raise KeyError('the own')", url)
+        ending = Ending("with lockfast.connect(url).lock('a'): raise KeyError('the own')", url)
         assert ending.code == 1
         assert ending.complaints.splitlines()[-1] == "KeyError: 'the own'"
         assert ending.complaints.count("Traceback") == 1
@@ -109,7 +109,7 @@ class TestThreads:
     def test_an_interrupt_in_the_body(self, url: str) -> None:
         ending = Ending(
             """
-            with lockfast.client.connect(url).lock("a"):
+            with lockfast.connect(url).lock("a"):
                 print("held")
                 time.sleep(60)
             """,
@@ -124,10 +124,10 @@ class TestThreads:
     def test_an_interrupt_in_the_wait(self, url: str) -> None:
         ending = Ending(
             """
-            locks = lockfast.client.connect(url)
+            locks = lockfast.connect(url)
             taken = locks.lock("a").acquire()
             threading.Timer(0.2, lambda: print("held")).start()
-            with lockfast.client.connect(url).lock("a"):
+            with lockfast.connect(url).lock("a"):
                 print("not to be reached")
             """,
             url,
@@ -143,7 +143,7 @@ class TestThreads:
         """They are stopped wherever they are; the program neither waits for them nor crashes."""
         Ending(
             """
-            locks = lockfast.client.connect(url)
+            locks = lockfast.connect(url)
             held = threading.Event()
 
             def hold():
@@ -169,7 +169,7 @@ class TestThreads:
         """The end takes no longer than its budget, and what is left frees itself."""
         ending = Ending(
             f"""
-            locks = lockfast.client.connect(url)
+            locks = lockfast.connect(url)
             leases = [locks.lock(f"lock {{number}}").acquire() for number in range(50)]
             os.kill({fresh_server.pid}, signal.SIGSTOP)
             print("held", flush=True)
@@ -269,7 +269,7 @@ class TestAsyncio:
             lease = loop.run_until_complete(first())
             loop.close()
             asyncio.run(locks.close())
-            with lockfast.client.connect(url) as others:
+            with lockfast.connect(url) as others:
                 assert not others.lock("a").locked()
             """,
             url,
@@ -363,7 +363,7 @@ class TestProcesses:
                 """
                 import os, sys, lockfast
 
-                locks = lockfast.client.connect(sys.argv[1])
+                locks = lockfast.connect(sys.argv[1])
 
                 def work(number):
                     assert locks.lock("the parent's").locked()
@@ -397,7 +397,7 @@ class TestProcesses:
         """The master loads the application, connection and all, and forks; workers come and go."""
         ending = Ending(
             f"""
-            locks = lockfast.client.connect(url)
+            locks = lockfast.connect(url)
             with locks.lock("loading"):
                 pass
             master = locks.lock("master").acquire()

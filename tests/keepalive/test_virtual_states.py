@@ -7,10 +7,10 @@ import pytest
 
 from lockfast import LeaseLost, State
 from lockfast.core.acquire import Grant
-from lockfast.core.lease_state import ALIVE, MOVES, Holding
+from lockfast.core.lease_state import ALIVE, MOVES, LeaseState
 from lockfast.errors import StoreProtocolError, StoreRefused
-from lockfast.values import Ask
-from tests.keeper.virtual import START, Trouble, VirtualRuntime, World
+from lockfast.values import Claim
+from tests.keepalive.virtual import START, Trouble, VirtualRuntime, World
 
 TTL = 3.0
 DEADLINE = 0.998 * TTL - 0.002
@@ -33,18 +33,18 @@ class TestTheTable:
     """Each change that is possible, and each that is not."""
 
     @pytest.fixture
-    def holding(self) -> Holding:
+    def lease_state(self) -> LeaseState:
         runtime = VirtualRuntime()
-        grant = Grant(Ask("thing", "me", TTL, ""), fence=1, asked_at=START, valid_until=START + DEADLINE)
-        holding = Holding(runtime, renewing=True, max_hold=None)
-        holding.begin(grant)
-        return holding
+        grant = Grant(Claim("thing", "me", TTL, ""), fence=1, sent_at=START, valid_until=START + DEADLINE)
+        lease_state = LeaseState(runtime, renewing=True, max_hold=None)
+        lease_state.begin(grant)
+        return lease_state
 
     CAUSES: dict[State, Any] = {  # noqa: RUF012
-        State.HELD: lambda holding: holding.renewed(START, TTL),
-        State.AT_RISK: lambda holding: holding.failing(START + 1),
-        State.LOST: lambda holding: holding.refused("gone"),
-        State.RELEASED: lambda holding: holding.give_back(),
+        State.HELD: lambda lease_state: lease_state.renewed(START, TTL),
+        State.AT_RISK: lambda lease_state: lease_state.failing(START + 1),
+        State.LOST: lambda lease_state: lease_state.refused("gone"),
+        State.RELEASED: lambda lease_state: lease_state.give_back(),
     }
     WAYS = {  # noqa: RUF012
         State.HELD: (),
@@ -55,26 +55,26 @@ class TestTheTable:
 
     @pytest.mark.parametrize("cause", State)
     @pytest.mark.parametrize("before", State)
-    def test_moves_only_as_it_says(self, holding: Holding, before: State, cause: State) -> None:
+    def test_moves_only_as_it_says(self, lease_state: LeaseState, before: State, cause: State) -> None:
         for step in self.WAYS[before]:
-            self.CAUSES[step](holding)
+            self.CAUSES[step](lease_state)
         told: list[State] = []
-        holding.on_change = told.append
-        self.CAUSES[cause](holding)
+        lease_state.on_change = told.append
+        self.CAUSES[cause](lease_state)
         expected = cause if cause in MOVES[before] else before
-        assert holding.state is expected
+        assert lease_state.state is expected
         assert told == ([expected] if expected not in (before, State.RELEASED) else [])  # that is the holder's doing
 
     @pytest.mark.parametrize("before", State)
-    def test_the_clock_ends_what_is_alive(self, holding: Holding, before: State) -> None:
+    def test_the_clock_ends_what_is_alive(self, lease_state: LeaseState, before: State) -> None:
         for step in self.WAYS[before]:
-            self.CAUSES[step](holding)
+            self.CAUSES[step](lease_state)
         told: list[State] = []
-        holding.on_change = told.append
-        assert holding.check(START + DEADLINE - A_MOMENT) is before
+        lease_state.on_change = told.append
+        assert lease_state.check(START + DEADLINE - A_MOMENT) is before
         expected = State.LOST if before in ALIVE else before
         for _ in range(3):
-            assert holding.check(START + DEADLINE) is expected
+            assert lease_state.check(START + DEADLINE) is expected
         assert told == ([State.LOST] if before in ALIVE else [])
 
 
@@ -204,15 +204,15 @@ class TestTheft:
             world.acquire(name, ttl=30)
         world.time.run_for(2)
         looked = 0
-        held = world.locks.keeper.held
+        held = world.locks.keepalive.held
 
-        def counted() -> list[Holding]:
+        def counted() -> list[LeaseState]:
             nonlocal looked
             found = held()
             looked += len(found)
             return found
 
-        monkeypatch.setattr(world.locks.keeper, "held", counted)
+        monkeypatch.setattr(world.locks.keepalive, "held", counted)
         for name in names:
             world.store.tell(name)
         assert looked < 20 * len(names), "leases looked at, for as many alarms"
@@ -323,7 +323,7 @@ class TestTheDeadline:
         world.store.trouble = "deaf"
         world.time.run_for(TTL)
         assert lease.state is State.LOST
-        lease._holding.renewed(world.time.now(), TTL)
+        lease._lease_state.renewed(world.time.now(), TTL)
         world.store.trouble = "none"
         world.time.run_for(2 * TTL)
         assert lease.state is State.LOST
@@ -341,13 +341,13 @@ def test_who_is_told_of_a_refusal_need_not_ask_the_store_again(world: World) -> 
     """A callback that gives the lease back sends nothing: the store has said already that it has it no more."""
     lease = world.acquire(ttl=TTL)
     settled: list[bool] = []
-    tell = lease._holding.on_change
+    tell = lease._lease_state.on_change
 
     def look(state: State) -> None:
-        settled.append(lease._holding.settled)
+        settled.append(lease._lease_state.settled)
         tell(state)
 
-    lease._holding.on_change = look
+    lease._lease_state.on_change = look
     world.store.space.drop("thing")
     world.time.run_for(TTL / 3 + A_MOMENT)
     assert settled == [True]

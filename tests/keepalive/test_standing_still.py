@@ -11,13 +11,13 @@ import pytest
 import lockfast.aio
 from lockfast import LeaseLost, State
 from lockfast.runtime.clock import now
-from tests.keeper.listening import SLACK, Listener
-from tests.keeper.measuring import note
-from tests.keeper.programs import Program
+from tests.keepalive.listening import SLACK, Listener
+from tests.keepalive.measuring import note
+from tests.keepalive.programs import Program
 from tests.support.lateness import lateness
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import Colour
+from tests.traps.flavours import Colour
 
 pytestmark = pytest.mark.timing
 
@@ -41,9 +41,9 @@ def hog_the_gil(seconds: float) -> None:
 class TestAStoppedProcess:
     """SIGSTOP past its ttl, then SIGCONT."""
 
-    @pytest.mark.parametrize("colour", ["threads", "asyncio"])
-    def test_knows_it_at_once(self, valkey: Server, colour: str) -> None:
-        with Program(f"frozen_{colour}", valkey.url, TTL) as program:
+    @pytest.mark.parametrize("flavour", ["threads", "asyncio"])
+    def test_knows_it_at_once(self, valkey: Server, flavour: str) -> None:
+        with Program(f"frozen_{flavour}", valkey.url, TTL) as program:
             assert program.line() == "held"
             program.freeze()
             until(lambda: not valkey.raw("EXISTS", "report"), "the lock to expire")
@@ -58,19 +58,19 @@ class TestAStoppedProcess:
         (heard_at,) = found["heard"]
         note("loss told after SIGCONT", (heard_at - thawed_at) * 1000)
         assert heard_at - thawed_at < SLACK + lateness()
-        if colour == "asyncio":
+        if flavour == "asyncio":
             note("body cancelled after SIGCONT", (found["woken"] - thawed_at) * 1000)
             assert found["woken"] - thawed_at < SLACK + lateness()
         assert valkey.raw("GET", "report") == "another", "the next holder is left alone"
 
 
 class TestAHoggedInterpreter:
-    def test_is_told_when_it_runs_again(self, url: str, colour: Colour, listener: Listener) -> None:
-        client = colour.connect(url)
+    def test_is_told_when_it_runs_again(self, url: str, flavour: Colour, listener: Listener) -> None:
+        client = flavour.connect(url)
         lease = client.acquire("report", ttl=TTL, **listener.options)
         hog_the_gil(2 * TTL)
         runs_again_at = now()
-        state: State = lease.state if colour.name == "threads" else State.LOST
+        state: State = lease.state if flavour.name == "threads" else State.LOST
         assert state is State.LOST, "in the very instant"
         (call,) = listener.wait_for("lost")
         note("loss told after a GIL hog", (call.at - runs_again_at) * 1000)

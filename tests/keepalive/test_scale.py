@@ -11,11 +11,11 @@ import pytest
 
 from lockfast import Locks, State
 from lockfast.core.lease_state import ALIVE
-from tests.keeper.measuring import note
-from tests.keeper.virtual import World
+from tests.keepalive.measuring import note
+from tests.keepalive.virtual import World
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.colours import Colour
+from tests.traps.flavours import Colour
 
 MANY = 10_000
 TTL = 30.0
@@ -47,15 +47,15 @@ def test_few_requests(world: World, spread: float) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_little_of_a_core(valkey: Server, colour: Colour) -> None:
+def test_little_of_a_core(valkey: Server, flavour: Colour) -> None:
     """By the time that this process had a core for, so that it does not matter who else wants one."""
-    client = colour.connect(valkey.url)
+    client = flavour.connect(valkey.url)
     others = set(threading.enumerate())
     leases = client.do(lambda: _acquire(client.locks))
     renewals, requests = _renewed(valkey)
     used = time.process_time()
     for cycle in range(1, 4):
-        client.do(lambda: _hurry(client.locks.keeper))
+        client.do(lambda: _hurry(client.locks.keepalive))
         wanted = renewals + cycle * MANY
         until(lambda: _renewed(valkey)[0] >= wanted, "renewals", 30, pause=0.05)  # noqa: B023
     used = time.process_time() - used
@@ -63,10 +63,10 @@ def test_little_of_a_core(valkey: Server, colour: Colour) -> None:
     done = renewals_after - renewals
     assert done / (requests_after - requests) >= LEAST_PER_REQUEST
     share = used / done * MANY / (TTL / 3)
-    assert note(f"share of a core, {MANY} leases with a ttl of {TTL:g} s, {colour.name}", share * 100, "%") < 2
+    assert note(f"share of a core, {MANY} leases with a ttl of {TTL:g} s, {flavour.name}", share * 100, "%") < 2
     started = {thread.name for thread in threading.enumerate() if thread not in others}
     late = {"lockfast-renewal"}  # one more, while an answer is late because the machine is busy
-    assert started - late == ({"lockfast-keeper"} if colour.name == "threads" else set())
+    assert started - late == ({"lockfast-keeper"} if flavour.name == "threads" else set())
     assert {client.state(lease) for lease in leases[::100]} <= ALIVE
     valkey.clear()
 
@@ -83,12 +83,12 @@ def _acquire(locks: Any) -> Any:
     return acquire()
 
 
-def _hurry(keeper: Any) -> None:
+def _hurry(keepalive: Any) -> None:
     """As if a third of the ttl had passed."""
-    now = keeper._runtime.now()
-    for holding in keeper.held():
-        holding.next_renewal = now
-    keeper._wake()
+    now = keepalive._runtime.now()
+    for lease_state in keepalive.held():
+        lease_state.next_renewal = now
+    keepalive._wake()
 
 
 def _renewed(server: Server) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lockfast import LeaseLost, State
 from lockfast.core.lease_state import ALIVE
 from lockfast.errors import LockError
-from tests.keeper.virtual import START, Trouble, World
+from tests.keepalive.virtual import START, Trouble, World
 
 TTL = 3.0
 A_MOMENT = 0.001

@@ -1,6 +1,6 @@
 """Small programs that run in processes of their own, to be stopped, interrupted and forked.
 
-    python -m tests.keeper.programs ROLE ARGUMENT…
+    python -m tests.keepalive.programs ROLE ARGUMENT…
 
 Each prints a line when it has come to a point that a test waits for, and goes on when it is sent one. What a program
 writes to stderr is kept: most of these tests want there to be nothing.
@@ -31,7 +31,7 @@ END_SECONDS = 30.0
 class Program:
     """A program under way; killed, if it still is, when the block ends."""
 
-    module = "tests.keeper.programs"
+    module = "tests.keepalive.programs"
 
     def __init__(self, role: str, *args: object, options: tuple[str, ...] = ()) -> None:
         command = [sys.executable, *options, "-m", self.module, role, *map(str, args)]
@@ -146,7 +146,7 @@ def frozen_threads(url: str, ttl: str) -> None:
         heard.append(now())
         called.set()
 
-    with lockfast.client.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         lease = locks.lock("report", ttl=float(ttl), on_lost=on_lost).acquire()
         assert lease is not None
         gap = Gap(float(ttl) / 2)

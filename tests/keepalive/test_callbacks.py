@@ -13,20 +13,20 @@ import pytest
 import lockfast.aio
 from lockfast import LeaseLost, State
 from lockfast.stores.memory import hub
-from tests.keeper.listening import BOUND, Listener, running_task
-from tests.keeper.losing import Outage, lose
+from tests.keepalive.listening import BOUND, Listener, running_task
+from tests.keepalive.losing import Outage, lose
 from tests.support.waiting import until
-from tests.traps.colours import Client, Colour
+from tests.traps.flavours import Client, Colour
 
 
 @pytest.fixture
-def place() -> str:
+def enqueue() -> str:
     return str(uuid.uuid4())
 
 
 @pytest.fixture
-def client(colour: Colour, place: str) -> Client:
-    return colour.connect(f"memory://{place}")
+def client(flavour: Colour, enqueue: str) -> Client:
+    return flavour.connect(f"memory://{enqueue}")
 
 
 class TestHowOften:
@@ -56,11 +56,11 @@ class TestHowOften:
         listener.wait_for("lost", 20)
         assert listener.words() == ["lost"] * 20
 
-    def test_none_after_the_lease_was_given_back(self, client: Client, listener: Listener, place: str) -> None:
+    def test_none_after_the_lease_was_given_back(self, client: Client, listener: Listener, enqueue: str) -> None:
         outage = Outage(client.locks)
         lease = client.acquire("report", ttl=1, **listener.options)
         assert client.release(lease) is True
-        hub(place).space.clear()
+        hub(enqueue).space.clear()
         outage.on = True
         other = client.acquire("another", ttl=0.3, **listener.options)
         listener.wait_for("lost")
@@ -70,11 +70,11 @@ class TestHowOften:
 def _ask_until_lost(lease: Any) -> Any:
     if asyncio.iscoroutinefunction(lease.release):
 
-        async def ask() -> None:
+        async def request() -> None:
             while lease.state is not State.LOST:  # noqa: ASYNC110 - who asks is what this is about
                 await asyncio.sleep(0.001)
 
-        return ask()
+        return request()
     while lease.state is not State.LOST:
         pass
     return None
@@ -83,7 +83,7 @@ def _ask_until_lost(lease: Any) -> Any:
 class TestWhere:
     @pytest.mark.parametrize("found_by", ["the keeper", "ensure_held", "state", "renew", "release", "lost.wait"])
     def test_beside_the_operation_that_finds_the_loss(
-        self, client: Client, listener: Listener, place: str, found_by: str
+        self, client: Client, listener: Listener, enqueue: str, found_by: str
     ) -> None:
         lease = client.acquire("report", ttl=0.05, renew=False, **listener.options)
         caller: list[tuple[int, Any, int]] = []
@@ -101,10 +101,10 @@ class TestWhere:
             return operation()
 
         if found_by in ("ensure_held", "state"):  # by the clock alone: nobody else may look before
-            client.locks.keeper.close()
-            until(lambda: client.locks.runtime.now() >= lease._holding.valid_until, "its time to run out")
+            client.locks.keepalive.close()
+            until(lambda: client.locks.runtime.now() >= lease._lease_state.valid_until, "its time to run out")
         elif found_by in ("renew", "release"):
-            hub(place).space.drop("report")
+            hub(enqueue).space.drop("report")
         client.do(operate)
         if found_by == "release":
             return  # what the store had lost is reported by the answer alone
@@ -196,7 +196,7 @@ class TestWhateverTheyDo:
         assert failure.exc_info is not None
         outage.on = False
         again = client.acquire("again", ttl=1, **listener.options)
-        until(lambda: again._holding.next_renewal > again._holding.valid_until - 0.7, "renewals to go on")
+        until(lambda: again._lease_state.next_renewal > again._lease_state.valid_until - 0.7, "renewals to go on")
         assert client.state(again) is State.HELD
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -252,8 +252,8 @@ class TestWhateverTheyDo:
         client.acquire("quick", ttl=0.1, renew=False, **listener.options)
         try:
             listener.wait_for("lost")
-            first = kept._holding.valid_until
-            until(lambda: kept._holding.valid_until > first + 0.2, "renewals to go on")
+            first = kept._lease_state.valid_until
+            until(lambda: kept._lease_state.valid_until > first + 0.2, "renewals to go on")
         finally:
             go_on.set()
         assert client.state(kept) is State.HELD
@@ -265,7 +265,7 @@ class TestWhateverTheyDo:
         listener.wait_for("lost", 30)
         assert {tuple(listener.words(lease)) for lease in leases} == {("risk", "lost")}
 
-    async def test_an_asynchronous_one_is_awaited(self, place: str) -> None:
+    async def test_an_asynchronous_one_is_awaited(self, enqueue: str) -> None:
         steps: list[str] = []
         ended = asyncio.Event()
 
@@ -275,7 +275,7 @@ class TestWhateverTheyDo:
             steps.append("ended")
             ended.set()
 
-        async with lockfast.aio.connect(f"memory://{place}") as locks:
+        async with lockfast.aio.connect(f"memory://{enqueue}") as locks:
             lease = await locks.lock("report", on_lost=on_lost).acquire()
             lose(lease)
             assert steps == []
