@@ -13,10 +13,10 @@ from tests.support.topologies import GROUPS, Group
 
 LONGEST = (
     # of those that are timed
-    "tests.keepalive/test_server_faults.py",
+    "tests/keepalive/test_server_faults.py",
     "tests/test_faults_late.py",
     "tests/test_faults_server.py",
-    "tests.keepalive/test_standing_still.py",
+    "tests/keepalive/test_standing_still.py",
     "tests/contract/test_waiting.py",
     # of the others
     "tests/test_simulator.py",
@@ -24,12 +24,12 @@ LONGEST = (
     "tests/cli/test_run.py",
     "tests/systems/test_c7_other_places.py",
     "tests/contract/test_leases.py",
-    "tests.keepalive/test_shut_down.py",
+    "tests/keepalive/test_shut_down.py",
     "tests/contract/test_store_port.py",
     "tests/cli/test_operating.py",
     "tests/test_demo.py",
     "tests/shells/test_thread_schedules.py",
-    "tests.keepalive/test_scale.py",
+    "tests/keepalive/test_scale.py",
     "tests/topology/test_lost_lock.py",
     "tests/topology/test_failover.py",
     "tests/test_mutants.py",
@@ -41,9 +41,21 @@ LONGEST = (
 USES_SERVERS = {"shared_server", "shared_group", "fresh_server"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--system", metavar="ID", help="run only the tests of one row of docs/systems.md, such as C5")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if wanted := config.getoption("--system"):
+        select(config, items, lambda item: any(wanted in mark.args for mark in item.iter_markers("system")))
     ranks = {path: rank for rank, path in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
+def select(config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]) -> None:
+    """Keep the wanted tests, and report the others as deselected."""
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = [item for item in items if wanted(item)]
 
 
 def pytest_collection_finish() -> None:

@@ -145,6 +145,7 @@ FORGETS = KEEPS._replace(persistence=Persistence.NONE)
 DOWN = Facts("valkey", silent="no connection")
 
 
+@pytest.mark.system("C6")
 def test_a_quorum_is_judged_by_its_nodes() -> None:
     sound = quorum(KEEPS, KEEPS, KEEPS)
     assert not sound.dangers

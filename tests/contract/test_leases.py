@@ -78,8 +78,9 @@ async def test_release_of_a_lost_lease_is_false_and_frees_nobody_else(d: Driver)
     assert (info.holder, info.fence) == (successor.holder, successor.fence)
 
 
+@pytest.mark.system("D2")
 @scenario
-async def test_a_lease_is_kept_alive_for_longer_than_its_ttl(d: Driver) -> None:
+async def test_renewal_keeps_a_lease_beyond_its_ttl(d: Driver) -> None:
     lost: list[Any] = []
     lock = d.lock(ttl=2.4, on_lost=lost.append)
     lease = await done(lock.acquire())

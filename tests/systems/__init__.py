@@ -1,4 +1,4 @@
-"""Every lock system that lockfast has, on real servers, in both colours; a test's name begins with the system's id.
+"""The lock systems of `docs/systems.md`, on real servers, in both flavours.
 
-`docs/systems.md` lists the ids.
+A test carries the id of its row as a marker, `@pytest.mark.system("C5")`; `pytest --system C5` runs the tests of a row.
 """

@@ -1,6 +1,8 @@
-"""`docs/systems.md` lists every system, with a test that exists and pages that exist."""
+"""`docs/systems.md` lists every lock system once, with links that exist, and every system has marked tests."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,19 +16,16 @@ IDS = [f"{letter}{number + 1}" for letter, count in COUNTS.items() for number in
 class Row(NamedTuple):
     id: str
     links: list[str]
-    tests: list[str]
 
 
 def rows() -> list[Row]:
     page = (ROOT / "docs" / "systems.md").read_text("utf-8")
-    found = []
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(cells) == 5 and re.fullmatch("[A-E][0-9]", cells[0]):
-            found.append(
-                Row(cells[0], re.findall(r"\]\(([^)]+)\)", cells[3]), re.findall("`(test_[a-z0-9_]+)`", cells[4]))
-            )
-    return found
+    cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines())
+    return [
+        Row(row[0], re.findall(r"\]\(([^)]+)\)", row[3]))
+        for row in cells
+        if len(row) >= 4 and re.fullmatch("[A-E][0-9]", row[0])
+    ]
 
 
 def anchors(page: Path) -> set[str]:
@@ -36,12 +35,37 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[-\s]+", "-", title) for title in plain}
 
 
-def test_every_system_is_there_once() -> None:
+def marked_tests() -> Iterator[tuple[str, str]]:
+    """(row id, test) for every test with a `system` marker: its own, or the `pytestmark` of its module."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        of_module = [
+            row
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+            for row in row_ids(node.value)
+        ]
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                own = [row for mark in node.decorator_list for row in row_ids(mark)]
+                by_name = [row.upper() for row in re.findall("^test_([a-e][0-9])_", node.name)]
+                for row in [*of_module, *own, *by_name]:
+                    yield row, f"{path.name}::{node.name}"
+
+
+def row_ids(expression: ast.expr) -> list[str]:
+    """The arguments of every `pytest.mark.system(...)` in an expression."""
+    calls = [node for node in ast.walk(expression) if isinstance(node, ast.Call)]
+    marks = [call for call in calls if ast.unparse(call.func) == "pytest.mark.system"]
+    return [str(ast.literal_eval(argument)) for mark in marks for argument in mark.args]
+
+
+def test_page_lists_every_system_once() -> None:
     assert [row.id for row in rows()] == IDS
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.id)
-def test_what_is_linked_exists(row: Row) -> None:
+def test_links_exist(row: Row) -> None:
     assert row.links
     for link in row.links:
         page, _, anchor = link.partition("#")
@@ -49,8 +73,10 @@ def test_what_is_linked_exists(row: Row) -> None:
         assert not anchor or anchor in anchors(ROOT / "docs" / page), link
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row.id)
-def test_what_is_named_is_tested(row: Row) -> None:
-    text = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    assert row.tests
-    assert [test for test in row.tests if not re.search(rf"def {test}\b", text)] == []
+def test_every_system_has_a_marked_test() -> None:
+    marked = dict(marked_tests())
+    assert [row for row in IDS if row not in marked] == []
+
+
+def test_every_marker_names_a_system() -> None:
+    assert [(row, test) for row, test in marked_tests() if row not in IDS] == []

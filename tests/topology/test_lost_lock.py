@@ -30,6 +30,7 @@ def fail_over(group: Replicated) -> None:
     group.fail_over(old)
 
 
+@pytest.mark.system("C6")
 def test_without_acknowledgement_both_hold_and_both_are_told(sentinel: Replicated, flavour: str) -> None:
     """The first does not renew by itself, so that the second is sure to be faster."""
     d = driver(flavour, sentinel)
@@ -54,6 +55,7 @@ def test_without_acknowledgement_both_hold_and_both_are_told(sentinel: Replicate
     d.run(play())
 
 
+@pytest.mark.system("C6")
 def test_with_acknowledgement_nobody_holds_what_can_be_lost(sentinel: Replicated, flavour: str) -> None:
     d = driver(flavour, sentinel)
 

@@ -1,4 +1,4 @@
-"""C5 under the schedulers that people use: each machine has one, all fire at the same time, and one job runs."""
+"""`locks.once()` under real schedulers: every machine has one, all fire at the same time, and one job runs."""
 
 import asyncio
 import threading
@@ -15,10 +15,12 @@ import lockfast.aio
 from tests.support.servers import Server
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.system("C5")
+
 MACHINES = 3
 
 
-def test_c5_apscheduler(valkey: Server) -> None:
+def test_apscheduler(valkey: Server) -> None:
     schedulers = pytest.importorskip("apscheduler.schedulers.background")
     ran, skipped, connections, running = [], [], [], []
     at = datetime.now(UTC)
@@ -45,7 +47,7 @@ def test_c5_apscheduler(valkey: Server) -> None:
     assert {one.owner.label for one in skipped} == {f"machine {ran[0]}"}
 
 
-async def test_c5_fastapi_lifespans(tmp_path: Path) -> None:
+async def test_fastapi_lifespans(tmp_path: Path) -> None:
     """Three worker processes of one web server, on the embedded store."""
     fastapi = pytest.importorskip("fastapi")
     ran: list[int] = []
@@ -74,8 +76,7 @@ async def test_c5_fastapi_lifespans(tmp_path: Path) -> None:
     assert (ran, tried) == ([0], MACHINES)
 
 
-def test_c5_a_thread_per_machine_that_fires_every_period(valkey: Server) -> None:
-    """Machines that fire again and again, each at its own moment: about one run in each period, never two."""
+def test_machines_that_fire_at_different_times_run_once_per_period(valkey: Server) -> None:
     period, fences = 0.4, []
     stop = threading.Event()
 
@@ -93,5 +94,7 @@ def test_c5_a_thread_per_machine_that_fires_every_period(valkey: Server) -> None
     stop.set()
     for thread in threads:
         thread.join(10)
-    gaps = [(after - before) / 1e6 for before, after in pairwise(fences)]  # a fence is when the server granted it
-    assert min(gaps) >= 0.9 * period, "a run is followed by none for nine tenths of the period"
+    gaps = [
+        (after - before) / 1e6 for before, after in pairwise(fences)
+    ]  # a fence is the server time of its grant, in µs
+    assert min(gaps) >= 0.9 * period, "after a run the name stays taken for nine tenths of the period"

@@ -1,4 +1,4 @@
-"""D4, the re-entrant lock: taken again at no cost, counted locally, and never longer than the lease lives."""
+"""`locks.rlock()`: acquired again without a round trip, counted locally, and never held longer than its lease."""
 
 import asyncio
 import os
@@ -16,18 +16,20 @@ from tests.contract.driver import Driver, done, held, scenario
 from tests.contract.stores import only
 from tests.keepalive.losing import lose
 
+pytestmark = pytest.mark.system("D4")
+
 DEEP = 1000
 
 
 @asynccontextmanager
 async def nested(lock: Any, depth: int) -> AsyncIterator[list[Any]]:
-    """So many blocks, one in the other."""
+    """`depth` nested blocks of one lock; yields their leases."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(held(lock)) for _ in range(depth)]
 
 
 @scenario
-async def test_d4_taking_it_again_gives_the_same_lease(d: Driver) -> None:
+async def test_acquiring_again_returns_the_same_lease(d: Driver) -> None:
     lock = d.locks.rlock("thing")
     async with held(lock) as outer:
         async with held(lock) as inner:
@@ -35,21 +37,21 @@ async def test_d4_taking_it_again_gives_the_same_lease(d: Driver) -> None:
             assert (await done(lock.acquire())).fence == outer.fence
             assert lock.depth == 3
             assert await done(lock.release()) is True
-        assert await done(d.lock("thing").locked()), "an inner level gives nothing back"
+        assert await done(d.lock("thing").locked()), "leaving an inner block does not release the lock"
         assert outer.state is State.HELD
     assert lock.depth == 0
     assert await done(d.lock("thing").locked()) is False
 
 
 @scenario
-async def test_d4_a_thousand_deep(d: Driver) -> None:
+async def test_a_thousand_levels(d: Driver) -> None:
     lock = d.locks.rlock("thing")
     fences = {(await done(lock.acquire())).fence for _ in range(DEEP)}
     assert len(fences) == 1
     assert lock.depth == DEEP
     for _ in range(DEEP - 1):
         assert await done(lock.release()) is True
-    assert await done(d.lock("thing").locked()), "the last release is the one that counts"
+    assert await done(d.lock("thing").locked()), "only the last release frees the lock"
     assert await done(lock.release()) is True
     assert await done(d.lock("thing").locked()) is False
     async with nested(lock, DEEP) as leases:
@@ -59,7 +61,7 @@ async def test_d4_a_thousand_deep(d: Driver) -> None:
 
 @only(flavour="threads", stores=("memory",))
 @scenario
-async def test_d4_recursion(d: Driver) -> None:
+async def test_recursive_function(d: Driver) -> None:
     lock = d.locks.rlock("thing")
 
     @lock  # type: ignore[untyped-decorator]
@@ -72,19 +74,19 @@ async def test_d4_recursion(d: Driver) -> None:
 
 @only(stores=("valkey9",))
 @scenario
-async def test_d4_taking_it_again_costs_no_round_trip(d: Driver) -> None:
+async def test_acquiring_again_costs_no_round_trip(d: Driver) -> None:
     lock = d.locks.rlock("thing", ttl=300)
     async with held(lock):
         assert d.server is not None
         d.server.raw("CONFIG", "RESETSTAT")
         async with nested(lock, 100):
             pass
-        asked = d.server.commands_processed()
-    assert [command for command in asked if "eval" in command] == []
+        commands = d.server.commands_processed()
+    assert [command for command in commands if "eval" in command] == []
 
 
 @scenario
-async def test_d4_another_waits_for_the_outermost(d: Driver) -> None:
+async def test_another_caller_waits_for_the_outermost_release(d: Driver) -> None:
     lock = d.locks.rlock("thing")
     async with nested(lock, 3):
         assert await done(d.lock("thing").acquire(timeout=0)) is None
@@ -102,7 +104,7 @@ async def test_d4_another_waits_for_the_outermost(d: Driver) -> None:
 
 
 @scenario
-async def test_d4_only_who_took_it_gives_it_back(d: Driver) -> None:
+async def test_only_its_caller_can_release_it(d: Driver) -> None:
     lock = d.locks.rlock("thing")
     with pytest.raises(NotHeld):
         await done(lock.release())
@@ -119,8 +121,8 @@ async def test_d4_only_who_took_it_gives_it_back(d: Driver) -> None:
 
 
 @scenario
-async def test_d4_loss_unwinds_all_levels_with_one_error(d: Driver) -> None:
-    """From the innermost on threads; asyncio cancels the body, and the outermost turns that into the error."""
+async def test_loss_unwinds_all_levels_with_one_error(d: Driver) -> None:
+    """On threads the innermost block raises it; on asyncio the body is cancelled and the outermost block raises it."""
     lock, after = d.locks.rlock("thing"), []
     with pytest.raises(LeaseLost, match="the test took it away") as caught:  # noqa: PT012
         async with held(lock):
@@ -142,7 +144,7 @@ async def test_d4_loss_unwinds_all_levels_with_one_error(d: Driver) -> None:
 
 
 @scenario
-async def test_d4_a_level_that_swallows_the_loss_does_not_hide_it(d: Driver) -> None:
+async def test_outer_block_raises_a_loss_that_an_inner_one_suppressed(d: Driver) -> None:
     lock = d.locks.rlock("thing", cancel_on_loss=False)
     with pytest.raises(LeaseLost):  # noqa: PT012
         async with held(lock):
@@ -153,8 +155,8 @@ async def test_d4_a_level_that_swallows_the_loss_does_not_hide_it(d: Driver) -> 
 
 
 @scenario
-async def test_d4_a_lost_lease_is_not_taken_again(d: Driver) -> None:
-    """The naive count says: held."""
+async def test_lost_lease_cannot_be_acquired_again(d: Driver) -> None:
+    """A naive counter would still say "held"."""
     lock = d.locks.rlock("thing")
     lease = await done(lock.acquire())
     await done(lock.acquire())
@@ -169,19 +171,19 @@ async def test_d4_a_lost_lease_is_not_taken_again(d: Driver) -> None:
 
 
 @scenario
-async def test_d4_the_count_ends_with_the_ttl(d: Driver) -> None:
+async def test_levels_end_with_the_ttl(d: Driver) -> None:
     lock = d.locks.rlock("thing", ttl=0.05, renew=False)
     lease = await done(lock.acquire())
-    await d.until(lambda: d.lock("thing").acquire(timeout=0), "another to have it")
+    await d.until(lambda: d.lock("thing").acquire(timeout=0), "another client to acquire it")
     assert lease.state is State.LOST
     with pytest.raises(LeaseLost, match="ttl ran out"):
         await done(lock.acquire())
     assert await done(lock.release()) is False
-    assert await done(d.lock("thing").locked()), "what is another's by now was not given back"
+    assert await done(d.lock("thing").locked()), "the successor's grant was not released"
 
 
 @scenario
-async def test_d4_a_lease_given_back_by_hand_ends_all_levels(d: Driver) -> None:
+async def test_releasing_the_lease_ends_all_levels(d: Driver) -> None:
     lock = d.locks.rlock("thing")
     async with held(lock), held(lock) as lease:
         assert await done(lease.release()) is True
@@ -193,7 +195,7 @@ async def test_d4_a_lease_given_back_by_hand_ends_all_levels(d: Driver) -> None:
 
 
 @scenario
-async def test_d4_an_error_in_an_inner_block_passes_and_gives_back(d: Driver) -> None:
+async def test_error_in_an_inner_block_propagates_and_releases(d: Driver) -> None:
     lock = d.locks.rlock("thing")
     with pytest.raises(KeyError, match="own"):
         async with nested(lock, 3):
@@ -202,11 +204,11 @@ async def test_d4_an_error_in_an_inner_block_passes_and_gives_back(d: Driver) ->
 
 
 @scenario
-async def test_d4_a_release_that_failed_can_be_repeated(d: Driver) -> None:
+async def test_failed_release_can_be_repeated(d: Driver) -> None:
     lock, store = d.locks.rlock("thing"), d.locks.store
     await done(lock.acquire())
     await done(lock.acquire())
-    give_back = store.release
+    release = store.release
 
     async def refuse(*_: Any) -> bool:
         raise StoreRefused("not now")
@@ -215,13 +217,13 @@ async def test_d4_a_release_that_failed_can_be_repeated(d: Driver) -> None:
     store.release = refuse
     with pytest.raises(StoreRefused):
         await done(lock.release())
-    store.release = give_back
+    store.release = release
     assert await done(lock.release()) is True
     assert (lock.depth, await done(d.lock("thing").locked())) == (0, False)
 
 
 @scenario
-async def test_d4_taking_it_again_checks_what_is_asked_for(d: Driver) -> None:
+async def test_acquiring_again_checks_its_arguments(d: Driver) -> None:
     lock = d.locks.rlock("thing")
     async with held(lock):
         for bad in ({"timeout": -1}, {"blocking": False, "timeout": 1}, {"blocking": "yes"}, {"timeout": "1"}):
@@ -232,7 +234,7 @@ async def test_d4_taking_it_again_checks_what_is_asked_for(d: Driver) -> None:
 
 @only(flavour="asyncio", stores=("memory",))
 @scenario
-async def test_d4_a_child_task_has_nothing(d: Driver) -> None:
+async def test_child_task_does_not_inherit_the_lock(d: Driver) -> None:
     lock = d.locks.rlock("thing")
 
     async def child() -> Any:
@@ -245,7 +247,7 @@ async def test_d4_a_child_task_has_nothing(d: Driver) -> None:
 
 @only(flavour="asyncio", stores=("memory",))
 @scenario
-async def test_d4_loss_after_an_inner_block_still_cancels_the_outer(d: Driver) -> None:
+async def test_loss_after_an_inner_block_still_cancels_the_outer(d: Driver) -> None:
     lock = d.locks.rlock("thing")
     with pytest.raises(LeaseLost):  # noqa: PT012
         async with lock as lease:
@@ -261,7 +263,7 @@ async def test_d4_loss_after_an_inner_block_still_cancels_the_outer(d: Driver) -
 
 @only(flavour="threads", stores=("sqlite", "valkey9"))
 @scenario
-async def test_d4_a_fork_holds_nothing(d: Driver) -> None:
+async def test_forked_child_holds_nothing(d: Driver) -> None:
     lock = d.locks.rlock("thing")
     with lock, lock:
         child = os.fork()
@@ -278,24 +280,24 @@ async def test_d4_a_fork_holds_nothing(d: Driver) -> None:
 
 @only(flavour="threads", stores=("memory",))
 @scenario
-async def test_d4_threads_that_never_came_back_are_forgotten(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_levels_of_threads_that_ended_are_removed(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = d.locks.rlock("thing", ttl=0.01, renew=False)
 
-    async def leave_it() -> None:
+    async def acquire_only() -> None:
         await done(lock.acquire())
 
     for _ in range(3):
-        await d.start(leave_it).result()
+        await d.start(acquire_only).result()
     assert len(lock._levels) == 3
     monkeypatch.setattr("lockfast.client.rlock.MOST_CALLERS", 2)
-    await d.start(leave_it).result()
+    await d.start(acquire_only).result()
     assert len(lock._levels) == 1
 
 
-# The rules by themselves
+# The rules alone, without a store.
 
 
-def test_d4_the_table_of_the_core() -> None:
+def test_transition_table() -> None:
     levels: Levels[str] = Levels()
     assert levels.take("me", None) is Step.NEW
     levels.begin("me", "lease 1")
@@ -312,7 +314,7 @@ def test_d4_the_table_of_the_core() -> None:
 
 @only(flavour="threads", stores=("memory",))
 @scenario
-async def test_d4_a_generator_that_another_thread_ends(d: Driver) -> None:
+async def test_generator_closed_by_another_thread(d: Driver) -> None:
     lock = d.locks.rlock("thing")
 
     def deep() -> Generator[int, None, None]:
@@ -330,7 +332,7 @@ async def test_d4_a_generator_that_another_thread_ends(d: Driver) -> None:
     assert d.lock("thing").locked() is False
 
 
-def test_d4_one_object_in_one_event_loop_after_another() -> None:
+def test_one_object_in_successive_event_loops() -> None:
     lock = lockfast.aio.connect("memory://").rlock("thing", ttl=5, timeout=0)
 
     async def twice() -> int:
@@ -339,11 +341,11 @@ def test_d4_one_object_in_one_event_loop_after_another() -> None:
 
     assert [asyncio.run(twice()), asyncio.run(twice())] == [2, 2]
     assert len(lock._levels) == 0
-    assert repr(lock) == "<AsyncRLock 'thing', ttl 5 s>", "where no loop runs"
+    assert repr(lock) == "<AsyncRLock 'thing', ttl 5 s>", "without a running loop"
 
 
-def test_d4_another_event_loop_is_another_caller() -> None:
-    """Also while the loop of the holder stands still in its midst."""
+def test_another_event_loop_is_another_caller() -> None:
+    """Also while the holder's loop is blocked."""
     locks = lockfast.aio.connect("memory://")
     lock, plain = locks.rlock("thing", ttl=5), locks.lock("other", ttl=5)
 

@@ -1,7 +1,7 @@
-"""B1: where it makes sense, our lock behaves as `threading.Lock` and `asyncio.Lock` do in the standard library's tests.
+"""`Lock` behaves as `threading.Lock` and `asyncio.Lock` do in the standard library's tests.
 
-On every kind of store, in both colours. Different on purpose: `acquire` gives a lease or None instead of True or False,
-and only who took it may release it by the lock (by the lease, anybody may).
+On every kind of store, in both flavours. Differences: `acquire` returns a lease or None instead of True or False, and
+only the caller that acquired the lock can release it through the lock object (through the lease, any caller can).
 """
 
 import asyncio
@@ -18,22 +18,24 @@ from lockfast import ConfigurationError, LeaseLost, NotHeld, State
 from tests.contract.driver import BOUND, Driver, done, held, scenario
 from tests.keepalive.losing import lose
 
+pytestmark = pytest.mark.system("B1")
+
 
 @scenario
-async def test_b1_made_and_thrown_away(d: Driver) -> None:
+async def test_unused_lock_can_be_deleted(d: Driver) -> None:
     lock = d.lock()
     del lock
 
 
 @scenario
-async def test_b1_repr_tells_name_and_ttl(d: Driver) -> None:
+async def test_repr_shows_name_and_ttl(d: Driver) -> None:
     lock = d.lock("thing", ttl=7)
     kind = "AsyncLock" if d.flavour == "asyncio" else "Lock"
     assert repr(lock) == f"<{kind} 'thing', ttl 7 s>"
 
 
 @scenario
-async def test_b1_locked_is_a_bool_before_during_and_after(d: Driver) -> None:
+async def test_locked_is_a_bool(d: Driver) -> None:
     lock = d.lock()
     assert await done(lock.locked()) is False
     await done(lock.acquire())
@@ -43,7 +45,7 @@ async def test_b1_locked_is_a_bool_before_during_and_after(d: Driver) -> None:
 
 
 @scenario
-async def test_b1_acquire_release_again_and_again(d: Driver) -> None:
+async def test_acquire_and_release_repeatedly(d: Driver) -> None:
     lock = d.lock()
     for _ in range(20):
         assert await done(lock.acquire())
@@ -51,15 +53,15 @@ async def test_b1_acquire_release_again_and_again(d: Driver) -> None:
 
 
 @scenario
-async def test_b1_acquire_destroy_leaves_no_trace_in_other_objects(d: Driver) -> None:
+async def test_lease_outlives_its_lock_object(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     gc.collect()
-    assert await done(d.lock().locked()), "what is held belongs to the lease, not to the lock object"
+    assert await done(d.lock().locked()), "the grant belongs to the lease, not to the lock object"
     await done(lease.release())
 
 
 @scenario
-async def test_b1_try_acquire(d: Driver) -> None:
+async def test_non_blocking_acquire(d: Driver) -> None:
     assert await done(d.lock().acquire(False)) is not None
     assert await done(d.lock().acquire(False)) is None
     assert await done(d.lock().acquire(blocking=False)) is None
@@ -67,7 +69,7 @@ async def test_b1_try_acquire(d: Driver) -> None:
 
 
 @scenario
-async def test_b1_try_acquire_while_another_has_it(d: Driver) -> None:
+async def test_non_blocking_acquire_while_another_caller_holds_it(d: Driver) -> None:
     lock = d.lock()
     await done(lock.acquire())
 
@@ -82,46 +84,46 @@ async def test_b1_try_acquire_while_another_has_it(d: Driver) -> None:
 
 
 @scenario
-async def test_b1_acquire_while_another_has_it_waits_for_its_release(d: Driver) -> None:
+async def test_acquire_waits_for_the_release(d: Driver) -> None:
     lock = d.lock()
     lease = await done(lock.acquire())
     phases: list[str] = []
 
     async def other() -> None:
-        phases.append("asks")
+        phases.append("waiting")
         async with held(lock):
-            phases.append("has it")
+            phases.append("held")
 
     contender = d.start(other)
-    await d.until(lambda: phases == ["asks"], "the other to ask")
+    await d.until(lambda: phases == ["waiting"], "the other caller to start")
     await d.queue_length(lock, 1)
-    assert phases == ["asks"]
+    assert phases == ["waiting"]
     await done(lease.release())
     await contender.result()
-    assert phases == ["asks", "has it"]
+    assert phases == ["waiting", "held"]
 
 
 @scenario
-async def test_b1_many_wait_and_each_gets_it_alone(d: Driver) -> None:
-    lock, inside, most, turns = d.lock(timeout=BOUND), 0, 0, 0
+async def test_waiters_hold_it_one_at_a_time(d: Driver) -> None:
+    lock, inside, most, finished = d.lock(timeout=BOUND), 0, 0, 0
 
     async def worker() -> None:
-        nonlocal inside, most, turns
+        nonlocal inside, most, finished
         async with held(lock):
             inside += 1
             most = max(most, inside)
             await d.pause()
-            turns += 1
+            finished += 1
             inside -= 1
 
     contenders = [d.start(worker) for _ in range(10)]
     for one in contenders:
         await one.result()
-    assert (most, turns) == (1, 10)
+    assert (most, finished) == (1, 10)
 
 
 @scenario
-async def test_b1_with_releases_also_after_an_error(d: Driver) -> None:
+async def test_with_block_releases_after_an_error(d: Driver) -> None:
     lock = d.lock()
     for error in (None, ZeroDivisionError):
         try:
@@ -135,15 +137,15 @@ async def test_b1_with_releases_also_after_an_error(d: Driver) -> None:
 
 
 @scenario
-async def test_b1_releasing_what_was_never_taken(d: Driver) -> None:
+async def test_release_without_acquire(d: Driver) -> None:
     with pytest.raises(RuntimeError) as caught:
         await done(d.lock().release())
     assert isinstance(caught.value, NotHeld)
 
 
 @scenario
-async def test_b1_releasing_what_was_lost_is_done_once(d: Driver) -> None:
-    """In a block as without one."""
+async def test_lost_lock_can_be_released_once(d: Driver) -> None:
+    """Inside a block as well as without one."""
     lock = d.lock()
     with pytest.raises(LeaseLost):  # noqa: PT012
         async with held(lock) as lease:
@@ -159,7 +161,7 @@ async def test_b1_releasing_what_was_lost_is_done_once(d: Driver) -> None:
 
 
 @scenario
-async def test_b1_releasing_twice(d: Driver) -> None:
+async def test_release_twice(d: Driver) -> None:
     lock = d.lock()
     await done(lock.acquire())
     await done(lock.release())
@@ -168,7 +170,7 @@ async def test_b1_releasing_twice(d: Driver) -> None:
 
 
 @scenario
-async def test_b1_another_may_release_by_the_lease(d: Driver) -> None:
+async def test_another_caller_can_release_through_the_lease(d: Driver) -> None:
     lock = d.lock()
     lease = await done(lock.acquire())
 
@@ -182,7 +184,7 @@ async def test_b1_another_may_release_by_the_lease(d: Driver) -> None:
 
 
 @scenario
-async def test_b1_timeouts_that_make_no_sense(d: Driver) -> None:
+async def test_invalid_timeouts(d: Driver) -> None:
     lock = d.lock()
     with pytest.raises(ValueError, match="blocking=False"):
         await done(lock.acquire(False, 1))
@@ -193,7 +195,7 @@ async def test_b1_timeouts_that_make_no_sense(d: Driver) -> None:
 
 
 @scenario
-async def test_b1_a_timeout_is_waited_for_and_no_longer(d: Driver) -> None:
+async def test_timeout_is_kept(d: Driver) -> None:
     lock = d.lock()
     await done(lock.acquire())
 
@@ -206,7 +208,7 @@ async def test_b1_a_timeout_is_waited_for_and_no_longer(d: Driver) -> None:
 
 
 @scenario
-async def test_b1_can_be_referred_to_weakly(d: Driver) -> None:
+async def test_weak_reference_to_a_lock(d: Driver) -> None:
     lock = d.lock()
     reference = weakref.ref(lock)
     assert reference() is lock
@@ -216,7 +218,7 @@ async def test_b1_can_be_referred_to_weakly(d: Driver) -> None:
 
 
 @scenario
-async def test_b1_what_was_held_can_be_referred_to_weakly(d: Driver) -> None:
+async def test_weak_reference_to_a_released_lease(d: Driver) -> None:
     lock = d.lock()
     lease = await done(lock.acquire())
     reference = weakref.ref(lease)
@@ -227,11 +229,11 @@ async def test_b1_what_was_held_can_be_referred_to_weakly(d: Driver) -> None:
         gc.collect()
         return reference() is None
 
-    await d.until(gone, "the lease to be forgotten")
+    await d.until(gone, "the lease to be collected")
 
 
 @scenario
-async def test_b1_two_objects_of_one_name_are_one_lock_and_two_objects(d: Driver) -> None:
+async def test_two_objects_of_one_name_exclude_each_other(d: Driver) -> None:
     first, second = d.lock(), d.lock()
     assert first is not second
     await done(first.acquire())
@@ -240,7 +242,7 @@ async def test_b1_two_objects_of_one_name_are_one_lock_and_two_objects(d: Driver
         await done(second.release())
 
 
-def test_b1_the_end_of_a_thread_leaves_no_reference() -> None:
+def test_ended_thread_leaves_no_reference() -> None:
     with lockfast.connect("memory://") as locks:
         lock = locks.lock("thing")
 
@@ -254,9 +256,7 @@ def test_b1_the_end_of_a_thread_leaves_no_reference() -> None:
         assert lock._taken == {}
 
 
-def test_b1_a_cancelled_waiter_does_not_take_the_next_ones_turn() -> None:
-    """As in the standard library's tests of `asyncio.Lock`: the lock goes on to whoever still waits."""
-
+def test_next_waiter_gets_the_lock_after_a_cancelled_one() -> None:
     async def main() -> None:
         async with lockfast.aio.connect("memory://") as locks:
             lock = locks.lock("thing")

@@ -1,7 +1,7 @@
-"""D4: what users of the standard library's `RLock` rely on, ours does too, on threads.
+"""`RLock` behaves as `threading.RLock` does in the standard library's tests.
 
-Otherwise than there: `acquire` gives a lease instead of True, and None instead of False; a `timeout` of −1 is refused,
-because leaving it out is how waiting without limit is said here.
+Differences: `acquire` returns a lease instead of True and None instead of False. A `timeout` of −1 is refused; omit it
+to wait without a limit.
 """
 
 import gc
@@ -16,6 +16,8 @@ import lockfast
 from lockfast import Locks
 from lockfast.client.rlock import RLock
 from tests.support.servers import Server
+
+pytestmark = pytest.mark.system("D4")
 
 BOUND = 20.0
 SHORT = 0.1
@@ -34,7 +36,7 @@ def lock(locks: Locks) -> RLock:
 
 
 def in_threads(work: Callable[[], None], count: int = 1) -> None:
-    """Run `work` in so many threads, to their ends; the first error is raised here."""
+    """Run `work` in `count` threads, join them, and raise the first error."""
     errors: list[BaseException] = []
 
     def body() -> None:
@@ -53,11 +55,11 @@ def in_threads(work: Callable[[], None], count: int = 1) -> None:
         raise errors[0]
 
 
-def test_d4_two_of_them_are_two_objects(locks: Locks) -> None:
+def test_each_call_makes_a_new_object(locks: Locks) -> None:
     assert locks.rlock("one") is not locks.rlock("one")
 
 
-def test_d4_repr_tells_how_deep(lock: RLock) -> None:
+def test_repr_shows_the_depth(lock: RLock) -> None:
     assert repr(lock) == "<RLock 'thing', ttl 30 s>"
     for depth in (1, 2):
         lock.acquire()
@@ -72,14 +74,14 @@ def _equal(seen: object, wanted: object) -> None:
     assert seen == wanted
 
 
-def test_d4_may_be_dropped_while_held(locks: Locks) -> None:
+def test_can_be_garbage_collected_while_held(locks: Locks) -> None:
     lock = locks.rlock("thing", ttl=0.05, renew=False)
     lock.acquire()
     del lock
     gc.collect()
 
 
-def test_d4_acquire_and_release(lock: RLock) -> None:
+def test_acquire_and_release(lock: RLock) -> None:
     lock.acquire()
     lock.release()
     lock.acquire()
@@ -89,14 +91,14 @@ def test_d4_acquire_and_release(lock: RLock) -> None:
     assert not lock.locked()
 
 
-def test_d4_try(lock: RLock) -> None:
+def test_non_blocking_acquire(lock: RLock) -> None:
     assert lock.acquire(False)
-    assert lock.acquire(blocking=False), "it is ours already"
+    assert lock.acquire(blocking=False), "this thread already holds it"
     lock.release()
     lock.release()
 
 
-def test_d4_try_while_another_has_it(lock: RLock) -> None:
+def test_non_blocking_acquire_while_another_thread_holds_it(lock: RLock) -> None:
     lock.acquire()
     results: list[object] = []
     in_threads(lambda: results.append(lock.acquire(False)))
@@ -104,7 +106,7 @@ def test_d4_try_while_another_has_it(lock: RLock) -> None:
     lock.release()
 
 
-def test_d4_many_wait_and_each_gets_it_alone(lock: RLock) -> None:
+def test_waiting_threads_hold_it_one_at_a_time(lock: RLock) -> None:
     inside = most = done = 0
 
     def work() -> None:
@@ -129,22 +131,20 @@ def test_d4_many_wait_and_each_gets_it_alone(lock: RLock) -> None:
     assert (done, most, inside) == (8, 1, 0)
 
 
-def test_d4_with(lock: RLock) -> None:
-    def with_it(error: Exception | None = None) -> None:
+def test_with_block(lock: RLock) -> None:
+    def enter(error: Exception | None = None) -> None:
         with lock:
             if error is not None:
                 raise error
 
-    with_it()
+    enter()
     with pytest.raises(TypeError):
-        with_it(TypeError())
-    in_threads(with_it)
+        enter(TypeError())
+    in_threads(enter)
     assert not lock.locked()
 
 
-def test_d4_the_end_of_a_thread_leaves_nothing_behind(lock: RLock) -> None:
-    """Many short-lived threads, each of which takes it and gives it back."""
-
+def test_ended_threads_leave_no_state(lock: RLock) -> None:
     def work() -> None:
         lock.acquire()
         lock.release()
@@ -155,14 +155,14 @@ def test_d4_the_end_of_a_thread_leaves_nothing_behind(lock: RLock) -> None:
     assert lock._blocks == []
 
 
-def test_d4_timeouts_that_make_no_sense(lock: RLock) -> None:
+def test_invalid_timeouts(lock: RLock) -> None:
     for bad in ((False, 1), (True, -100), (True, float("nan")), (True, float("inf"))):
         with pytest.raises(ValueError, match="timeout"):
             lock.acquire(*bad)
     assert not lock.locked()
 
 
-def test_d4_a_timeout_is_waited_for_and_no_longer(lock: RLock) -> None:
+def test_timeout_is_kept(lock: RLock) -> None:
     assert lock.acquire(timeout=lockfast.values.MOST_SECONDS)
     lock.release()
     lock.acquire()
@@ -180,7 +180,7 @@ def test_d4_a_timeout_is_waited_for_and_no_longer(lock: RLock) -> None:
     assert SHORT <= waited < BOUND
 
 
-def test_d4_can_be_referred_to_weakly(locks: Locks) -> None:
+def test_weak_reference(locks: Locks) -> None:
     lock = locks.rlock("thing")
     reference = weakref.ref(lock)
     assert reference() is lock
@@ -191,7 +191,7 @@ def test_d4_can_be_referred_to_weakly(locks: Locks) -> None:
     assert reference() is None
 
 
-def test_d4_releasing_what_was_never_taken(lock: RLock) -> None:
+def test_release_without_acquire(lock: RLock) -> None:
     with pytest.raises(RuntimeError):
         lock.release()
     lock.acquire()
@@ -204,7 +204,7 @@ def test_d4_releasing_what_was_never_taken(lock: RLock) -> None:
         lock.release()
 
 
-def test_d4_releasing_from_another_thread(lock: RLock) -> None:
+def test_release_from_another_thread(lock: RLock) -> None:
     lock.acquire()
     try:
         with pytest.raises(RuntimeError):
@@ -214,7 +214,7 @@ def test_d4_releasing_from_another_thread(lock: RLock) -> None:
         lock.release()
 
 
-def test_d4_whose_it_is(lock: RLock) -> None:
+def test_depth_is_per_thread(lock: RLock) -> None:
     assert lock.depth == 0
     with lock:
         assert lock.depth == 1
