@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from lockfast.stores.redis.protocol import notifications as messages
+from lockfast.stores.redis.transport import connect
 from tests.support.proxy import FaultProxy
 from tests.support.servers import KINDS, NEEDS, Server, available
 from tests.support.topologies import GROUPS, Group
@@ -107,7 +107,7 @@ def bears_a_busy_machine(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     about the machine than about what is tested, so there it is more patient."""
     if USES_SERVERS.isdisjoint(request.fixturenames) or request.node.get_closest_marker("timing") is not None:
         return
-    monkeypatch.setattr(messages, "LEAST_GRACE", messages.FIRST_GRACE)
+    monkeypatch.setattr(connect, "MIN_GRACE", connect.INITIAL_GRACE)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 import lockfast.aio
 from lockfast import State
-from lockfast.stores.redis.transport.task_link import TaskLink, dial_task_link
+from lockfast.stores.redis.transport.tasks import TaskLink, connect_task_link
 from tests.support.faults import Rule
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -237,13 +237,13 @@ class TestMidRequest:
         dialled: list[TaskLink] = []
 
         async def dial(*args: Any) -> TaskLink:
-            link = await dial_task_link(*args)
+            link = await connect_task_link(*args)
             if len(dialled) < 2:
                 asyncio.get_running_loop().call_soon(link.fail, "it was reset")
             dialled.append(link)
             return link
 
-        monkeypatch.setattr("lockfast.stores.redis.transport.asyncio.dial_task_link", dial)
+        monkeypatch.setattr("lockfast.stores.redis.transport.tasks.connect_task_link", dial)
         async with lockfast.aio.connect(valkey.url) as locks:
             lease = await locks.lock("report").acquire(timeout=10)
             assert lease is not None

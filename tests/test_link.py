@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.stores.redis.transport.thread_link import Link, Slot
-from lockfast.stores.redis.transport.threads import ThreadWire
+from lockfast.stores.redis.transport.threads import PendingReply, ThreadLink, ThreadWire
 
 
 @pytest.fixture
@@ -21,9 +20,9 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.fixture
-def link(ends: tuple[socket.socket, socket.socket]) -> Link:
+def link(ends: tuple[socket.socket, socket.socket]) -> ThreadLink:
     connection = SimpleNamespace(_sock=ends[0], protocol=2, disconnect=ends[0].close)
-    return Link(connection, ThreadRuntime(), lambda _: None)
+    return ThreadLink(connection, ThreadRuntime(), lambda _: None)
 
 
 @pytest.fixture
@@ -31,26 +30,26 @@ def peer(ends: tuple[socket.socket, socket.socket]) -> socket.socket:
     return ends[1]
 
 
-def interrupted() -> Iterator[Slot]:
-    yield Slot()
+def interrupted() -> Iterator[PendingReply]:
+    yield PendingReply()
     raise KeyboardInterrupt
 
 
-def test_an_interrupt_between_slot_and_request_ends_the_connection(link: Link) -> None:
-    """A slot without a request would take the reply of the next one."""
-    slots: Any = interrupted()
+def test_an_interrupt_between_slot_and_request_ends_the_connection(link: ThreadLink) -> None:
+    """A pending without a request would take the reply of the next one."""
+    replies: Any = interrupted()
     with pytest.raises(KeyboardInterrupt):
-        link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, slots)
+        link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, replies)
     assert link.error is not None
 
 
-def test_an_interrupt_while_sending_ends_the_connection(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_sending_ends_the_connection(link: ThreadLink, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(data: bytes) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(link, "write", write)
     with pytest.raises(KeyboardInterrupt):
-        link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, [Slot()])
+        link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, [PendingReply()])
     assert link.error is not None
 
 
@@ -68,14 +67,16 @@ class Clock:
 
 
 @pytest.fixture
-def wire(link: Link) -> ThreadWire:
+def wire(link: ThreadLink) -> ThreadWire:
     wire = ThreadWire(lambda limit: None, Clock())  # type: ignore[arg-type] # no more of it is used
     wire._link = link
     return wire
 
 
 @pytest.mark.parametrize("full", [BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError])
-def test_a_full_buffer_is_waited_for(full: type[OSError], link: Link, wire: ThreadWire, peer: socket.socket) -> None:
+def test_a_full_buffer_is_waited_for(
+    full: type[OSError], link: ThreadLink, wire: ThreadWire, peer: socket.socket
+) -> None:
     """With TLS too, which says so in its own way."""
     shipped, failures = link.write, [full()]
 
@@ -90,7 +91,7 @@ def test_a_full_buffer_is_waited_for(full: type[OSError], link: Link, wire: Thre
     assert link.error is None
 
 
-def test_an_interrupt_leaves_the_wire_to_the_next(link: Link, wire: ThreadWire) -> None:
+def test_an_interrupt_leaves_the_wire_to_the_next(link: ThreadLink, wire: ThreadWire) -> None:
     def write(data: bytes) -> int:
         raise KeyboardInterrupt
 
@@ -103,15 +104,15 @@ def test_an_interrupt_leaves_the_wire_to_the_next(link: Link, wire: ThreadWire) 
         assert not wire._mutex.locked()
 
 
-def test_what_goes_out_before_has_replies_of_its_own(link: Link, wire: ThreadWire, peer: socket.socket) -> None:
+def test_what_goes_out_before_has_replies_of_its_own(link: ThreadLink, wire: ThreadWire, peer: socket.socket) -> None:
     sent = wire.submit(b"request", 100.0, 101.0, (b"one ", b"two "))
     assert peer.recv(100) == b"one two request"
     peer.sendall(b":1\r\n:2\r\n:3\r\n")
     assert wire.fetch(sent, 101.0) == 3
-    assert not link.pending
+    assert not link.unanswered
 
 
-def test_a_reply_is_not_waited_for_in_a_read_that_outlasts_the_limit(link: Link, wire: ThreadWire) -> None:
+def test_a_reply_is_not_waited_for_in_a_read_that_outlasts_the_limit(link: ThreadLink, wire: ThreadWire) -> None:
     """Sending took long, so that little time is left."""
 
     def write(data: bytes) -> int:
@@ -122,10 +123,10 @@ def test_a_reply_is_not_waited_for_in_a_read_that_outlasts_the_limit(link: Link,
 
     link.write = write
 
-    def take_in() -> None:
+    def read_once() -> None:
         raise AssertionError("it was read")
 
-    link.take_in = take_in  # type: ignore[method-assign]
+    link.read_once = read_once  # type: ignore[method-assign]
     sent = wire.submit(b"request", 100.0, 101.0)
     assert wire.fetch(sent, 101.0) is None
     assert link.error is None

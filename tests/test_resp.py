@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 import lockfast
 from lockfast import aio
-from lockfast.stores.redis.protocol.notifications import at_a_glance, push_in
+from lockfast.stores.redis.protocol.notifications import grant_fast_path, notification_in
 from lockfast.stores.redis.protocol.resp import Pushed, Reader, ReplyError, bulks, new_reader, pack
-from lockfast.stores.redis.transport import task_link as task_side
-from lockfast.stores.redis.transport import thread_link as thread_side
+from lockfast.stores.redis.transport import tasks, threads
 from lockfast.values import GrantNotification
 from tests.support.servers import Server
 
@@ -83,17 +82,17 @@ def test_an_inbox_hears_the_same_at_a_glance(make: Any, protocol: int, data: st.
     pong = b"+PONG\r\n" if protocol == 3 else b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
     wire = b"".join(data.draw(st.lists(st.sampled_from([*grants, *others, pong]), min_size=1, max_size=6)))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(wire)), max_size=8)) | {len(wire)})
-    at_once = [push for reply in make().feed(wire) if (push := push_in(reply)) is not None]
+    at_once = [push for reply in make().feed(wire) if (push := notification_in(reply)) is not None]
     heard: list[Any] = []
-    feed = at_a_glance(make().feed, INBOX, protocol, lambda holder, push: heard.append((holder, push)))
+    feed = grant_fast_path(make().feed, INBOX, protocol, lambda holder, push: heard.append((holder, push)))
     for start, cut in zip([0, *cuts], cuts, strict=False):
-        heard += [push for reply in feed(wire[start:cut]) if (push := push_in(reply)) is not None]
+        heard += [push for reply in feed(wire[start:cut]) if (push := notification_in(reply)) is not None]
     assert heard == at_once
 
 
 def test_a_grant_alone_is_no_reply() -> None:
     heard: list[Any] = []
-    feed = at_a_glance(Reader().feed, INBOX, 3, lambda holder, push: heard.append((holder, push)))
+    feed = grant_fast_path(Reader().feed, INBOX, 3, lambda holder, push: heard.append((holder, push)))
     assert feed(_told(b"moto 3 17", b">")) == ()
     assert heard == [("moto", GrantNotification(3, 17))]
 
@@ -115,8 +114,8 @@ def test_requests_are_length_prefixed() -> None:
 
 @pytest.fixture
 def without_hiredis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_side, "new_reader", Reader)
-    monkeypatch.setattr(task_side, "new_reader", Reader)
+    monkeypatch.setattr(threads, "new_reader", Reader)
+    monkeypatch.setattr(tasks, "new_reader", Reader)
 
 
 @pytest.mark.usefixtures("without_hiredis")

@@ -19,7 +19,7 @@ from lockfast.client.locks import AsyncLocks
 from lockfast.core.lease_state import ALIVE, State
 from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.ports import Stage
-from lockfast.stores.redis.protocol.notifications import push_in, subscribe_request
+from lockfast.stores.redis.protocol.notifications import notification_in, subscribe_request
 from lockfast.stores.redis.protocol.resp import pack
 from lockfast.stores.redis.store import RedisStore
 from lockfast.values import Answer, Claim, Enqueue, Owner, Queued
@@ -299,7 +299,7 @@ class Process:
         if kind == "reply":
             self.settle("reply", key, value)
         elif kind == "push":
-            found = push_in([b"message", key, value])
+            found = notification_in([b"message", key, value])
             if found is not None and found[0] in self.boxes:
                 self.boxes[found[0]].push(found[1])
         elif kind == "timer":

@@ -17,7 +17,8 @@ from lockfast.core import acquire
 from lockfast.errors import LeaseLost
 from lockfast.runtime.asyncio import AsyncioRuntime
 from lockfast.stores.redis.store import RedisStore
-from lockfast.stores.redis.transport.asyncio import TaskInbox, TaskWire
+from lockfast.stores.redis.transport.task_inbox import TaskInbox
+from lockfast.stores.redis.transport.tasks import TaskWire
 from lockfast.testing.virtual_loop import VirtualLoop
 from lockfast.testing.virtual_threads import Clock
 from lockfast.values import Owner

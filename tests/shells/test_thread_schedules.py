@@ -21,16 +21,15 @@ from lockfast.errors import StoreUnavailable
 from lockfast.runtime.runner import run
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.stores.redis.protocol.resp import Reader, pack
-from lockfast.stores.redis.transport import thread_link as link
-from lockfast.stores.redis.transport import threads
-from lockfast.stores.redis.transport.thread_link import SLICE, Link, Slot
-from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadWire
+from lockfast.stores.redis.transport import thread_inbox, threads
+from lockfast.stores.redis.transport.thread_inbox import ThreadInbox
+from lockfast.stores.redis.transport.threads import SLICE, PendingReply, ThreadLink, ThreadWire
 from lockfast.values import Claim, Granted, GrantNotification
 from tests.explore.mutation import python
 from tests.shells.turns import Choice, TurnLock, TurnRuntime, Turns, every_schedule
 
 pytestmark = pytest.mark.timeout(1800)  # a busy machine may take its time
-WIRE_FILES = (link.__file__, threads.__file__)
+WIRE_FILES = (threads.__file__, thread_inbox.__file__)
 KEEPER_FILES = (keep.__file__,)
 SWITCHES = int(os.environ.get("LOCKFAST_SWITCHES", "1"))
 """Switches at lines, besides those where a thread waits; `make explore` plays all schedules with two."""
@@ -103,9 +102,9 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Turns], None]:
 
     def patch(turns: Turns) -> None:
         locks = SimpleNamespace(Lock=lambda: TurnLock(turns))
-        monkeypatch.setattr(link, "threading", locks)
+        monkeypatch.setattr(thread_inbox, "threading", locks)
         monkeypatch.setattr(threads, "threading", locks)
-        monkeypatch.setattr(link, "select", SimpleNamespace(poll=lambda: Poll(turns), POLLIN=1, POLLOUT=4))
+        monkeypatch.setattr(threads, "select", SimpleNamespace(poll=lambda: Poll(turns), POLLIN=1, POLLOUT=4))
 
     return patch
 
@@ -212,7 +211,7 @@ def two_mailboxes(stage: Stage) -> None:
     stage.thread("bob", lambda: wait("bob", 10))
 
     def server() -> None:
-        stage.turns.wait(lambda: {"ann", "bob"} <= inbox.boxes.keys())
+        stage.turns.wait(lambda: {"ann", "bob"} <= inbox.mailboxes.keys())
         for payload in (b"bob 1 7", b"ann 1 8"):
             stage.socket.arrived += b"*3\r\n$7\r\nmessage\r\n$1\r\nx\r\n$%d\r\n%s\r\n" % (len(payload), payload)
             stage.turns.point()
@@ -246,37 +245,41 @@ def test_no_wake_up_is_lost_on_a_connection(name: str, patched: Patch) -> None:
 
 
 FOLLOWS = """\
-elif slot.waker is None:
-                slot.waker = self._runtime.waker()
-                self.followers[slot] = None
-            elif not await slot.waker.wait(until):"""
+elif pending.waker is None:
+                pending.waker = self._runtime.waker()
+                self.sleepers[pending] = None
+            elif not await pending.waker.wait(until):"""
 LOST_CALLS = {
-    "a leader that leaves wakes nobody": ("lead", "if self.followers:", "if False:"),
-    "a follower does not try once more to lead": ("await_slot", FOLLOWS, "elif not await self._follow(slot, until):"),
-    "who leaves while nobody leads wakes nobody": ("await_slot", "if not self.leading.locked():", "if False:"),
-    "a failing connection wakes nobody": ("fail", "slot.wake()", "pass"),
-    "who has fetched its reply wakes nobody": ("fetch", "if link.followers:", "if False:"),
-    "who has its reply reads all the same": ("fetch", "if not slot.ready:", "if True:"),
+    "a leader that leaves wakes nobody": ("read_until", "if self.sleepers:", "if False:"),
+    "a follower does not try once more to read": (
+        "wait_for",
+        FOLLOWS,
+        "elif not await self._follow(pending, until):",
+    ),
+    "who leaves while nobody leads wakes nobody": ("wait_for", "if not self.reading.locked():", "if False:"),
+    "a failing connection wakes nobody": ("fail", "pending.wake()", "pass"),
+    "who has fetched its reply wakes nobody": ("fetch", "if link.sleepers:", "if False:"),
+    "who has its reply reads all the same": ("fetch", "if not pending.ready:", "if True:"),
 }
 
 
-async def _follow(self: Link, slot: Slot, until: float) -> bool:
+async def _follow(self: ThreadLink, pending: PendingReply, until: float) -> bool:
     """A follower as one might write it: make yourself known and sleep."""
-    slot.waker = self._runtime.waker()
-    self.followers[slot] = None
-    return await slot.waker.wait(until)
+    pending.waker = self._runtime.waker()
+    self.sleepers[pending] = None
+    return await pending.waker.wait(until)
 
 
 @pytest.mark.parametrize("name", LOST_CALLS)
 def test_a_planted_error_on_a_connection_is_found(name: str, patched: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Link, "_follow", _follow, raising=False)
+    monkeypatch.setattr(ThreadLink, "_follow", _follow, raising=False)
     watched = (f"<mutant of {LOST_CALLS[name][0]}>", *WIRE_FILES, __file__)
 
     def all_of_them() -> None:
         for prepare, ends in WIRES.values():
             search(prepare, ends, patched, watched, 1)
 
-    owner = ThreadWire if hasattr(ThreadWire, LOST_CALLS[name][0]) else Link
+    owner = ThreadWire if hasattr(ThreadWire, LOST_CALLS[name][0]) else ThreadLink
     with python(owner, *LOST_CALLS[name]), pytest.raises(AssertionError, match="schedule"):
         all_of_them()
 
@@ -360,11 +363,11 @@ def kept(second: float) -> dict[str, Any]:
     return {"first": (0.1, True), "second": (round(second + 2.0, 6), True)}
 
 
-@pytest.mark.parametrize("look", range(3))
-def test_a_keeper_that_retires_forgets_nobody(look: int, patched: Patch) -> None:
+@pytest.mark.parametrize("read_available", range(3))
+def test_a_keeper_that_retires_forgets_nobody(read_available: int, patched: Patch) -> None:
     moments = keeper_moments()
     assert len(moments) == 3, moments
-    second = moments[look]
+    second = moments[read_available]
     assert search(keeping(second), kept(second), patched, KEEPER_FILES, SWITCHES) > 50
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lockfast import State, StoreError, StoreProtocolError
 from lockfast.stores.redis.keys import keys_of, slot
-from lockfast.stores.redis.protocol.notifications import address_in
+from lockfast.stores.redis.protocol.notifications import shard_channel
 from tests.conftest import require
 from tests.contract.driver import FLAVOURS, Driver, done
 from tests.support.topologies import Cluster, ClusterNode, Group, migrate
@@ -44,7 +44,7 @@ def shared(shared_group: Callable[[str], Group]) -> Cluster:
 @example(name="{{a}}")
 def test_the_server_sees_all_keys_of_a_lock_in_one_slot(shared: Cluster, name: str) -> None:
     keys = keys_of(name)
-    channel = address_in(keys.slot, "lockfast:inbox:x").encode()
+    channel = shard_channel(keys.slot, "lockfast:inbox:x").encode()
     node = shared.nodes[0]
     told = {node.raw("CLUSTER", "KEYSLOT", key) for key in (keys.lock, keys.meta, keys.queue, keys.waiters, channel)}
     assert told == {keys.slot} == {slot(name.encode())}

@@ -34,9 +34,9 @@ MOST_PAUSE = 0.1
 """Seconds between two looks at a taken lock: doubling from the one to the other, with jitter."""
 A_DAY = 86_400.0
 
-TAKE = Script("take")
-GIVE = Script("give")
-LENGTHEN = Script("lengthen")
+TAKE = Script("simple_acquire")
+GIVE = Script("simple_release")
+LENGTHEN = Script("simple_renew")
 
 DELETE_IF_EQUAL: tuple[tuple[str, ...], ...] = (("DELIFEQ",), ("DELEX", "IFEQ"))
 """The command in front of the key, and the word behind it, for each server that has one."""

@@ -9,7 +9,7 @@ from lockfast.facts import Topology
 from lockfast.ports import Runtime, Store
 from lockfast.stores.redis.options import Choices
 from lockfast.stores.redis.store import RedisStore
-from lockfast.stores.redis.transport.dial import Dial
+from lockfast.stores.redis.transport.connect import ConnectionFactory
 
 LONGEST = 1.0
 """Seconds for which a request may go unanswered where another server may take over: it is repeated, since the same
@@ -23,13 +23,17 @@ class Builder(NamedTuple):
     flavour: str
     choices: Choices
 
-    def connections(self, dial: Dial, *, longest: float = math.inf, sharded: bool = False) -> tuple[Any, Any]:
+    def connections(
+        self, dial: ConnectionFactory, *, longest: float = math.inf, sharded: bool = False
+    ) -> tuple[Any, Any]:
         """A wire and an inbox of the colour; nothing is dialled yet."""
         if self.flavour == "threads":
-            from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadWire
+            from lockfast.stores.redis.transport.thread_inbox import ThreadInbox
+            from lockfast.stores.redis.transport.threads import ThreadWire
 
             return ThreadWire(dial, self.runtime, longest), ThreadInbox(dial, self.runtime, longest, sharded)
-        from lockfast.stores.redis.transport.asyncio import TaskInbox, TaskWire
+        from lockfast.stores.redis.transport.task_inbox import TaskInbox
+        from lockfast.stores.redis.transport.tasks import TaskWire
 
         return TaskWire(dial, self.runtime, longest), TaskInbox(dial, self.runtime, longest, sharded)
 

@@ -17,7 +17,7 @@ from lockfast.stores.redis.assembly import Builder
 from lockfast.stores.redis.multi_urls import cluster_address, sentinel_address
 from lockfast.stores.redis.options import Choices
 from lockfast.stores.redis.topology.sentinel import Sentinels, TaskSentinels, ThreadSentinels, Watcher
-from lockfast.stores.redis.transport.dial import Dial
+from lockfast.stores.redis.transport.connect import ConnectionFactory
 from lockfast.stores.redis.urls import pool_of_url
 from lockfast.values import clean, shown
 
@@ -125,7 +125,7 @@ def _ours(settings: Mapping[str, Any], *without: str) -> dict[str, Any]:
     return {**kept, **OURS}
 
 
-def _dial(connection_class: Callable[..., Any], settings: Mapping[str, Any]) -> Dial:
+def _dial(connection_class: Callable[..., Any], settings: Mapping[str, Any]) -> ConnectionFactory:
     def dial(limit: float) -> Any:
         return connection_class(**{**settings, "socket_timeout": limit, "socket_connect_timeout": limit})
 

@@ -16,10 +16,10 @@ from lockfast.ports import Direct, Mailbox, Reassert
 from lockfast.stores.redis.keys import name_of
 from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.lua.scripts import Script
-from lockfast.stores.redis.protocol import server_facts as facts
-from lockfast.stores.redis.protocol.error_replies import MOVES_AWAY, code_of, error_of
-from lockfast.stores.redis.protocol.lock_info import info_of
+from lockfast.stores.redis.protocol import replies as facts
+from lockfast.stores.redis.protocol.error_replies import NOT_MASTER, code_of, error_of
 from lockfast.stores.redis.protocol.notifications import PING
+from lockfast.stores.redis.protocol.replies import info_of
 from lockfast.stores.redis.protocol.resp import ReplyError
 from lockfast.values import (
     Answer,
@@ -177,7 +177,7 @@ class RedisStore:
             again = await self.wire.request(script.in_full(request), until, before)
         if type(again) is not ReplyError:
             return again
-        if code_of(str(again)) in MOVES_AWAY:
+        if code_of(str(again)) in NOT_MASTER:
             self.wire.drop()
         raise error_of(str(again), shown(name))
 
@@ -211,7 +211,7 @@ class RedisStore:
             left = None if reply[0] < 0 else reply[0] / 1000
             if enqueue is None:
                 return Taken(left)
-            self._make_ready(claim, reply[2])
+            self._prepare_release(claim, reply[2])
             return Queued(reply[1], reply[2], left)
         except (TypeError, IndexError):
             raise _nonsense(claim.name, reply) from None
@@ -274,7 +274,7 @@ class RedisStore:
         except (StoreRefused, StoreProtocolError) as refusal:
             return await self._otherwise(refusal, lambda store: store.release(name, holder, until))
 
-    def _make_ready(self, claim: Claim, ahead: int) -> None:
+    def _prepare_release(self, claim: Claim, ahead: int) -> None:
         """This holder waits behind so many. Its release is made ready while there is time, and may go out after a PING.
 
         A server writes what it has for its clients in the reverse of the order in which that came up: the push to
@@ -338,17 +338,21 @@ class RedisStore:
         """What is known of these locks; in a cluster they must be of one slot."""
         if not names:
             return ()
-        reply = await self._run(scripts.SURVEY, scripts.survey_request(names), names[0], until)
+        reply = await self._run(scripts.LIST, scripts.list_request(names), names[0], until)
         try:
             return tuple(info_of(name, reply[KNOWN * at : KNOWN * (at + 1)]) for at, name in enumerate(names))
         except (TypeError, ValueError, IndexError):
             raise _nonsense(names[0], reply) from None
 
     async def force_release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
-        reply = await self._run(scripts.BREAK, scripts.break_request(name, holder.encode()), name, until, before)
+        reply = await self._run(
+            scripts.FORCE_RELEASE, scripts.force_release_request(name, holder.encode()), name, until, before
+        )
         if isinstance(reply, bytes) and clean(reply.decode("utf-8", "replace")) == holder:
             # Another program's lock, whose value had to be cleaned before it was shown.
-            reply = await self._run(scripts.BREAK, scripts.break_request(name, reply), name, until, before)
+            reply = await self._run(
+                scripts.FORCE_RELEASE, scripts.force_release_request(name, reply), name, until, before
+            )
         return bool(reply == 1)
 
     def disconnect(self) -> None:

@@ -21,7 +21,7 @@ from lockfast.errors import Outcome, StoreUnavailable, closed_error
 from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol.error_replies import error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
-from lockfast.stores.redis.transport.dial import LEAST_DIAL, Dial, dialling_error
+from lockfast.stores.redis.transport.connect import MIN_CONNECT_TIME, ConnectionFactory, connect_error
 from lockfast.stores.redis.user_client import reply_of
 from lockfast.values import shown
 
@@ -48,17 +48,17 @@ class Session(Protocol):
 class ThreadSession:
     """`Session` over a blocking connection of the client library."""
 
-    def __init__(self, dial: Dial, runtime: Runtime) -> None:
+    def __init__(self, dial: ConnectionFactory, runtime: Runtime) -> None:
         self._dial = dial
         self._runtime = runtime
         self._connection: Any = None
 
     async def connect(self, until: float) -> None:
-        self._connection = self._dial(max(LEAST_DIAL, until - self._runtime.now()))
+        self._connection = self._dial(max(MIN_CONNECT_TIME, until - self._runtime.now()))
         try:
             self._connection.connect()
         except Exception as error:
-            raise dialling_error(error) from error
+            raise connect_error(error) from error
 
     async def exchange(self, requests: list[bytes], until: float) -> list[Any]:
         try:
@@ -84,7 +84,7 @@ class ThreadSession:
 class TaskSession:
     """`Session` over an asyncio connection of the client library."""
 
-    def __init__(self, dial: Dial, runtime: Runtime) -> None:
+    def __init__(self, dial: ConnectionFactory, runtime: Runtime) -> None:
         self._dial = dial
         self._runtime = runtime
         self._connection: Any = None
@@ -92,13 +92,13 @@ class TaskSession:
     async def connect(self, until: float) -> None:
         import asyncio
 
-        limit = max(LEAST_DIAL, until - self._runtime.now())
+        limit = max(MIN_CONNECT_TIME, until - self._runtime.now())
         self._connection = self._dial(limit)
         try:
             async with asyncio.timeout(limit):
                 await self._connection.connect()
         except Exception as error:
-            raise dialling_error(error) from error
+            raise connect_error(error) from error
 
     async def exchange(self, requests: list[bytes], until: float) -> list[Any]:
         import asyncio

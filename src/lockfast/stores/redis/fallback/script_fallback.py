@@ -8,13 +8,13 @@ requests of every cycle go straight to the store in use, which comes back here (
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockfast.errors import StoreError, StoreProtocolError, StoreRefused
 from lockfast.facts import Facts
 from lockfast.ports import Mailbox, Reassert, Runtime
+from lockfast.stores.redis.protocol.error_replies import denies_scripts
 from lockfast.stores.redis.store import RedisStore
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal
 
@@ -25,8 +25,6 @@ log = logging.getLogger("lockfast")
 
 T = TypeVar("T")
 
-NO_SCRIPTS = re.compile(r"\[(NOPERM|(ERR )?unknown command).*\beval(sha)?\b", re.IGNORECASE)
-"""How errors of ours quote a server that denies scripts, by its ACL or by a renamed command."""
 PROBE = "lockfast"
 """A name to ask about where nothing else is known; nothing is changed."""
 
@@ -123,7 +121,7 @@ class ChoosingStore:
 
     async def _instead(self, refusal: StoreError, operation: Callable[[RedisStore], Awaitable[T]]) -> T:
         """The answer without scripts, if it is for want of them that there was none."""
-        if not NO_SCRIPTS.search(str(refusal)):
+        if not denies_scripts(refusal):
             raise refusal
         with self._mutex:
             # One for all who are refused: those on one connection must take turns in their transactions.

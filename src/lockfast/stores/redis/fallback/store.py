@@ -27,8 +27,8 @@ from lockfast.stores.redis.fallback.decisions import Step
 from lockfast.stores.redis.fallback.exclusive_turn import Turns
 from lockfast.stores.redis.fallback.polling import PollingInbox
 from lockfast.stores.redis.keys import keys_of
-from lockfast.stores.redis.protocol.error_replies import MOVES_AWAY, code_of, error_of
-from lockfast.stores.redis.protocol.lock_info import info_of
+from lockfast.stores.redis.protocol.error_replies import NOT_MASTER, code_of, error_of
+from lockfast.stores.redis.protocol.replies import info_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.store import RedisStore, Wire
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken, shown
@@ -197,7 +197,7 @@ class TransactionStore(RedisStore):
                 raise self._meaning(reply, name)
 
     def _meaning(self, reply: ReplyError, name: str) -> StoreError:
-        if code_of(str(reply)) in MOVES_AWAY:
+        if code_of(str(reply)) in NOT_MASTER:
             self.wire.drop()
         return error_of(str(reply), shown(name))
 

@@ -1,5 +1,5 @@
 -- Shared by the scripts that hand a lock on, which include it (see `scripts.py`): who is next, and how it is told. What is
--- written where is in `_grant.lua`.
+-- written where is in `_layout.lua`.
 
 -- An inbox in braces is a channel of this slot, to be told within its shard; PUBLISH would tell the whole cluster.
 local function tell(inbox, message)
@@ -31,7 +31,7 @@ local function hand_over(lock, meta, queue, waiters, asker, holder, now, digits)
     if entry then
       local turn, ttl_ms, dead_at, inbox, fences, owner = entry:match('^(%d+) (%d+) (%d+) (%S+) (%d+) (.*)$')
       if holder == asker or tonumber(dead_at) * 1000 > now then
-        -- include _granting.lua
+        -- include _grant.lua
         -- Of two inboxes, the one that is told last has its push first, and that is to be the grant. At one inbox all
         -- comes in order, so there the grant goes first: who is next might be granted a greater fence before it is read.
         local told = tell_next(queue, waiters, ttl_ms, asker, inbox)

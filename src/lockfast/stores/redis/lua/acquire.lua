@@ -20,15 +20,15 @@ if floor and floor > now and floor < now + 1000000 then stamp, stamp_digits = fl
 
 if call('EXISTS', lock, queue) == 0 then
   local now, digits = stamp, stamp_digits
-  -- include _granting.lua
+  -- include _grant.lua
   return fence
 end
 
--- include _grant.lua
+-- include _layout.lua
 -- include _queue.lua
 
 local function grant(now, digits)
-  -- include _granting.lua
+  -- include _grant.lua
   return fence
 end
 

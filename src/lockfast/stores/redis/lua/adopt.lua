@@ -4,7 +4,7 @@
 -- Gives the fence, or 0 when the lock is neither's. A repeat gives the same fence.
 
 local call, format = redis.call, string.format
--- include _grant.lua
+-- include _layout.lua
 
 local held = call('GET', KEYS[1])
 if held == ARGV[1] then
@@ -16,5 +16,5 @@ if held ~= ARGV[4] then
 end
 local lock, meta, holder, ttl_ms, owner, fences = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], 1
 -- include _clock.lua
--- include _granting.lua
+-- include _grant.lua
 return fence

@@ -6,7 +6,7 @@
 -- knows of a greater fence gave the lock to another. Neither is undone. Later grants continue from the fence.
 
 local call, format = redis.call, string.format
--- include _grant.lua
+-- include _layout.lua
 
 local held = call('GET', KEYS[1])
 if held == ARGV[1] then

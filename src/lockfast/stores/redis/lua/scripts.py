@@ -55,8 +55,8 @@ RENEW = Script("renew")
 ADOPT = Script("adopt")
 REASSERT = Script("reassert")
 INSPECT = Script("inspect")
-SURVEY = Script("survey")
-BREAK = Script("break")
+LIST = Script("list")
+FORCE_RELEASE = Script("force_release")
 
 
 TRACK = (pack(b"CLIENT", b"TRACKING", b"ON", b"OPTIN", b"NOLOOP"), pack(b"CLIENT", b"CACHING", b"YES"))
@@ -138,13 +138,13 @@ def inspect_request(name: str, most: int) -> bytes:
     return INSPECT.head(4, keys_of(name).packed, 1) + bulks(b"%d" % most)
 
 
-def survey_request(names: Sequence[str]) -> bytes:
-    return SURVEY.head(4 * len(names), b"".join([keys_of(name).packed for name in names]), 0)
+def list_request(names: Sequence[str]) -> bytes:
+    return LIST.head(4 * len(names), b"".join([keys_of(name).packed for name in names]), 0)
 
 
 def scan_request(cursor: str, count: int) -> bytes:
     return pack(b"SCAN", cursor.encode(), b"MATCH", EVERY_META, b"COUNT", b"%d" % count)
 
 
-def break_request(name: str, holder: bytes) -> bytes:
-    return BREAK.head(4, keys_of(name).packed, 1) + bulks(holder)
+def force_release_request(name: str, holder: bytes) -> bytes:
+    return FORCE_RELEASE.head(4, keys_of(name).packed, 1) + bulks(holder)

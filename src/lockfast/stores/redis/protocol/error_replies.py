@@ -1,82 +1,96 @@
-"""What a server's error reply means for a lock: each has a decided answer.
+"""Error replies of the server, and the error that each one becomes.
 
-LOADING, MASTERDOWN, CLUSTERDOWN, TRYAGAIN, BUSY, OOM, NOREPLICAS, max clients
-                   not done; worth another try until the caller's time is up
-READONLY           not done; this server is no master (any more): dial anew, then another try
-NOAUTH, WRONGPASS, NOPERM
-                   refused; trying again cannot help
-WRONGTYPE          the key holds other data, so no lock of that name can ever be had
-NOSCRIPT           answered by the store itself: sent again in full, once
-MOVED, ASK         not done; the cluster store goes where it points
-a script that met a key which is no longer here
-                   unknown; the slot is being moved, and the script may have done its first half
+code                                              meaning for the request
+LOADING, MASTERDOWN, CLUSTERDOWN, TRYAGAIN, BUSY, not executed; retry until the caller's deadline
+  OOM, NOREPLICAS, MISCONF, max clients
+READONLY, MASTERDOWN, UNBLOCKED                   not executed; this server is not the master: reconnect, then retry
+NOAUTH, WRONGPASS, NOPERM                         denied; a retry cannot help
+WRONGTYPE                                         the key holds other data, so the name cannot be locked
+NOSCRIPT                                          the store resends the script's text, once
+MOVED, ASK                                        not executed; the cluster store follows the redirection
+a key that left the node while a script ran       unknown; the slot is migrating, and the script may be half executed
 """
 
 from __future__ import annotations
 
+import re
+
 from lockfast.errors import Outcome, StoreError, StoreProtocolError, StoreRefused, StoreUnavailable
 from lockfast.values import clean
 
-PASSING = {
+TEMPORARY = {
     "LOADING": "the server is still loading its data",
     "MASTERDOWN": "the server is a replica that has lost its master",
     "CLUSTERDOWN": "the cluster is down",
     "TRYAGAIN": "the cluster is moving this key",
     "BUSY": "the server is busy with a slow script (SCRIPT KILL ends it)",
-    "OOM": "the server is out of memory; held locks can still be renewed and given back",
+    "OOM": "the server is out of memory; leases can still be renewed and released",
     "NOREPLICAS": "too few replicas are connected to the server (min-replicas-to-write)",
     "READONLY": "the server is a read-only replica; connect to the master",
-    "MISCONF": "the server refuses writes because it cannot save its data to disk",
+    "MISCONF": "the server rejects writes because it cannot save its data to disk",
     "UNBLOCKED": "the server changed its role",
+    "MAXCLIENTS": "the server accepts no more connections (maxclients)",
 }
-REFUSED = {
+DENIED = {
     "NOAUTH": "the server asks for a password; put it into the URL or the client",
     "WRONGPASS": "the server does not accept this user name and password",
-    "NOPERM": "this account may not do what a lock needs; docs/permissions.md lists the least it must be given",
+    "NOPERM": "this account may not do what a lock needs; docs/permissions.md lists the permissions it must have",
 }
-DENIED_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
-"""How Valkey and Redis say NOPERM for a command that a script calls."""
-MOVES_AWAY = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})
-"""Errors after which this connection leads nowhere: another server is the master now."""
+NOT_MASTER = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})
+"""Codes after which the connection must be closed: another server is the master now."""
 
-
-_GONE_IN_SCRIPT = ("non local key", "TRYAGAIN")
+_DENIED_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
+"""How Valkey and Redis report NOPERM for a command that a script calls."""
+_MIGRATED_IN_SCRIPT = ("non local key", "TRYAGAIN")
+_COMMAND = re.compile(r"(?:NOPERM .*? run the|(?:ERR )?unknown command),? ['`]([^'`|]+)", re.IGNORECASE)
 
 
 class Redirected(StoreProtocolError):
-    """Another node of a cluster has the key: for good (MOVED), or for this one request (ASK)."""
+    """Another cluster node serves the key: from now on (MOVED), or for this request only (`ask`)."""
 
-    def __init__(self, message: str, *, host: str = "", port: int = 0, claim: bool = False) -> None:
+    def __init__(self, message: str, *, host: str = "", port: int = 0, ask: bool = False) -> None:
         super().__init__(message)
         self.host = host
         self.port = port
-        self.claim = claim
+        self.ask = ask
 
 
-def _redirected(text: str, name: str) -> Redirected:
-    """What a MOVED or ASK reply says; an empty host means the one that was asked."""
-    code, _, address = text.split()[:3]
-    host, _, port = address.rpartition(":")
-    return Redirected(
-        f"The lock {name} lies on another node of a cluster, so nothing was changed. Connect to the cluster as a "
-        "whole: with a URL redis+cluster://host:port, or with a RedisCluster client.",
-        host=host,
-        port=int(port),
-        claim=code == "ASK",
-    )
+class CommandDenied(StoreRefused):
+    """NOPERM: the account may not run `command` (lower case; empty if the server does not name it)."""
+
+    def __init__(self, message: str, *, command: str = "") -> None:
+        super().__init__(message)
+        self.command = command
+
+
+class UnknownCommand(StoreProtocolError):
+    """The server has no `command` (lower case), because it is too old or the command was renamed."""
+
+    def __init__(self, message: str, *, command: str = "") -> None:
+        super().__init__(message)
+        self.command = command
+
+
+def denies_scripts(error: StoreError) -> bool:
+    """Whether the server rejected a request because this account cannot run EVAL or EVALSHA.
+
+    >>> denies_scripts(error_of("NOPERM User web has no permissions to run the 'evalsha' command", "'report'"))
+    True
+    """
+    return isinstance(error, CommandDenied | UnknownCommand) and error.command in ("eval", "evalsha")
 
 
 def code_of(text: str) -> str:
-    """The first word of an error reply; errors raised inside a script carry it after some decoration.
+    """The code of an error reply. Errors raised inside a script carry it after some decoration.
 
     >>> code_of("NOSCRIPT No matching script."), code_of("ERR NOPERM User has no permissions")
     ('NOSCRIPT', 'NOPERM')
     """
-    if any(denied in text for denied in DENIED_IN_SCRIPT):
+    if any(denied in text for denied in _DENIED_IN_SCRIPT):
         return "NOPERM"
-    words = text.replace(":", " ").replace(" -", " ").split()  # Redis 6.2 leaves the dash of the inner error
+    words = text.replace(":", " ").replace(" -", " ").split()  # Redis 6.2 keeps the dash of the inner error
     for word in words:
-        if word in PASSING or word in REFUSED or word in ("WRONGTYPE", "NOSCRIPT", "MOVED", "ASK"):
+        if word in TEMPORARY or word in DENIED or word in ("WRONGTYPE", "NOSCRIPT", "MOVED", "ASK"):
             return word
     if "max number of clients" in text:
         return "MAXCLIENTS"
@@ -86,27 +100,49 @@ def code_of(text: str) -> str:
 def error_of(text: str, name: str) -> StoreError:
     """The error to raise for an error reply to an operation on the lock `name`."""
     code = code_of(text)
-    said = clean(text, 160)
+    quoted = clean(text, 160)
+    command = _COMMAND.match(text)
     if code in ("MOVED", "ASK"):
         return _redirected(text, name)
-    if any(word in text for word in _GONE_IN_SCRIPT) and "script" in text.lower():
+    if any(word in text for word in _MIGRATED_IN_SCRIPT) and "script" in text.lower():
         return StoreUnavailable(
-            f"The lock {name} is being moved to another node of the cluster. It may be tried again. [{said}]",
+            f"The cluster was moving the lock {name} to another node, so the request may or may not have been "
+            f"executed. Try again. [{quoted}]",
             outcome=Outcome.UNKNOWN,
         )
-    if code in PASSING or code == "MAXCLIENTS":
-        reason = PASSING.get(code, "the server has no connection to spare (maxclients)")
+    if code in TEMPORARY:
         return StoreUnavailable(
-            f"The lock {name} could not be reached: {reason}. Nothing was changed; try again later. [{said}]"
+            f"The server could not serve the lock {name}: {TEMPORARY[code]}. Nothing was changed; try again later. "
+            f"[{quoted}]"
         )
-    if code in REFUSED:
-        return StoreRefused(f"The server refused an operation on the lock {name}: {REFUSED[code]}. [{said}]")
+    if code in DENIED:
+        message = f"The server denied an operation on the lock {name}: {DENIED[code]}. Nothing was changed. [{quoted}]"
+        return CommandDenied(message, command=command[1].lower() if command else "")
     if code == "WRONGTYPE":
         return StoreProtocolError(
-            f"The key {name} holds other data than a lock, so it was left alone and can't be locked. "
-            "Choose another name, or remove that key."
+            f"The key {name} holds other data than a lock, so it cannot be locked and was not changed. "
+            "Choose another name, or delete the key."
+        )
+    if command:
+        return UnknownCommand(
+            f"The server does not know a command that the lock {name} needs, so nothing was changed. Use Redis 6.2 or "
+            f"later, or Valkey, and do not rename the command. [{quoted}]",
+            command=command[1].lower(),
         )
     return StoreProtocolError(
-        f"The server answered an operation on the lock {name} with an error that lockfast does not know, so its "
-        f"state is unknown: look with lock.inspect(). [{said}]"
+        f"The server answered an operation on the lock {name} with an unexpected error, so the state of the lock is "
+        f"unknown. Check it with lock.inspect(). [{quoted}]"
+    )
+
+
+def _redirected(text: str, name: str) -> Redirected:
+    """The error for a MOVED or ASK reply. An empty host means the node that sent the reply."""
+    code, _, address = text.split()[:3]
+    host, _, port = address.rpartition(":")
+    return Redirected(
+        f"Another node of a cluster serves the lock {name}, so nothing was changed. Connect to the whole cluster: with "
+        "a URL redis+cluster://host:port, or with a RedisCluster client.",
+        host=host,
+        port=int(port),
+        ask=code == "ASK",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from lockfast.errors import StoreError, StoreUnavailable
 from lockfast.ports import Runtime
@@ -12,45 +12,8 @@ from lockfast.stores.redis.protocol.error_replies import error_of
 from lockfast.stores.redis.protocol.resp import Feed, ReplyError, bulks, pack
 from lockfast.values import AUX_PREFIX, FirstNotification, GrantNotification
 
-STALE = 2.0
-"""Seconds after which a connection that owes a reply is taken for dead."""
-HEAR_WITHIN = 10.0
-"""Seconds of silence after which an inbox is made to speak: a push to a dead connection is lost."""
-FIRST_GRACE = 1.0
-"""Seconds by which a request may outlast its caller's timeout while nothing is known of the link: dialling, TLS and
-the handshake take several round trips."""
-LEAST_GRACE = 0.08
-LEAVE_WITHIN = 0.3
-"""Seconds that a closing store gives to those who wait, to leave the queue."""
-
 PING = pack(b"PING")
 _MESSAGES = (b"message", b"smessage")
-
-
-def grace_after(dialled_in: float) -> float:
-    """How much longer than its timeout a caller waits for an answer, from how long the dialling took.
-
-    >>> grace_after(0.002), grace_after(0.3), grace_after(9)
-    (0.08, 0.6, 1.0)
-    """
-    return min(FIRST_GRACE, max(LEAST_GRACE, 2 * dialled_in))
-
-
-class HasError(Protocol):
-    """A connection; `error` once it is of no use any more."""
-
-    @property
-    def error(self) -> StoreError | None: ...
-
-
-LinkT = TypeVar("LinkT", bound=HasError)
-
-
-def sound(wanted: LinkT, current: LinkT | None) -> LinkT:
-    """The connection over which a conversation must go on, if it is still the one in use."""
-    if current is not wanted or wanted.error is not None:
-        raise StoreUnavailable("The connection broke in the midst of a transaction, so nothing was changed.")
-    return wanted
 
 
 def new_address(runtime: Runtime) -> str:
@@ -58,11 +21,11 @@ def new_address(runtime: Runtime) -> str:
     return f"{AUX_PREFIX}inbox:{runtime.new_holder_id()}"
 
 
-def address_in(slot: int, address: str) -> str:
+def shard_channel(slot: int, address: str) -> str:
     """The channel of an inbox for the locks of one cluster slot. It hashes to that slot, and has braces: by them the
     scripts know that it is told by SPUBLISH.
 
-    >>> address_in(12182, "lockfast:inbox:x")
+    >>> shard_channel(12182, "lockfast:inbox:x")
     'lockfast:inbox:x:{43681}'
     """
     return f"{address}:{{{number_in(slot).decode()}}}"
@@ -81,16 +44,16 @@ def subscribe_error(reply: Any, came: bool) -> StoreError | None:
     return None
 
 
-def at_a_glance(
+def grant_fast_path(
     feed: Feed, address: str, protocol: int, give: Callable[[str, GrantNotification | FirstNotification], None]
 ) -> Feed:
     """A `feed` for the inbox at `address`: a grant that comes alone, as nearly every one does, is given away without
     being taken for a reply first. Only what is told to this inbox begins so, since nobody can guess the address.
 
-    >>> feed = at_a_glance(lambda data: [data], "lockfast:inbox:x", 2, lambda holder, push: print(holder, push))
+    >>> feed = grant_fast_path(lambda data: [data], "lockfast:inbox:x", 2, lambda holder, push: print(holder, push))
     >>> begin = b"*3\\r\\n$7\\r\\nmessage\\r\\n$16\\r\\nlockfast:inbox:x\\r\\n"
     >>> feed(begin + b"$9\\r\\nmoto 3 17\\r\\n")
-    moto Push(turn=3, fence=17)
+    moto GrantNotification(attempt=3, fence=17)
     ()
     >>> feed(b"+PONG\\r\\n")
     [b'+PONG\\r\\n']
@@ -114,14 +77,14 @@ def at_a_glance(
     return glance
 
 
-def push_in(reply: Any) -> tuple[str, GrantNotification | FirstNotification] | None:
+def notification_in(reply: Any) -> tuple[str, GrantNotification | FirstNotification] | None:
     """The holder that a message is for and what it says; None for what is no message of ours.
 
-    >>> push_in([b"message", b"lockfast:inbox:x", b"moto 3 17"])
-    ('moto', Push(turn=3, fence=17))
-    >>> push_in([b"message", b"lockfast:inbox:x", b"moto 3 next 1500"])
-    ('moto', Next(turn=3, ttl_left=1.5))
-    >>> push_in([b"pong", b""])
+    >>> notification_in([b"message", b"lockfast:inbox:x", b"moto 3 17"])
+    ('moto', GrantNotification(attempt=3, fence=17))
+    >>> notification_in([b"message", b"lockfast:inbox:x", b"moto 3 next 1500"])
+    ('moto', FirstNotification(attempt=3, ttl_left=1.5))
+    >>> notification_in([b"pong", b""])
     """
     try:
         kind, _, text = reply

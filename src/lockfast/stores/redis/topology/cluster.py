@@ -163,7 +163,7 @@ class ClusterStore:
 
     def _follow(self, slot: int, node: Node, there: Redirected) -> tuple[Node, tuple[bytes, ...]]:
         address = there.host or node.host, there.port
-        if there.claim:
+        if there.ask:
             return self._node(address), (ASKING,)
         self._owners[slot] = address
         self._wrong = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lockfast.errors import StoreProtocolError
+from lockfast.stores.redis.protocol.error_replies import UnknownCommand
 from lockfast.values import FirstNotification, GrantNotification
 
 if TYPE_CHECKING:
@@ -30,14 +30,12 @@ class ClusterMailbox:
 
     async def at(self, node: Node, slot: int, until: float) -> str:
         """Listen at the node, and give the address there."""
-        if self._node is not node or not self._box.sound:
+        if self._node is not node or not self._box.connected:
             self._leave()
             self._node, self._box = node, node.inbox.mailbox(self._holder, slot)
             try:
                 await self._box.open(until)
-            except StoreProtocolError as error:
-                if "unknown command" not in str(error):
-                    raise
+            except UnknownCommand:
                 # Redis before 7.0: one channel for all, which every node of the cluster is told.
                 node.inbox.sharded = False
                 node.inbox.drop()
@@ -47,7 +45,9 @@ class ClusterMailbox:
 
     async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         """None as well when the connection broke or the slot moved: the next request goes where the lock is now."""
-        push: GrantNotification | FirstNotification | None = None if self._box is None else await self._box.hear(until)
+        push: GrantNotification | FirstNotification | None = (
+            None if self._box is None else await self._box.receive(until)
+        )
         return push
 
     def _leave(self) -> None:

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from lockfast.errors import StoreUnavailable
 from lockfast.facts import Facts
 from lockfast.stores.redis.lua import scripts
-from lockfast.stores.redis.protocol import server_facts as facts
+from lockfast.stores.redis.protocol import replies as facts
 from lockfast.stores.redis.protocol.resp import pack
 from lockfast.stores.redis.store import Inbox, RedisStore, Wire
-from lockfast.stores.redis.transport.asyncio import TaskInbox, TaskWire
-from lockfast.stores.redis.transport.task_link import TaskLink
+from lockfast.stores.redis.transport.task_inbox import TaskInbox
+from lockfast.stores.redis.transport.tasks import TaskLink, TaskWire
 from lockfast.values import AUX_PREFIX, Claim
 
 LOAD = tuple(pack(b"SCRIPT", b"LOAD", script.text) for script in (scripts.ACQUIRE, scripts.RENEW))
@@ -56,16 +56,16 @@ class TaskVotingWire(TaskWire):
 
     @property
     def connected(self) -> bool:
-        link = self._dialler.link
+        link = self._connector.link
         return link is not None and link.error is None
 
     @property
     def silent_since(self) -> float | None:
-        return None if self._dialler.link is None else self._dialler.link.silent_since
+        return None if self._connector.link is None else self._connector.link.silent_since
 
     async def connect(self, until: float) -> bool:
-        before = self._dialler.link
-        return await self._dialler.get(until) is not before
+        before = self._connector.link
+        return await self._connector.get(until) is not before
 
     async def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         if not self.connected:
@@ -77,12 +77,12 @@ class TaskVotingInbox(TaskInbox):
     """`VotingInbox` for asyncio."""
 
     async def connect(self, until: float) -> None:
-        await self._dialler.get(until)
+        await self._connector.get(until)
 
-    async def sound_link(self, until: float) -> TaskLink:
+    async def open_link(self, until: float) -> TaskLink:
         if not self.listening:
             raise not_connected()
-        return await super().sound_link(until)
+        return await super().open_link(until)
 
 
 class RedisVoter(RedisStore):
@@ -120,7 +120,7 @@ class RedisVoter(RedisStore):
         request = scripts.RELEASE.in_full(scripts.release_request(name, holder))
         return bool(await self._run(scripts.RELEASE, request, name, until, before) == 1)
 
-    def _make_ready(self, claim: Claim, ahead: int) -> None: ...  # nothing, as a release is another here
+    def _prepare_release(self, claim: Claim, ahead: int) -> None: ...  # nothing, as a release is another here
 
     async def connect_inbox(self, until: float) -> None:
         await self._voting_inbox.connect(until)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Protocol
 
-from lockfast.stores.redis.protocol.notifications import address_in, subscribe_request
+from lockfast.stores.redis.protocol.notifications import shard_channel, subscribe_request
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 
 MOST_CHANNELS = 1000
@@ -33,7 +33,7 @@ class Shards:
         self.asked: deque[Settles] = deque()
 
     def channel(self, slot: int) -> str:
-        return address_in(slot, self._address)
+        return shard_channel(slot, self._address)
 
     def request(self, channel: str, in_use: set[str]) -> bytes:
         """What to send to listen to `channel`; with too many of them, others that are not in use are left."""

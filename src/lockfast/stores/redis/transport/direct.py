@@ -14,11 +14,10 @@ from lockfast.values import Answer, Claim
 
 if TYPE_CHECKING:
     from lockfast.stores.redis.store import RedisStore
-    from lockfast.stores.redis.transport.thread_link import Link, Slot
-    from lockfast.stores.redis.transport.threads import ThreadWire
+    from lockfast.stores.redis.transport.threads import PendingReply, ThreadLink, ThreadWire
 
 
-Sent: TypeAlias = "tuple[Link, Slot]"
+Sent: TypeAlias = "tuple[ThreadLink, PendingReply]"
 
 
 class DirectRequests:

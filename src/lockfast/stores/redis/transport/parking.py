@@ -16,8 +16,8 @@ from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 from lockfast.stores.redis.topology.quorum_node import not_connected
-from lockfast.stores.redis.transport.thread_link import Link, Slot
-from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadWire
+from lockfast.stores.redis.transport.thread_inbox import ThreadInbox
+from lockfast.stores.redis.transport.threads import PendingReply, ThreadLink, ThreadWire
 
 DRAIN_AFTER = 0.02
 """Seconds after which an answer that nobody waits for is read, to see whether it has come."""
@@ -25,50 +25,50 @@ DRAIN_AFTER = 0.02
 _this_thread = threading.local()
 
 
-class ParkingLink(Link):
+class ParkingLink(ThreadLink):
     """Its waits are parked: `ports.Together` serves many of them with one wait."""
 
-    leads_alone = False
+    blocking_reads = False
 
-    async def await_slot(self, slot: Slot, until: float) -> None:
-        while not slot.ready and self.error is None and self._runtime.now() < until:
-            await _Parked(self, slot, until)
+    async def wait_for(self, pending: PendingReply, until: float) -> None:
+        while not pending.ready and self.error is None and self._runtime.now() < until:
+            await _Parked(self, pending, until)
 
     def start_reading(self) -> bool:
         """Whether this thread is the one that reads now; what TLS has decrypted already is taken in at once."""
-        if not self.leading.acquire(blocking=False):
+        if not self.reading.acquire(blocking=False):
             return False
         if self._tls_mutex is not None:
-            self.take_in()
+            self.read_once()
         return True
 
     def stop_reading(self) -> None:
-        self.leading.release()
-        if self.followers:
-            self.wake_a_follower()
+        self.reading.release()
+        if self.sleepers:
+            self.wake_sleeper()
 
-    def follow(self, slot: Slot, bell: _Bell) -> None:
-        slot.waker = bell
-        self.followers[slot] = None
+    def follow(self, pending: PendingReply, bell: _Bell) -> None:
+        pending.waker = bell
+        self.sleepers[pending] = None
 
-    def unfollow(self, slot: Slot) -> None:
-        self.followers.pop(slot, None)
-        slot.waker = None
-        if not self.leading.locked():
-            self.wake_a_follower()
+    def unfollow(self, pending: PendingReply) -> None:
+        self.sleepers.pop(pending, None)
+        pending.waker = None
+        if not self.reading.locked():
+            self.wake_sleeper()
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
 
 class _Parked:
-    """`ports.Parked`: one wait for one slot."""
+    """`ports.Parked`: one wait for one pending."""
 
-    __slots__ = ("link", "slot", "until")
+    __slots__ = ("link", "pending", "until")
 
-    def __init__(self, link: ParkingLink, slot: Slot, until: float) -> None:
+    def __init__(self, link: ParkingLink, pending: PendingReply, until: float) -> None:
         self.link = link
-        self.slot = slot
+        self.pending = pending
         self.until = until
 
     def __await__(self) -> Generator[_Parked, None, None]:
@@ -76,7 +76,7 @@ class _Parked:
 
     @property
     def ready(self) -> bool:
-        return self.slot.ready or self.link.error is not None
+        return self.pending.ready or self.link.error is not None
 
     def wait_any(self, others: Sequence[Any]) -> None:
         _Watch(others).wait()
@@ -133,7 +133,7 @@ def _poll_of(numbers: Collection[int]) -> select.poll:
 
 
 class _Watch:
-    """One wait for several slots, each on its own link."""
+    """One wait for several replies, each on its own link."""
 
     def __init__(self, parked: Sequence[_Parked]) -> None:
         self._parked = parked
@@ -155,7 +155,7 @@ class _Watch:
     def _start(self) -> None:
         for one in self._parked:
             if not self._reads(one.link):
-                one.link.follow(one.slot, _bell())
+                one.link.follow(one.pending, _bell())
                 self._followed.append(one)
         for one in self._followed:  # whoever read may have stopped before it could see us follow
             self._reads(one.link)
@@ -175,13 +175,13 @@ class _Watch:
         for number, _ in _poll_of(watched).poll(left * 1000 if left > 0 else 0):
             link = self._read.get(number)
             if link is not None:
-                link.take_in()
+                link.read_once()
 
     def _stop(self) -> None:
         for link in self._read.values():
             link.stop_reading()
         for one in self._followed:
-            one.link.unfollow(one.slot)
+            one.link.unfollow(one.pending)
         if self._followed:
             _bell().silence()
 
@@ -201,12 +201,12 @@ class ThreadVotingWire(ThreadWire):
     def silent_since(self) -> float | None:
         if self._link is None:
             return None
-        pending = self._link.pending
+        unanswered = self._link.unanswered
         try:
-            sent_at = pending[0].sent_at
+            sent_at = unanswered[0].sent_at
             if self._runtime.now() - sent_at > DRAIN_AFTER:
                 self.listen()  # it may have answered long ago, and nobody had to read that
-                sent_at = pending[0].sent_at
+                sent_at = unanswered[0].sent_at
             return sent_at
         except IndexError:
             return None
@@ -222,7 +222,7 @@ class ThreadVotingWire(ThreadWire):
                 self._may_dial = False
             return True
 
-    def _connect(self, until: float) -> Link:
+    def _connect(self, until: float) -> ThreadLink:
         if not self._may_dial:
             raise not_connected()
         return super()._connect(until)
@@ -234,9 +234,9 @@ class ThreadVotingInbox(ThreadInbox):
     link_class = ParkingLink
 
     async def connect(self, until: float) -> None:
-        super().sound_link(until)
+        await super().open_link(until)
 
-    def sound_link(self, until: float) -> Link:
+    async def open_link(self, until: float) -> ThreadLink:
         if not self.listening:
             raise not_connected()
-        return super().sound_link(until)
+        return await super().open_link(until)

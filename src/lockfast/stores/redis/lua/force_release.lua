@@ -5,7 +5,7 @@
 -- Needs no memory: what it writes comes after a removal.
 
 local call, format = redis.call, string.format
--- include _grant.lua
+-- include _layout.lua
 -- include _queue.lua
 
 local lock, meta, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

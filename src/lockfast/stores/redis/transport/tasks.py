@@ -13,18 +13,29 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lockfast.errors import Outcome, StoreError, StoreUnavailable, closed_error
 from lockfast.ports import Runtime
-from lockfast.stores.redis.protocol.notifications import STALE
 from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
-from lockfast.stores.redis.transport.dial import LEAST_DIAL, Dial, dialling_error, protocol_of
+from lockfast.stores.redis.transport.connect import (
+    INITIAL_GRACE,
+    MIN_CONNECT_TIME,
+    STALE_AFTER,
+    ConnectionFactory,
+    connect_error,
+    grace_after,
+    protocol_of,
+    same_link,
+)
+
+if TYPE_CHECKING:
+    from lockfast.stores.redis.watch import TaskSession
 
 _inherited: list[TaskLink] = []
 
-DIAL_WITHIN = 5.0
+CONNECT_TIMEOUT = 5.0
 """Seconds after which dialling is given up, for all who wait for it; each of them may give up sooner."""
 
 
@@ -138,7 +149,7 @@ class TaskLink(asyncio.Protocol):
         self._give_up_if_stale(self._runtime.now())
 
     def _give_up_if_stale(self, now: float) -> None:
-        if self._pending and now - self._pending[0][1] > STALE:
+        if self._pending and now - self._pending[0][1] > STALE_AFTER:
             self.fail("the server has been silent for too long")
 
     def data_received(self, data: bytes) -> None:
@@ -188,21 +199,21 @@ def _no_answer(what: str) -> StoreUnavailable:
     return StoreUnavailable(f"{what}; it may or may not have been carried out.", outcome=Outcome.UNKNOWN)
 
 
-async def dial_task_link(dial: Dial, runtime: Runtime, limit: float) -> TaskLink:
+async def connect_task_link(dial: ConnectionFactory, runtime: Runtime, limit: float) -> TaskLink:
     """Connect and shake hands by the client library's own means."""
-    connection = dial(max(LEAST_DIAL, limit))
+    connection = dial(max(MIN_CONNECT_TIME, limit))
     try:
-        async with asyncio.timeout(max(LEAST_DIAL, limit)):
+        async with asyncio.timeout(max(MIN_CONNECT_TIME, limit)):
             await connection.connect()
     except (Exception, asyncio.CancelledError) as error:
         await connection.disconnect(nowait=True)
         if isinstance(error, asyncio.CancelledError):
             raise
-        raise dialling_error(error) from error
+        raise connect_error(error) from error
     return TaskLink(connection, runtime)
 
 
-class Dialler:
+class Connector:
     """Dials at most one connection at a time for all who want it; nobody's cancellation stops it for the others."""
 
     def __init__(self, make: Callable[[], Any], runtime: Runtime) -> None:
@@ -256,3 +267,71 @@ class Dialler:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+
+
+class TaskWire:
+    """`store.Wire` for asyncio."""
+
+    def __init__(self, dial: ConnectionFactory, runtime: Runtime, longest: float = math.inf) -> None:
+        self._dial = dial
+        self._runtime = runtime
+        self._longest = longest
+        self._connector = Connector(self._connect, runtime)
+        self.grace = INITIAL_GRACE
+        self.pushes = False
+        self.on_push: Callable[[Any], None] | None = None
+
+    async def _connect(self) -> TaskLink:
+        started = self._runtime.now()
+        link = await connect_task_link(self._dial, self._runtime, min(CONNECT_TIMEOUT, self._longest))
+        self.grace = grace_after(self._runtime.now() - started)
+        self.pushes = link.protocol == 3
+        link.on_push = self.on_push
+        return link
+
+    def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
+        link = self._connector.link
+        if link is None or link.error is not None:
+            return self._dial_and_ask(request, until, before)
+        return link.request(request, self._bounded(until) if self._longest < math.inf else until, before)
+
+    async def _dial_and_ask(self, request: bytes, until: float, before: Sequence[bytes]) -> Any:
+        link = await self._connector.get(until)
+        return await link.request(request, self._bounded(until), before)
+
+    def _bounded(self, until: float) -> float:
+        return min(until, self._runtime.now() + self._longest)
+
+    async def post(
+        self, requests: Sequence[bytes], until: float, on: TaskLink | None = None
+    ) -> tuple[TaskLink, list[asyncio.Future[Any]]]:
+        link = await self._connector.get(until) if on is None else same_link(on, self._connector.link)
+        return link, link.post(requests)
+
+    async def collect(self, posted: tuple[TaskLink, list[asyncio.Future[Any]]], until: float) -> list[Any]:
+        link, futures = posted
+        return await link.collect(futures, until)
+
+    @property
+    def connected(self) -> bool:
+        link = self._connector.link
+        return link is not None and link.error is None
+
+    def session(self) -> TaskSession:
+        """A connection of its own, to the same place."""
+        from lockfast.stores.redis.watch import TaskSession
+
+        return TaskSession(self._dial, self._runtime)
+
+    def listen(self) -> None:
+        return  # the event loop reads by itself
+
+    def drop(self) -> None:
+        if self._connector.link is not None:
+            self._connector.link.fail("the server is no master any more")
+
+    async def close(self) -> None:
+        await self._connector.close()
+
+    def reset(self, *, forked: bool) -> None:
+        self._connector.reset(forked=forked)
