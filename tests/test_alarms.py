@@ -130,7 +130,7 @@ async def test_an_alarm_rings_though_another_is_set_in_every_round_of_the_loop()
 
 async def test_a_waker_is_of_the_loop_that_runs_though_the_connection_is_of_another() -> None:
     runtime = AsyncioRuntime()
-    runtime.bind()
+    runtime.attach()
 
     async def elsewhere() -> bool:
         return await runtime.waker().wait(runtime.now() + 0.02)

@@ -26,12 +26,13 @@ LONGEST_FUNCTION = 60
 MEDIAN_FUNCTION = 10
 LONGEST_MODULE = 600
 
-VALUES = {"errors", "values", "facts"}
+VALUES = {"errors", "values", "facts", "events"}
 BELOW: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
     "values": {"errors"},
     "facts": set(),
+    "events": set(),
     "ports": VALUES,
     "core": {*VALUES, "ports"},
     "runtime": {*VALUES, "ports"},

@@ -45,10 +45,10 @@ def soon(bed: Bed) -> float:
 def test_there_is_no_pipe_before_somebody_waits_and_one_for_all_who_do(bed: Bed) -> None:
     store = bed.store()
     bed.run(store.acquire(claim("one"), None, LONG))
-    assert not store.listening
+    assert not store.inbox_open
     assert inboxes(bed) == []
     second, third = Waiter(bed, store, "two"), Waiter(bed, store, "three")
-    assert store.listening
+    assert store.inbox_open
     assert inboxes(bed) == [second.box.address] == [third.box.address]
     mode = (Path(f"{bed.path}-inbox") / second.box.address).stat().st_mode
     assert stat.S_ISFIFO(mode)

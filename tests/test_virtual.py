@@ -101,6 +101,11 @@ class DirectWire:
 
     def listen(self) -> None: ...
 
+    has_sessions = False
+
+    def session(self) -> Any:
+        raise NotImplementedError
+
     def drop(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -113,6 +118,11 @@ class NoInbox:
     in_use = False
 
     def mailbox(self, holder: str) -> Mailbox:
+        raise NotImplementedError
+
+    has_sessions = False
+
+    def session(self) -> Any:
         raise NotImplementedError
 
     def drop(self) -> None: ...
@@ -214,7 +224,7 @@ def _one(
     if kind == "adopt":
         return run(store.adopt(claim, other, 0.0))
     if kind == "reassert":
-        return run(store._reassert(claim, attempt * 10**12 if attempt < 4 else 2**52, 0.0))
+        return run(store.reassert(claim, attempt * 10**12 if attempt < 4 else 2**52, 0.0))
     if kind == "break":
         return run(store.force_release(name, holder, 0.0))
     if kind == "survey":

@@ -6,14 +6,12 @@ where a thread would block. To whoever drives the process a strand is a coroutin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator
 from types import FrameType
 from typing import Any
 
 from lockfast.client.locks import Locks
 from lockfast.client.session import everyone
-from lockfast.errors import StoreUnavailable
-from lockfast.stores.redis.transport.direct import DirectRequests
 from lockfast.values import Owner
 from verify import waits
 from verify.process import Process, Program, WatchedStore
@@ -74,56 +72,10 @@ class Strand(Coroutine[Wait, Any, None]):
         return found
 
 
-class Sent:
-    """A request under way, and what became of it."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.outcome: Any = None
-
-
-class StrandWire:
-    """The part of `stores.redis.threads.ThreadWire` that the short way uses."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    def submit(self, request: bytes, now: float, until: float, before: Sequence[bytes] = ()) -> Sent:
-        return Sent(self._process.send(request))
-
-    def fetch(self, sent: Sent, until: float) -> Any:
-        try:
-            sent.outcome = waits.blocked(Wait("reply", sent.number, until))
-            return sent.outcome
-        except StoreUnavailable as failure:
-            sent.outcome = failure
-            return None
-
-    async def reply(self, sent: Sent, until: float) -> Any:
-        if isinstance(sent.outcome, StoreUnavailable):
-            raise sent.outcome
-        return sent.outcome
-
-
-class WatchedRequests(DirectRequests):
-    """The shipped ones, which also note what a check needs to know."""
-
-    __slots__ = ("_process",)
-
-    def __init__(self, store: WatchedStore, process: Process) -> None:
-        super().__init__(store, StrandWire(process))  # type: ignore[arg-type] # all that is used of it
-        self._process = process
-
-    def release(self, name: str, holder: str, now: float, until: float) -> bool | Coroutine[Any, Any, bool]:
-        self._process.releasing.add(holder)
-        return super().release(name, holder, now, until)
-
-
 def locks_of(me: Process) -> Locks:
     """The shipped client for threads on this process."""
     store = WatchedStore(me, me)
     store.process = me
-    store.direct = WatchedRequests(store, me)
     locks = Locks(store, me, owner=Owner(me.name, 1), store_timeout=10.0, address=f"virtual://{me.name}")
     everyone.discard(locks)  # nobody can close it when the program ends: nobody would answer
     return locks

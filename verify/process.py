@@ -18,7 +18,7 @@ from lockfast.client.lease import BaseLease
 from lockfast.client.locks import AsyncLocks
 from lockfast.core.lease_state import ALIVE, State
 from lockfast.errors import Outcome, StoreUnavailable
-from lockfast.ports import Stage
+from lockfast.ports import CallerState
 from lockfast.stores.redis.protocol.notifications import notification_in, subscribe_request
 from lockfast.stores.redis.protocol.resp import pack
 from lockfast.stores.redis.store import RedisStore
@@ -182,6 +182,11 @@ class Process:
 
     def listen(self) -> None: ...
 
+    has_sessions = False
+
+    def session(self) -> Any:
+        raise NotImplementedError
+
     def drop(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -222,8 +227,8 @@ class Process:
     def caller(self) -> Hashable:
         return self._current
 
-    def stage(self, caller: Hashable) -> Stage:
-        return Stage.RUNS if caller in self.tasks else Stage.ENDED
+    def caller_state(self, caller: Hashable) -> CallerState:
+        return CallerState.RUNNING if caller in self.tasks else CallerState.ENDED
 
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -231,8 +236,15 @@ class Process:
     def waker(self) -> VirtualWaker:
         return VirtualWaker(self)
 
-    def bind(self) -> bool:
+    def attach(self) -> bool:
         return False
+
+    loop_closed = False
+
+    def after_fork(self) -> None: ...
+
+    async def gather(self, works: Sequence[Coroutine[Any, Any, Any]], on_result: Callable[[int, Any], bool]) -> None:
+        raise NotImplementedError("no model has a quorum's parallel requests")
 
     async def sleep(self, seconds: float) -> None:
         await Trap(Wait("sleep", None, self._now + max(0.0, seconds)))

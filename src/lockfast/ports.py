@@ -1,22 +1,21 @@
-"""The only seams: `Store` (one engine's operations) and `Runtime` (time, chance and tasks).
+"""The only seams: `Store` (one engine), `Runtime` (time, randomness, tasks) and `Observer` (lifecycle events).
 
-The core awaits nothing else. On asyncio these coroutines suspend; on threads they block instead, and never
-suspend, so that one `send(None)` runs a whole operation (see `runtime/runner.py`).
+The core awaits nothing else. On asyncio these coroutines suspend. On threads they block and never suspend, so one
+`send(None)` runs a whole operation (`runtime/runner.py`).
 
-Rules that every store keeps:
+Rules for every store:
 
-- Every operation is idempotent by holder id: repeated after a lost reply, it changes nothing more and gives
-  the same answer with the same fence.
-- A grant, its repeat or a renewal keeps the lock for the full ttl from when the store executed it, and never
-  shortens what an earlier one gave: requests may arrive late and out of order. Only a holder's own last word
-  (`Renewal.final`) sets the end anew, and that comes no sooner than the holder wanted, however late it arrives.
-- A fence is greater than every fence granted before for that name, and so are the `ask.fences - 1` below it: they are
-  the asker's to give out, where the store `reserves`.
-- First come, first served by ticket; a waiter that cannot be reached is passed over at once.
-- Whoever becomes the first in the queue is told so (`Next`), as far as it can be reached.
-- No answer within `until`: `StoreUnavailable`, whose `outcome` says if the request may have been executed.
+- Every operation is idempotent by holder id. A retry after a lost reply changes nothing more and returns the same
+  answer with the same fence.
+- A grant, its retry or a renewal keeps the lock for the full ttl from the moment the store executes it. It never
+  shortens an earlier one, because requests can arrive late and out of order. Only `Renewal.final` sets a new end.
+- A fence is greater than every earlier fence of the name, and so are the `claim.fences - 1` numbers below it.
+- The queue is first come, first served by ticket. A waiter that cannot be reached is skipped at once.
+- The new head of the queue gets a `FirstNotification`, if it can be reached.
+- If no answer arrives before `until`, the store raises `StoreUnavailable`; its `outcome` says whether the request
+  may have been executed.
 
-All `until` values are moments on `Runtime.now`.
+All `until` values are moments on `Runtime.now()`.
 """
 
 from __future__ import annotations
@@ -24,255 +23,264 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
+from lockfast.errors import ConfigurationError
+from lockfast.events import Event
 from lockfast.facts import Facts
-from lockfast.values import (
-    Answer,
-    Claim,
-    Enqueue,
-    FirstNotification,
-    Granted,
-    GrantNotification,
-    LockInfo,
-    Page,
-    Renewal,
-)
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Notification, Page, Renewal
 
-Sent = TypeVar("Sent")
+Work = Callable[[], Coroutine[Any, Any, None]]
+"""A background task: called once, then run to its end."""
 
 
-class Stage(enum.Enum):
-    """How far a thread or task has come."""
+class Observer(Protocol):
+    """Receives lifecycle events, in whatever thread or task they happen. It must not block."""
 
-    RUNS = "runs"
-    ENDS = "ends"
-    """It was told to end, and has not yet."""
-    ENDED = "ended"
+    def observe(self, event: Event) -> None: ...
+
+
+class Capabilities(NamedTuple):
+    """Abilities that differ between stores.
+
+    `fence_blocks`: one grant may reserve several fences, so local hand-off is possible. `replica_acks`: a grant counts
+    only after replicas acknowledged it, which a notification cannot show. `reassert`: a grant that a failover lost can
+    be restored. `change_events`: the server reports external changes of a renewed lock. `values`: `watch()` works.
+    """
+
+    fence_blocks: bool = False
+    replica_acks: bool = False
+    reassert: bool = False
+    change_events: bool = False
+    values: bool = False
 
 
 class Waker(Protocol):
-    """A wake-up call that may come from any thread, before or during the wait; it is never lost."""
+    """A wake-up call from any thread. A call before the wait is not lost."""
 
     def wake(self) -> None: ...
 
     def wait(self, until: float | None) -> Awaitable[bool]:
-        """True when woken (which uses the call up), False when `until` passed first. To be awaited at once."""
+        """True when woken, which consumes the call; False when `until` passed first. Await it at once."""
 
 
 class Mailbox(Protocol):
-    """Where the store pushes one acquisition's grant. Made before the request that asks for a place."""
+    """One acquisition's end of the inbox. Opened before the claim is enqueued."""
 
     @property
     def address(self) -> str:
-        """What `Place.address` must say; valid once `open` has returned."""
+        """The value for `Enqueue.address`; valid after `open()`."""
 
     async def open(self, until: float) -> None:
-        """Return when everything pushed from now on will arrive here."""
+        """Return when every notification sent from now on will arrive here."""
 
-    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
-        """The next push or news; None when `until` passed, or when pushes may have been missed: ask again."""
+    async def wait(self, until: float) -> Notification | None:
+        """Return the next notification; None if `until` passed or notifications may have been missed."""
 
-    def close(self) -> None:
-        """Stop listening for this acquisition."""
-
-
-Reassert = Callable[[Claim, int, float], Awaitable[bool]]
-"""From what was asked for, its fence and a time limit to whether the grant is there (again). Only a lock that is free
-is taken, and only if the store knows of no grant with that fence or a greater one."""
+    def close(self) -> None: ...
 
 
-class Direct(Protocol[Sent]):
-    """The two requests of every cycle by functions that block, for threads: see `core/express.py`. Where it is not the
-    usual that happens, they give what is to be awaited instead; `now` is the moment in which they are called."""
-
-    def request(self, claim: Claim, now: float, until: float) -> Sent:
-        """Send what `Store.acquire` would without a place; waits for no answer."""
-
-    def answer(self, sent: Sent, claim: Claim, until: float) -> int | Coroutine[Any, Any, Answer]:
-        """The fence of a grant."""
-
-    def release(self, name: str, holder: str, now: float, until: float) -> bool | Coroutine[Any, Any, bool]:
-        """As `Store.release`."""
-
-
-class Store(Protocol):
-    """The operations on one engine."""
-
-    @property
-    def direct(self) -> Direct[Any] | None:
-        """How to ask without a coroutine, where that can be done."""
-
-    @property
-    def grace(self) -> float:
-        """Seconds by which a request may outlast the caller's timeout: a round trip on this link, and some."""
-
-    @property
-    def reserves(self) -> bool:
-        """Whether a grant may reserve more fences than one, to be given out later; if not, `ask.fences` is always 1."""
-
-    @property
-    def listening(self) -> bool:
-        """Whether opening a mailbox costs nothing, so that the first request may ask for a place."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether a request can go out without dialling first, which takes its time; True where that is not known, or
-        nothing is dialled."""
-
-    def mailbox(self, holder: str) -> Mailbox: ...
-
-    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
-        """Take the lock, or with `place` join or keep the queue. `Taken` only without `place`."""
-
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
-        """For each, whether the lock was still its holder's, or None where no answer came about this one; needs no
-        memory on the server."""
-
-    async def release(self, name: str, holder: str, until: float) -> bool:
-        """Give back a grant or a place, whichever there is, and hand on. True if it was a grant."""
-
-    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
-        """Make `ask.holder` the holder in place of `old_holder`, with a new fence; None when it has gone."""
-
-    @property
-    def confirms(self) -> bool:
-        """Whether a grant counts only once replicas acknowledged it, which the answer to `acquire` implies and a push
-        does not."""
-
-    @property
-    def reassert(self) -> Reassert | None:
-        """How to take back in a grant that a failover forgot; None where that is not done."""
-
-    @property
-    def notices(self) -> bool:
-        """Whether the engine tells when somebody else changes a lock that we renewed."""
-
-    def on_change(self, tell: Callable[[str | None], None]) -> None:
-        """Call `tell(name)` then, from whatever thread; None for the name means that it may be any."""
-
-    def listen(self) -> None:
-        """Take in what the engine told unasked; sends nothing, and does not wait."""
-
-    async def inspect(self, name: str, until: float) -> LockInfo: ...
-
-    async def facts(self, until: float) -> Facts:
-        """What can be found out about the engine. What it will not tell is None; that is no error."""
-
-    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
-        """Some of the locks whose names fit `pattern` (see `values.fits`), without their waiters; the first part for an
-        empty `cursor`, the next for the one that the last part gave. A lock that is there all the time is in one
-        part at least, and may be in two; one that is taken or freed meanwhile may be missing. Free locks whose
-        fence is remembered are among them. No part is much work for the engine, however many locks there are."""
-
-    async def force_release(self, name: str, holder: str, until: float) -> bool:
-        """End the grant of `holder` against its will, and hand the lock on; True if it had the lock. The fence moves on
-        even when nobody waits. `holder` is as `inspect` tells it, also for a lock that something else than lockfast
-        took. A waiter keeps its place."""
-
-    def disconnect(self) -> None:
-        """Close the connections, if there are any: without waiting, in whatever thread. The next request dials anew."""
-
-    async def cancel_waits(self) -> None:
-        """Before `close`: send away who waits, so that what is given back then goes to others."""
-
-    async def close(self) -> None: ...
-
-    def reset(self, *, forked: bool) -> None:
-        """In a forked child: drop what the parent owns without touching its connections. Not `forked`: the event
-        loop that we belonged to is closed; drop what lived in it."""
-
-
-class NodeStore(Store, Protocol):
-    """A store that can be one of the nodes of a quorum. It never dials by itself: a node that is not there must hold up
-    nobody, so its requests fail at once, and `connect` dials in the background."""
-
-    @property
-    def silent_since(self) -> float | None:
-        """When the oldest request was sent that is not answered yet; None when all are."""
-
-    async def connect(self, until: float) -> bool:
-        """Dial, unless it is connected; whether it was dialled anew, and so may be another server than before."""
-
-    async def who(self, until: float) -> Facts:
-        """Less than `facts` and sooner: which server it is, and since when it runs."""
-
-    async def mark(self, secret: str, number: int, until: float) -> int | None:
-        """Leave `number` under `secret` for some seconds, unless there is one already; the one that is there. None when
-        the engine does not allow it."""
-
-    async def connect_inbox(self, until: float) -> None:
-        """Dial what mailboxes need, unless that is done."""
-
-
-class Parked(Protocol):
-    """What a coroutine of the threads' colour yields while it waits as one of several: see `Together`."""
-
-    until: float
-
-    @property
-    def ready(self) -> bool:
-        """Whether it can go on."""
-
-    def wait_any(self, others: Sequence[Parked]) -> None:
-        """Block until one of `others`, itself among them, is ready, or the first of their times is up."""
-
-
-class Together(Protocol):
-    """Several operations at the same time, in one colour."""
-
-    async def __call__(self, works: Sequence[Coroutine[Any, Any, Any]], tell: Callable[[int, Any], bool]) -> None:
-        """Start all; then call `tell(number, outcome)` as each one ends, with what it returned or the `StoreError` that
-        it raised. Return when all have ended, or `tell` says that it is enough: the others are left alone then, and
-        what they have sent stays sent. Nobody is told after the return."""
-
-
-class Draft(Protocol):
-    """A value as it was read, and what becomes of it. Ends with `commit` or `abandon`, exactly once."""
+class WatchedValue(Protocol):
+    """A value under optimistic locking. Ends with exactly one `commit()` or `abandon()`."""
 
     @property
     def value(self) -> bytes | None: ...
 
     async def commit(self, value: bytes, until: float) -> bool:
-        """Write it, unless somebody else has written since it was read: then False, and nothing was written."""
+        """Write the value. False, with nothing written, if it changed since it was read."""
 
     def abandon(self) -> None: ...
 
 
-class Editor(Protocol):
-    """What a store that also holds values has, as `editor`: changes that fail when another came in between."""
+class Store(Protocol):
+    """The operations of one engine. Stores inherit from it; methods with a body are optional."""
 
-    async def watch(self, key: str, until: float) -> Draft: ...
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def grace(self) -> float:
+        """Seconds that a request may outlast the caller's timeout: about one slow round trip on this connection."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether a request can be sent without connecting first. True if there is nothing to connect."""
+        return True
+
+    @property
+    def inbox_open(self) -> bool:
+        """Whether opening a mailbox is free, so that the first request can already enqueue."""
+        return True
+
+    def mailbox(self, holder: str) -> Mailbox: ...
+
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        """Grant the claim; else enqueue it or refresh its ticket. `Taken` is returned only without `enqueue`."""
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
+        """Extend grants. For each: whether the holder still had the lock; None if no answer came for this one.
+
+        Needs no memory on the server.
+        """
+
+    async def release(self, name: str, holder: str, until: float) -> bool:
+        """Remove the grant or the ticket of `holder` and grant the next waiters. True if it was a grant."""
+
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
+        """Replace `old_holder` by `claim.holder`, with a new fence. None if `old_holder` lost the lock."""
+
+    async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
+        """Restore a grant that a failover lost. Only a free lock without an equal or greater fence is taken."""
+        return False
+
+    async def inspect(self, name: str, until: float) -> LockInfo: ...
+
+    async def listing(self, pattern: str, cursor: str, until: float) -> Page:
+        """Return one page of locks whose names match `pattern`, without their waiters; "" starts.
+
+        A lock that exists throughout appears on at least one page, perhaps on two. A lock that is taken or freed
+        meanwhile may be missing. Free locks with a remembered fence are included. Each page is cheap for the engine.
+        """
+
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
+        """End the grant of `holder` against its will and grant the next waiter. True if `holder` had the lock.
+
+        The fence advances even if nobody waits. `holder` is as `inspect()` reports it, also for locks of other
+        programs. A waiter keeps its ticket.
+        """
+
+    async def facts(self, until: float) -> Facts:
+        """Return facts about the engine. Facts that it does not reveal are None."""
+
+    async def watch(self, key: str, until: float) -> WatchedValue:
+        """Read a value and watch it for changes; needs `capabilities.values`."""
+        raise ConfigurationError("This store holds locks and no values.")
+
+    def on_change(self, callback: Callable[[str | None], None]) -> None:
+        """Call `callback(name)`, from any thread, after an external change of a lock; None means any lock."""
+        return
+
+    def poll_events(self) -> None:
+        """Process unsolicited server messages. Does not block."""
+        return
+
+    def disconnect(self) -> None:
+        """Close the connections without waiting, from any thread. The next request connects again."""
+        return
+
+    async def cancel_waits(self) -> None:
+        """Before `close()`: end the waits of this client, so that locks released now go to other clients."""
+        return
+
+    async def close(self) -> None: ...
+
+    def reset(self, *, forked: bool) -> None:
+        """Drop connections without touching them: in a forked child, or after the event loop was closed."""
+
+
+class NodeStore(Store, Protocol):
+    """A store that can be one node of a quorum.
+
+    Its requests never connect: they fail at once if the node is down, so that one node cannot delay the others.
+    `connect()` runs in the background.
+    """
+
+    @property
+    def silent_since(self) -> float | None:
+        """When the oldest unanswered request was sent; None if every request was answered."""
+
+    async def connect(self, until: float) -> bool:
+        """Connect if necessary. True if the connection is new, so that the server may be another one."""
+
+    async def identity(self, until: float) -> Facts:
+        """Return only which server it is and how long it has been running: cheaper than `facts()`."""
+
+    async def probe(self, secret: str, number: int, until: float) -> int | None:
+        """Store `number` under `secret` for some seconds unless one exists, and return the stored one.
+
+        None if the engine denies it.
+        """
+
+    async def connect_inbox(self, until: float) -> None:
+        """Connect the inbox if necessary."""
+
+
+class PendingWait(Protocol):
+    """Yielded by a sync coroutine that waits as one of several: see `Runtime.gather`."""
+
+    until: float
+
+    @property
+    def ready(self) -> bool: ...
+
+    def wait_any(self, others: Sequence[PendingWait]) -> None:
+        """Block until one of `others`, which include this one, is ready or the earliest `until` passed."""
+
+
+class CallerState(enum.Enum):
+    """The life of a thread or task."""
+
+    RUNNING = "running"
+    ENDING = "ending"
+    """Cancelled, and not ended yet."""
+    ENDED = "ended"
 
 
 class Runtime(Protocol):
-    """Time, chance and tasks, in one colour."""
+    """Time, randomness and tasks, in one flavour."""
 
     def now(self) -> float:
-        """Monotonic seconds that go on while the machine is suspended."""
+        """Monotonic seconds that include the time during which the machine is suspended."""
 
     def random(self) -> float:
-        """From 0 up to 1; for back-off, never for ids."""
+        """Return a number from 0 up to 1, for backoff and never for ids."""
 
     def new_holder_id(self) -> str:
-        """An unguessable id."""
+        """Return an unguessable id."""
 
     def caller(self) -> Hashable:
-        """The running thread or task, never reused for another."""
+        """Identify the running thread or task; an identity is never reused."""
 
-    def stage(self, caller: Hashable) -> Stage:
-        """How far that thread or task has come, as far as can be known."""
+    def caller_state(self, caller: Hashable) -> CallerState: ...
 
     def mutex(self) -> AbstractContextManager[Any]:
-        """Guards a few lines without an await between threads; may be free of cost where there are none."""
+        """Guard a few lines without an await between threads."""
 
     def waker(self) -> Waker: ...
 
     async def sleep(self, seconds: float) -> None: ...
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
-        """Run `work` in the background, as a daemon thread or a task; its errors are logged. May be called from any
-        thread. False, with a line in the log, when it cannot be started now."""
+    def spawn(self, work: Work, name: str) -> bool:
+        """Start a background task, from any thread; its errors are logged. False, logged, if it cannot start."""
 
-    async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
-        """Run `work` to its end even if the caller is cancelled, but wait for it no longer than `patience`."""
+    async def finish(self, work: Work, name: str, patience: float) -> None:
+        """Run `work` to its end even if the caller is cancelled, but wait at most `patience` seconds for it."""
+
+    async def gather(self, works: Sequence[Coroutine[Any, Any, Any]], on_result: Callable[[int, Any], bool]) -> None:
+        """Run several operations at the same time.
+
+        Call `on_result(number, result)` as each one ends, with its return value or its `StoreError`. Return when all
+        have ended or `on_result` returned True. The others are abandoned then: their requests stay sent, and
+        `on_result` is not called again.
+        """
+
+    def attach(self) -> bool:
+        """Attach to the running event loop, if there are loops. True if the previous loop has been closed."""
+
+    @property
+    def loop_closed(self) -> bool:
+        """Whether the event loop that this runtime is attached to is closed."""
+
+    def after_fork(self) -> None:
+        """In a forked child: forget the event loop and the tasks of the parent."""
+
+
+class Ports(NamedTuple):
+    """The seams of one connection, passed to every operation of the core.
+
+    `emit` receives each lifecycle event; None if nobody observes. It never raises.
+    """
+
+    store: Store
+    runtime: Runtime
+    emit: Callable[[Event], None] | None = None

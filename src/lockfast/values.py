@@ -264,6 +264,9 @@ class FirstNotification(NamedTuple):
     ttl_left: float | None
 
 
+Notification = GrantNotification | FirstNotification
+
+
 class Renewal(NamedTuple):
     """One line of a batch: keep `name` for `holder` for another `ttl`.
 

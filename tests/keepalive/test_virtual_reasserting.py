@@ -21,7 +21,8 @@ class Forgetful(World):
         super().__init__()
         self.asked: list[tuple[Claim, int]] = []
         self.answers: list[bool | Exception] = [True]
-        self.store.reassert = self._reassert
+        self.store.capabilities = self.store.capabilities._replace(reassert=True)
+        self.store.on_reassert = self._reassert
         self.takes_until: float | None = None
 
     async def _reassert(self, claim: Claim, fence: int, until: float) -> bool:
@@ -104,7 +105,7 @@ def test_a_renewal_by_hand_takes_it_back_in_too(world: Forgetful) -> None:
 
 
 def test_a_store_that_does_not_do_it_is_not_asked(world: Forgetful) -> None:
-    world.store.reassert = None
+    world.store.capabilities = world.store.capabilities._replace(reassert=False)
     lease = world.acquire(ttl=TTL)
     world.reset()
     world.time.run_for(TTL)

@@ -175,7 +175,7 @@ class TestTheft:
         assert world.time.do(lease.release()) is False
 
     def test_is_found_at_once_where_the_store_tells(self, world: World) -> None:
-        world.store.notices = True
+        world.store.capabilities = world.store.capabilities._replace(change_events=True)
         world.acquire(ttl=TTL)
         world.acquire("another", ttl=TTL)
         world.time.run_for(1.1)
@@ -186,7 +186,7 @@ class TestTheft:
         assert world.words("another") == []
 
     def test_a_false_alarm_costs_one_renewal(self, world: World) -> None:
-        world.store.notices = True
+        world.store.capabilities = world.store.capabilities._replace(change_events=True)
         lease = world.acquire(ttl=30)
         world.time.run_for(2)
         before = len(world.store.renewals())
@@ -198,7 +198,7 @@ class TestTheft:
 
     def test_many_alarms_cost_little(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """Every key expires or is deleted at once: the server names them one by one."""
-        world.store.notices = True
+        world.store.capabilities = world.store.capabilities._replace(change_events=True)
         names = [f"thing {number}" for number in range(4000)]
         for name in names:
             world.acquire(name, ttl=30)

@@ -9,14 +9,14 @@ import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 from lockfast.client.locks import AsyncLocks
 from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.facts import Facts
-from lockfast.ports import Mailbox, Reassert, Stage
+from lockfast.ports import CallerState, Capabilities, Mailbox, WatchedValue
 from lockfast.stores.memory import Space
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Owner, Page, Renewal
 
@@ -104,8 +104,8 @@ class VirtualRuntime:
     def caller(self) -> Hashable:
         return "the test"
 
-    def stage(self, caller: Hashable) -> Stage:
-        return Stage.RUNS
+    def caller_state(self, caller: Hashable) -> CallerState:
+        return CallerState.RUNNING
 
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -113,8 +113,15 @@ class VirtualRuntime:
     def waker(self) -> VirtualWaker:
         return VirtualWaker(self)
 
-    def bind(self) -> bool:
+    def attach(self) -> bool:
         return False
+
+    loop_closed = False
+
+    def after_fork(self) -> None: ...
+
+    async def gather(self, works: Sequence[Coroutine[Any, Any, Any]], on_result: Callable[[int, Any], bool]) -> None:
+        raise NotImplementedError
 
     async def sleep(self, seconds: float) -> None:
         await Pause(self._now + max(0.0, seconds))
@@ -227,11 +234,8 @@ class FaultyStore:
     """`ports.Store`: the memory store's rules behind a link with `trouble`, `there` and `back` seconds long; or as long
     as `delays` has it for a kind of request."""
 
-    listening = True
-
-    direct = None
-    reserves = True
     connected = True
+    inbox_open = True
 
     def __init__(self, runtime: VirtualRuntime) -> None:
         self.runtime = runtime
@@ -242,9 +246,8 @@ class FaultyStore:
         self.delays: dict[str, tuple[float, float]] = {}
         self.stuck_since = math.inf
         self.grace = 0.08
-        self.notices = False
-        self.confirms = False
-        self.reassert: Reassert | None = None
+        self.capabilities = Capabilities(fence_blocks=True)
+        self.on_reassert: Callable[[Claim, int, float], Awaitable[bool]] | None = None
         self.requests: list[Request] = []
         self.tell: Callable[[str | None], None] = lambda _: None
 
@@ -346,10 +349,16 @@ class FaultyStore:
         )
         return taken
 
-    def on_change(self, tell: Callable[[str | None], None]) -> None:
-        self.tell = tell
+    async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
+        return self.on_reassert is not None and await self.on_reassert(claim, fence, until)
 
-    def listen(self) -> None: ...
+    async def watch(self, key: str, until: float) -> WatchedValue:
+        raise NotImplementedError
+
+    def on_change(self, callback: Callable[[str | None], None]) -> None:
+        self.tell = callback
+
+    def poll_events(self) -> None: ...
 
     def disconnect(self) -> None: ...
 

@@ -4,65 +4,40 @@ Rules checked: one holds at a time, and fences rise; no wake-up is lost, so nobo
 is not passed on goes back to the store, and nothing is left in the room.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from lockfast.client import lease as leases
 from lockfast.client.locks import Locks
-from lockfast.core import express
 from lockfast.core import local_handoff as passing
 from lockfast.core import local_queue as rooms
 from lockfast.core.lease_state import State
 from lockfast.errors import LockError
 from lockfast.runtime.runner import run
 from lockfast.stores.memory import Hub, MemoryStore
-from lockfast.values import Answer, Claim, Granted, Owner
+from lockfast.values import Claim, Owner
 from tests.explore.mutation import python
 from tests.shells.test_thread_schedules import SWITCHES, Patch, Stage, patched, search
 
 __all__ = ["patched"]
 
 pytestmark = pytest.mark.timeout(1800)  # a busy machine may take its time
-FILES = (passing.__file__, rooms.__file__, express.__file__)
+FILES = (passing.__file__, rooms.__file__)
 AT_ONCE = (0.0, True)
 """Nobody sleeps, so no time goes by."""
 LIMIT, HELD_FOR = 0.02, 0.05
 """Seconds; less than anybody's patience in a seat."""
 
 
-class Shortly:
-    """`ports.Direct` on a store in memory."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-
-    def request(self, claim: Claim, now: float, until: float) -> Coroutine[Any, Any, Answer]:
-        return self._store.acquire(claim, None, until)
-
-    def answer(
-        self, sent: Coroutine[Any, Any, Answer], claim: Claim, until: float
-    ) -> int | Coroutine[Any, Any, Answer]:
-        answer = run(sent)
-        return answer.fence if isinstance(answer, Granted) else self._known(answer)
-
-    async def _known(self, answer: Answer) -> Answer:
-        return answer
-
-    def release(self, name: str, holder: str, now: float, until: float) -> bool:
-        return run(self._store.release(name, holder, until))
-
-
 class Household:
     """One connection, and what its threads see of one lock."""
 
-    def __init__(self, stage: Stage, *, short: bool) -> None:
+    def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self._hub = Hub()
         store = MemoryStore(self._hub, stage.runtime)
-        if short:
-            store.direct = Shortly(store)  # type: ignore[assignment]
         self.locks = Locks(store, stage.runtime, owner=Owner("home", 1), store_timeout=10.0, address="memory://")
         self.local_queue = self.locks.passing.local_queue("door")
         self.fences: list[int] = []
@@ -109,11 +84,11 @@ class Household:
         )
 
 
-def together(*members: Callable[[Household], Any], short: bool = False) -> Callable[[Stage], None]:
-    """One thread for each; the last of them to end looks at what is left. `short`: the store has a short way."""
+def together(*members: Callable[[Household], Any]) -> Callable[[Stage], None]:
+    """One thread for each; the last of them to end looks at what is left."""
 
     def prepare(stage: Stage) -> None:
-        home = Household(stage, short=short)
+        home = Household(stage)
         if limited in members:
             home.held_elsewhere()
         ended: list[bool] = []
@@ -186,27 +161,24 @@ def ends(name: str) -> dict[str, Any]:
     return ENDS.get(name) or {f"member {number}": AT_ONCE for number, _ in enumerate(TOGETHER[name])}
 
 
-@pytest.mark.parametrize("short", [False, True], ids=["ordinary", "short"])
 @pytest.mark.parametrize("name", TOGETHER)
-def test_passing_on_under_every_schedule(name: str, short: bool, patched: Patch) -> None:
-    # A wait gives many choices by itself; and with the short way's lines, three threads have too many for two switches.
-    fewer = limited in TOGETHER[name] or (short and len(TOGETHER[name]) > 2 and SWITCHES > 1)
-    switches = SWITCHES - 1 if fewer else SWITCHES
-    files = (leases.__file__, express.__file__) if given_back_by_two in TOGETHER[name] else FILES
-    assert search(together(*TOGETHER[name], short=short), ends(name), patched, files, switches) > 50
+def test_local_handoff_under_every_schedule(name: str, patched: Patch) -> None:
+    switches = SWITCHES - 1 if limited in TOGETHER[name] else SWITCHES  # a wait adds many choices by itself
+    files = (leases.__file__,) if given_back_by_two in TOGETHER[name] else FILES
+    assert search(together(*TOGETHER[name]), ends(name), patched, files, switches) > 50
 
 
 WRONG = {
     "who leads and gives up wakes nobody": ("gave_up", "if head is not None:", "if False:", "one of three has a limit"),
     "a tenancy that ends wakes nobody": ("vacate", "if head is not None:", "if False:", "one of three has another ttl"),
-    "the lock is passed on without a call": ("pass_on", "seat.waker.wake()", "pass", "two, twice each"),
+    "the lock is passed on without a call": ("pass_on", "local_waiter.waker.wake()", "pass", "two, twice each"),
     "what is passed on stays alive": (
         "pass_on",
-        "if not holding.give_back(to_another=True):",
+        "if not lease_state.give_back(to_another=True):",
         "if False:",
         "two, twice each",
     ),
-    "who is passed it stays in its seat": ("pass_on", "seats.popleft()", "seats[0]", "three"),
+    "who is passed it stays in its seat": ("pass_on", "local_waiters.popleft()", "local_waiters[0]", "three"),
 }
 
 

@@ -28,7 +28,7 @@ async def test_nobody_is_told_after_it_is_over() -> None:
     """One that ends while the first is being told has ended in time: a push that it took out of a mailbox would be
     lost, and a vote that is counted later would be one too many."""
     told = Told(enough=True)
-    await AsyncioRuntime().together([after(rounds, f"after {rounds}") for rounds in range(4)], told)
+    await AsyncioRuntime().gather([after(rounds, f"after {rounds}") for rounds in range(4)], told)
     in_time = list(told)
     for _ in range(10):
         await asyncio.sleep(0)
@@ -38,5 +38,5 @@ async def test_nobody_is_told_after_it_is_over() -> None:
 
 async def test_all_are_told_while_it_is_not_enough() -> None:
     told = Told(enough=False)
-    await AsyncioRuntime().together([after(rounds, "done") for rounds in (3, 0, 1)], told)
+    await AsyncioRuntime().gather([after(rounds, "done") for rounds in (3, 0, 1)], told)
     assert told == [(1, "done"), (2, "done"), (0, "done")]

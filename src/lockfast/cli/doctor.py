@@ -230,6 +230,6 @@ def _listing(locks: lockfast.Locks, other: lockfast.Locks, name: str) -> Finding
 
 
 def _watching(locks: lockfast.Locks) -> Finding:
-    if locks.store.notices:
+    if locks.store.capabilities.change_events:
         return Finding("theft", OK, "A holder is told when somebody deletes or overwrites its lock.")
     return Finding("theft", NOTE, "A holder whose lock is taken away learns it at its next renewal, not before.")

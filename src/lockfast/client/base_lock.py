@@ -16,10 +16,8 @@ from lockfast.client.options import limit, options
 from lockfast.core import local_handoff as passing
 from lockfast.core.acquire import Grant
 from lockfast.core.deadline import Deadline
-from lockfast.core.first import First
 from lockfast.core.force_release import force_release_lock
 from lockfast.core.lease_state import ALIVE, LOST, RELEASED
-from lockfast.core.local_handoff import Begun
 from lockfast.core.local_queue import ClaimTerms, LocalQueue
 from lockfast.core.retry import retry
 from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
@@ -103,8 +101,6 @@ class BaseLock(Generic[LeaseT]):
                 return None
             lease._lease_state.caller = None  # as above
             raise self._stayed_taken()
-        if local_queue is not None:
-            local_queue.crowded = grant.queued
         try:
             lease._begin(grant)
             if not client._closed:
@@ -117,7 +113,7 @@ class BaseLock(Generic[LeaseT]):
         await lease._release()  # closed while we waited: whoever did that may not have seen this lease
         raise closed_error()
 
-    async def _undo(self, local_queue: LocalQueue | None, reached: Grant | Begun, lease: LeaseT | None) -> None:
+    async def _undo(self, local_queue: LocalQueue | None, reached: Grant, lease: LeaseT | None) -> None:
         """Give back what was reached when an interrupt came, since nobody will have the lease."""
         client = self._client
         if lease is not None:
@@ -135,7 +131,7 @@ class BaseLock(Generic[LeaseT]):
 
     def _find_room(self) -> LocalQueue | None:
         client = self._client
-        may_pass = self._options.passing and client.store.reserves
+        may_pass = self._options.passing and client.store.capabilities.fence_blocks
         self._local_queue = client.passing.local_queue(self._name) if may_pass else None
         return self._local_queue
 
@@ -186,16 +182,14 @@ class BaseLock(Generic[LeaseT]):
             "there is nothing to give back. To release from elsewhere, call release() on the lease itself."
         )
 
-    async def _exit(
-        self, lease: LeaseT, error: BaseException | None, first: First[bool] | None = None
-    ) -> LeaseLost | None:
+    async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
         """End a `with` block; the loss to raise, if there was one. Never masks the body's own error."""
         lease_state, state = lease._lease_state, lease.state
-        if first is None and state is RELEASED and lease_state.settled:
+        if state is RELEASED and lease_state.settled:
             return None  # released or exported within the block
         try:
             if state is not LOST:
-                if await lease._give_back(state, first):
+                if await lease._give_back(state):
                     return None
                 lease_state.reason = "when it was to be given back, the store no longer had it"
         except LockError as failure:

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lockfast.client.export import Exported
 from lockfast.client.loss import AsyncLost, Lost
-from lockfast.core import express
 from lockfast.core import release as core
 from lockfast.core.acquire import Grant
-from lockfast.core.first import First
 from lockfast.core.lease_state import ALIVE, AT_RISK, LOST, RELEASED, LeaseState, State
 from lockfast.core.local_queue import SharedGrant
 from lockfast.core.renewal import renew
@@ -208,25 +206,23 @@ class BaseLease:
         if not leases:
             table.pop(caller, None)
 
-    async def _release(self, first: First[bool] | None = None) -> bool:
+    async def _release(self) -> bool:
         """Give the lease back; False when it had gone already. May be called again after an error. With what came of a
         `first` request, go on from there."""
-        return await self._give_back(self.state, first)
+        return await self._give_back(self.state)
 
-    async def _give_back(self, state: State, first: First[bool] | None = None) -> bool:
+    async def _give_back(self, state: State) -> bool:
         """The same for a caller that has just looked at the state."""
         lease_state, client = self._lease_state, self._client
         again = released = False
-        if first is not None:
-            pass  # it was ours until that request
-        elif state not in ALIVE:
+        if state not in ALIVE:
             if self._generation != client.generation:
                 log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
                 return False
             again = state is RELEASED and not lease_state.settled  # an earlier call failed, and its clean-up goes on
         elif self._shared_grant is not None and self._pass_on(self._shared_grant):
             return True
-        ours = first is not None or lease_state.give_back() or again
+        ours = lease_state.give_back() or again
         # If settled, another gave it back meanwhile, perhaps to one who holds it now under the same id. If not, and not
         # ours, it was lost, and its key may still be there.
         if ours or not lease_state.settled:
@@ -244,7 +240,6 @@ class BaseLease:
                 ours,
                 again,
                 keep_until,
-                first=first,
             )
             lease_state.settled = True
             client.keepalive.unwatch(lease_state)
@@ -345,22 +340,7 @@ class Lease(BaseLease):
 
     def release(self) -> bool:
         """Give the lease back; False, with a warning in the log, when it had gone already."""
-        first = self._return() if self._shared_grant is None else False
-        return first is True or run(self._release(first or None))
-
-    def _return(self) -> bool | First[bool]:
-        """Give it back in the short way; False when this is none for it, or what has to be gone on from."""
-        client, lease_state = self._client, self._lease_state
-        direct = client.store.direct
-        if direct is None or self._keep_until or self._generation != client.generation:
-            return False
-        outcome = express.release(lease_state, direct, client.runtime.now())
-        if outcome is True:
-            client.keepalive.unwatch(lease_state)
-            self._left = True
-            if self._home is not None:
-                self._leave_home()
-        return outcome
+        return run(self._release())
 
     def renew(self, ttl: Seconds | None = None) -> None:
         """Keep the lease for at least its ttl from now; `LeaseLost` when it is no longer ours. A new `ttl` counts for

@@ -11,10 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from lockfast.client.base_lock import BaseLock
 from lockfast.client.guard import check_function
 from lockfast.client.lease import AsyncLease, Lease
-from lockfast.core import express
-from lockfast.core import local_handoff as passing
-from lockfast.core.acquire import Grant
-from lockfast.errors import LockError, closed_error
+from lockfast.errors import LockError
 from lockfast.runtime.runner import run
 from lockfast.values import LockInfo, Seconds
 
@@ -40,8 +37,6 @@ class Lock(BaseLock[Lease]):
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
         try:
-            if blocking is True and timeout is None:
-                return self._remember(self._take())
             return self._remember(run(self._acquire(blocking, timeout)))
         except LockError:
             self._client._closed_under_us()
@@ -76,52 +71,9 @@ class Lock(BaseLock[Lease]):
         """
         return run(self._break(holder))
 
-    def _take(self, frame: int = 0) -> Lease:
-        """As `_acquire` for who waits as long as it takes, and by the short way where there is one."""
-        client, local_queue = self._client, self._local_queue
-        direct = client.store.direct
-        if direct is not None and (local_queue is None or local_queue.home is not client.passing):
-            local_queue = self._find_room()
-        if (
-            direct is None
-            or local_queue is None
-            or local_queue.crowded
-            or client._closed
-            or self._options.timeout is not None
-            or self._reenters
-        ):
-            return run(self._acquire(True, None, frame))  # type: ignore[return-value]
-        runtime, terms = client.runtime, self._wish
-        reached, lease = express.acquire(local_queue, direct, runtime, terms, client.patience, self._new_lease)
-        try:
-            if lease is None:
-                lease = self._new_lease()
-            if type(reached) is not Grant:
-                begun, forever = reached, client.no_deadline
-                granted = run(passing.acquire(local_queue, client.store, runtime, terms, forever, True, begun))
-                if granted is None:
-                    raise AssertionError("a wait without a limit ended without a grant")
-                reached = granted
-                local_queue.crowded = granted.queued
-            lease._begin(reached)
-            if not client._closed:
-                if frame:
-                    self._begin_block(lease, frame)
-                return lease
-        except LockError:
-            raise
-        except BaseException:  # an interrupt; this and the rest as in `_acquire`
-            run(self._undo(local_queue, reached, lease))
-            raise
-        run(lease._release())
-        raise closed_error()
-
-    def _new_lease(self) -> Lease:
-        return Lease(self)
-
     def __enter__(self) -> Lease:
         try:
-            return self._take(id(sys._getframe(1)))
+            return run(self._acquire(True, None, id(sys._getframe(1))))  # type: ignore[return-value]
         except LockError:
             self._client._closed_under_us()
             raise
@@ -135,13 +87,9 @@ class Lock(BaseLock[Lease]):
         self._leave(block.lease, error)
 
     def _leave(self, lease: Lease, error: BaseException | None) -> None:
-        first = None
-        if not self._reenters:
-            done = lease._return() if lease._shared_grant is None else lease._pass_on(lease._shared_grant)
-            if done is True:
-                return
-            first = done or None
-        lost = run(self._exit(lease, error, first))
+        if lease._shared_grant is not None and not self._reenters and lease._pass_on(lease._shared_grant):
+            return
+        lost = run(self._exit(lease, error))
         if lost is not None and error is None:
             raise lost
 

@@ -167,12 +167,12 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
     _loop_end: Waker | None = None
 
     def _abandon(self) -> None:
-        self.runtime.spawn_in_loop(self._close, "close")  # type: ignore[attr-defined]
+        self.runtime.spawn(self._close, "close")
 
     def ensure_open(self) -> None:
         if self._closed:
             raise closed_error()
-        if self.runtime.bind():  # type: ignore[attr-defined]
+        if self.runtime.attach():
             for lease_state in self._left_behind():
                 self.keepalive.sweep(lease_state)
         if self._ends_with_loop and self._loop_end is None:
@@ -202,7 +202,7 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
 
     def _bind(self) -> list[LeaseState]:
         """Belong to the running loop. What was held in another, which is closed and all that lived in it gone."""
-        return self._left_behind() if self.runtime.bind() else []  # type: ignore[attr-defined]
+        return self._left_behind() if self.runtime.attach() else []
 
     def _left_behind(self) -> list[LeaseState]:
         left = self.keepalive.held()
@@ -212,15 +212,15 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
         return left
 
     def _start_clean(self, *, forked: bool) -> None:
-        if forked and hasattr(self.runtime, "start_clean"):  # a simulated one has no loop
-            self.runtime.start_clean()
+        if forked:
+            self.runtime.after_fork()
         super()._start_clean(forked=forked)
         self._loop_end = None
 
     @property
     def _is_stranded(self) -> bool:
         """Whether something is held, and the event loop closed in which it could have been given back."""
-        return bool(self.keepalive.held()) and getattr(self.runtime, "stranded", False)
+        return bool(self.keepalive.held()) and self.runtime.loop_closed
 
     def lock(self, name: str, **chosen: Any) -> AsyncLock:
         """The lock of that name; options as for `Locks.lock`, and `cancel_on_loss` (True): cancel the body of

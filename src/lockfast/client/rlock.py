@@ -16,7 +16,6 @@ from typing import Any
 from lockfast.client.base_lock import MOST_CALLERS, BaseLock, LeaseT
 from lockfast.client.lease import AsyncLease, Lease
 from lockfast.client.lock import AsyncLock, Lock
-from lockfast.core.first import First
 from lockfast.core.lease_state import State
 from lockfast.core.reentry import Levels, Step
 from lockfast.errors import LeaseLost
@@ -76,14 +75,12 @@ class Reentrant(BaseLock[LeaseT]):
             return lease.state is not State.LOST
         return await lease._release()
 
-    async def _exit(
-        self, lease: LeaseT, error: BaseException | None, first: First[bool] | None = None
-    ) -> LeaseLost | None:
+    async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
         # A generator may be ended by another than began it, so it is the lease that knows whose levels these are.
         caller = lease._lease_state.caller
         if self._levels.lease_of(caller) is lease and self._levels.leave(caller) is Step.OUT:
             return lease._lost_error() if lease.state is State.LOST else None
-        return await super()._exit(lease, error, first)
+        return await super()._exit(lease, error)
 
     def __repr__(self) -> str:
         depth = self.depth

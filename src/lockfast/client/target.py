@@ -100,7 +100,7 @@ def _quorum(
         nodes.append(node_of(target, runtime, flavour))
     _check_addresses([address for _, address in nodes])
     shown_as = f"a quorum of {', '.join(address for _, address in nodes)}"
-    return QuorumStore(nodes, runtime, runtime.together, sits_out=absence), shown_as
+    return QuorumStore(nodes, runtime, sits_out=absence), shown_as
 
 
 def _check_size(targets: Sequence[Any]) -> None:

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from lockfast.core import contention as optimism
 from lockfast.core.retry import retry
 from lockfast.errors import ConfigurationError, LockError, UpdateConflict
-from lockfast.ports import Draft, Editor
+from lockfast.ports import WatchedValue
 from lockfast.values import Seconds, lock_name, seconds, shown
 
 if TYPE_CHECKING:
@@ -78,22 +78,20 @@ async def update(
 ) -> V:
     """What `change` made of the value, once it is written."""
     client.ensure_open()
-    editor: Editor | None = getattr(client.store, "editor", None)
-    if editor is None:
+    if not client.store.capabilities.values:
         raise ConfigurationError(
             f"{client!r} holds locks and no values, so there is nothing to update. This needs one server of Redis or "
             "Valkey."
         )
-    value: V = await _Update(client, editor, lock_name(key), change, chosen).run()
+    value: V = await _Update(client, lock_name(key), change, chosen).run()
     return value
 
 
 class _Update:
     """One change under way; `conflicts` counts how often another came in between."""
 
-    def __init__(self, client: BaseLocks[Any], editor: Editor, key: str, change: Any, chosen: Limits) -> None:
+    def __init__(self, client: BaseLocks[Any], key: str, change: Any, chosen: Limits) -> None:
         self._client = client
-        self._editor = editor
         self._key = key
         self._change = change
         self._chosen = chosen
@@ -122,7 +120,7 @@ class _Update:
     async def _attempt(self) -> tuple[bool, Any]:
         """Read, change, write: whether nobody came in between, and what `change` made."""
         draft = await retry(
-            self._client.runtime, lambda until: self._editor.watch(self._key, until), self._client.store_timeout
+            self._client.runtime, lambda until: self._client.store.watch(self._key, until), self._client.store_timeout
         )
         try:
             made = self._change(draft.value)
@@ -133,7 +131,7 @@ class _Update:
             raise
         return await self._write(draft, new), value
 
-    async def _write(self, draft: Draft, new: bytes | None) -> bool:
+    async def _write(self, draft: WatchedValue, new: bytes | None) -> bool:
         if new is None:
             draft.abandon()
             return True

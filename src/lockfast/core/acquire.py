@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 from lockfast.core import backoff
 from lockfast.core.deadline import Deadline
-from lockfast.core.first import First
 from lockfast.core.release import give_back
 from lockfast.core.validity import valid_until, worth
 from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.ports import Mailbox, Runtime, Store
-from lockfast.values import Answer, Claim, Enqueue, FirstNotification, Granted, Queued, Taken, shown
+from lockfast.values import Claim, Enqueue, FirstNotification, Granted, Queued, Taken, shown
 
 if TYPE_CHECKING:
     from lockfast.core.local_queue import SharedGrant
@@ -78,7 +77,6 @@ class Attempt:
         "_box",
         "_deadline",
         "_failures",
-        "_first",
         "_late_since",
         "_runtime",
         "_silent_since",
@@ -97,7 +95,6 @@ class Attempt:
         blocking: bool,
         askers: dict[str, None] | None = None,
         spare: float = 0.0,
-        first: First[Answer] | None = None,
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -106,12 +103,11 @@ class Attempt:
         self._blocking = blocking
         self._askers = askers
         self._spare = spare
-        self._first = first
         self._box: Mailbox | None = None
         self._ticket: int | None = None
         self._attempt = 0
         self._asked_at = 0.0
-        self._traces = first is not None
+        self._traces = False
         self._late_since: float | None = None
         self._failures = 0
         self._silent_since = 0.0
@@ -123,19 +119,14 @@ class Attempt:
             self._askers[claim.holder] = None
         try:
             while True:
-                if self._box is None and self._blocking and self._first is None and store.listening:
+                if self._box is None and self._blocking and store.inbox_open:
                     await self._open_mailbox()
                 sent_at = runtime.now()
                 self._attempt += 1
                 enqueue = None if self._box is None else Enqueue(self._box.address, self._attempt, self._ticket)
                 traces, self._traces = self._traces, True
                 try:
-                    if self._first is None:
-                        answer = await store.acquire(claim, enqueue, deadline.attempt(sent_at, store))
-                    else:
-                        first, self._first = self._first, None
-                        sent_at, traces = first.sent_at, False
-                        answer = await first.answer()
+                    answer = await store.acquire(claim, enqueue, deadline.attempt(sent_at, store))
                 except StoreUnavailable as error:
                     self._traces = traces or error.outcome is not Outcome.NOT_DONE
                     await self._ask_again_after(error, sent_at)
@@ -247,7 +238,7 @@ class Attempt:
             return None
         if push is None or push.attempt != self._attempt:
             return None
-        if self._store.confirms:
+        if self._store.capabilities.replica_acks:
             return None  # no replica is known to have it: the answer to a request implies that
         grant = self._grant(push.fence)
         if not worth(grant.valid_until - self._runtime.now(), self._ask.ttl):

@@ -21,7 +21,7 @@ from lockfast.core.lease_state import HELD, LOST, RELEASED, LeaseState
 from lockfast.core.release import BUDGET, release
 from lockfast.core.renewer import Renewer
 from lockfast.errors import LockError, StoreUnavailable
-from lockfast.ports import Runtime, Stage, Store, Waker
+from lockfast.ports import CallerState, Runtime, Store, Waker
 
 log = logging.getLogger("lockfast")
 
@@ -61,7 +61,9 @@ class Keepalive:
 
     def watch(self, lease_state: LeaseState) -> None:
         """Look after `holding` until it is lost or given back."""
-        if self._store.notices and lease_state.next_renewal > (soon := self._runtime.now() + ARM_AFTER):
+        if self._store.capabilities.change_events and lease_state.next_renewal > (
+            soon := self._runtime.now() + ARM_AFTER
+        ):
             lease_state.next_renewal = soon
         self._held[lease_state] = None  # before the look at `_active`: see `_ends`
         self._in_use = True
@@ -152,17 +154,21 @@ class Keepalive:
     async def _see_out(self) -> None:
         """We are cancelled, and perhaps everybody is: the last moment in which a request can be sent."""
         try:
-            while any(self._runtime.stage(lease_state.caller) is Stage.ENDS for lease_state in self.held()):
+            while any(
+                self._runtime.caller_state(lease_state.caller) is CallerState.ENDING for lease_state in self.held()
+            ):
                 self._sort_out(self._runtime.now())
                 await self._runtime.sleep(ENDS_WITHIN)
-            await self.give_back(
-                lease_state for lease_state in self.held() if self._runtime.stage(lease_state.caller) is Stage.ENDED
-            )
+            await self.give_back(self._callers(CallerState.ENDED))
         finally:
             with self._mutex:
                 ends = self._ends()
             if not ends:
                 self._set_going()
+
+    def _callers(self, state: CallerState) -> list[LeaseState]:
+        """The leases whose thread or task is in that state."""
+        return [lease for lease in self.held() if self._runtime.caller_state(lease.caller) is state]
 
     async def _keep(self) -> None:
         idle_since: float | None = None
@@ -187,12 +193,12 @@ class Keepalive:
 
     async def _nap(self, wakes_at: float) -> None:
         """Until then, or until somebody calls."""
-        longest = LISTEN_EVERY if self._store.notices else LONGEST_NAP
+        longest = LISTEN_EVERY if self._store.capabilities.change_events else LONGEST_NAP
         while self._waker is not None and not self._closed:
             now = self._runtime.now()
             if now >= wakes_at or await self._waker.wait(min(wakes_at, now + longest)):
                 return
-            self._store.listen()
+            self._store.poll_events()
             if self._alarms:
                 return
 
@@ -214,7 +220,7 @@ class Keepalive:
 
     async def _round(self) -> float:
         """Tell of what is lost, renew what is due; when to look next."""
-        self._store.listen()
+        self._store.poll_events()
         due = self._sort_out(self._runtime.now())
         if due and not self._renewer.slow:
             await self._renewer.renew_at_once(due, self.held())

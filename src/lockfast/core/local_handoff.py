@@ -27,28 +27,16 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any, NamedTuple, final
+from typing import Any
 
 from lockfast.core.acquire import Attempt, Grant
 from lockfast.core.deadline import Deadline
-from lockfast.core.first import First
 from lockfast.core.local_queue import SPAN, ClaimTerms, Lead, LocalQueue, LocalWaiter, SharedGrant
 from lockfast.core.release import give_back
 from lockfast.core.validity import DRIFT, worth
 from lockfast.ports import Runtime, Store
-from lockfast.values import Answer, Claim
+from lockfast.values import Claim
 
-
-@final
-class Asked(NamedTuple):
-    """A lease was asked for already, and what came of that."""
-
-    claim: Claim
-    first: First[Answer]
-
-
-Begun = LocalWaiter | Lead | Asked
-"""How far an acquisition has come that began otherwise (see `express.py`)."""
 EXTRA = SPAN / (1 - DRIFT) + 0.0005
 """Seconds of ttl asked for on top, so that the last lease of the span is worth as much as the first."""
 
@@ -60,21 +48,17 @@ def acquire(
     terms: ClaimTerms,
     deadline: Deadline,
     blocking: bool,
-    begun: Begun | None = None,
 ) -> Coroutine[Any, Any, Grant | None]:
     """A grant, passed on or of the store; None when there was none until the deadline. Without a room, nothing is
     passed on. With what `begun` gave, it goes on from there. To be awaited at once: it may have a seat already."""
     askers = None
     if local_queue is not None:
         askers = local_queue.askers
-        if begun is None and blocking:
-            begun = local_queue.enter(runtime, terms)
+        begun = local_queue.enter(runtime, terms) if blocking else None
         if type(begun) is LocalWaiter:
             return _sit(local_queue, store, runtime, begun, deadline)
         if type(begun) is Lead:
             return _ask_for_tenancy(local_queue, store, runtime, terms, deadline, begun)
-    if type(begun) is Asked:
-        return Attempt(store, runtime, begun.claim, deadline, blocking, askers, first=begun.first).run()
     name, ttl, owner = terms
     claim = tuple.__new__(Claim, (name, runtime.new_holder_id(), ttl, owner, 1, 0))
     return Attempt(store, runtime, claim, deadline, blocking, askers).run()
@@ -134,14 +118,13 @@ async def _sit(
     return await _ask_for_tenancy(local_queue, store, runtime, local_waiter.terms, deadline, outcome)
 
 
-async def withdraw(local_queue: LocalQueue | None, store: Store, runtime: Runtime, reached: Grant | Begun) -> None:
+async def withdraw(
+    local_queue: LocalQueue | None, store: Store, runtime: Runtime, reached: Grant | LocalWaiter | Lead
+) -> None:
     """Undo what an acquisition has reached that was interrupted before anybody had the lease. What it has undone itself
     by then is undone once more, which changes nothing."""
     if type(reached) is Grant:
         await _send_on(store, runtime, reached)
-    elif type(reached) is Asked:
-        claim = reached.claim
-        await give_back(store, runtime, claim.name, claim.holder, claim.ttl, inline=True)
     elif local_queue is not None and type(reached) is LocalWaiter:
         grant = local_queue.leave(reached)
         if grant is not None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 
 from lockfast.core import backoff
-from lockfast.core.first import First
 from lockfast.errors import LockError, Outcome, StoreRefused, StoreUnavailable
 from lockfast.ports import Runtime, Store
 from lockfast.values import Renewal
@@ -46,7 +45,6 @@ async def release(
     maybe_done: bool = False,
     keep_until: float = 0.0,
     *,
-    first: First[bool] | None = None,
     budget: float = BUDGET,
     goes_on: bool = True,
 ) -> bool:
@@ -56,16 +54,13 @@ async def release(
     and the repeat finds nothing, it was the first request that freed the lock. Not `goes_on`: nothing is left to the
     background, because the store is about to be closed.
     """
-    give_up_at = (runtime.now() if first is None else first.sent_at) + budget
+    give_up_at = runtime.now() + budget
     failures = 0
     try:
         while True:
             try:
                 until = give_up_at - budget / 2 if failures == 0 else give_up_at
-                if first is not None:
-                    one, first = first, None
-                    released = await one.answer()
-                elif keep_until:  # else straight to the store
+                if keep_until:  # else straight to the store
                     released = await _end(store, runtime, name, holder, keep_until, until)
                 else:
                     released = await store.release(name, holder, until)

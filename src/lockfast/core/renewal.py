@@ -67,7 +67,7 @@ async def _settled(
 ) -> bool:
     """The store has no such grant: re-assert it, or call it lost. False when that could not be settled now."""
     sent_at = runtime.now()
-    if store.reassert is None:
+    if not store.capabilities.reassert:
         refused(lease_state, TAKEN)
         return True
     if lease_state.check(sent_at) not in ALIVE:

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from lockfast.errors import ConfigurationError, StoreError
-from lockfast.ports import Stage
+from lockfast.ports import CallerState
 from lockfast.runtime.clock import now
 from lockfast.runtime.randomness import new_holder_id, random
 
@@ -157,7 +157,7 @@ class AsyncioRuntime:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def bind(self) -> bool:
+    def attach(self) -> bool:
         """Tie this runtime to the running loop; True when there was another before, which is closed."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
@@ -172,11 +172,11 @@ class AsyncioRuntime:
         return before is not None
 
     @property
-    def stranded(self) -> bool:
+    def loop_closed(self) -> bool:
         """Whether the loop that this belongs to is closed."""
         return self._loop is not None and self._loop.is_closed()
 
-    def start_clean(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: the loop and its tasks are the parent's, and do not run here."""
         _inherited.append(self._tasks)  # the end of a task that waits would be reported
         self._tasks = set()
@@ -194,11 +194,11 @@ class AsyncioRuntime:
         except RuntimeError:
             return None  # no loop runs here
 
-    def stage(self, caller: Hashable) -> Stage:
+    def caller_state(self, caller: Hashable) -> CallerState:
         task: Any = caller  # whatever the loop takes for a task
         if task is None or task.done():
-            return Stage.ENDED
-        return Stage.ENDS if task.cancelling() else Stage.RUNS
+            return CallerState.ENDED
+        return CallerState.ENDING if task.cancelling() else CallerState.RUNNING
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
@@ -258,8 +258,8 @@ class AsyncioRuntime:
         if not task.cancelled() and task.exception() is not None:
             log.error("Background work of lockfast failed: %s", task.get_name(), exc_info=task.exception())
 
-    async def together(self, works: Sequence[Coroutine[Any, Any, Any]], tell: Callable[[int, Any], bool]) -> None:
-        """`ports.Together`: a task for each."""
+    async def gather(self, works: Sequence[Coroutine[Any, Any, Any]], on_result: Callable[[int, Any], bool]) -> None:
+        """One task for each."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
         tasks: list[asyncio.Task[Any]] = []
@@ -273,7 +273,7 @@ class AsyncioRuntime:
                 return
             error = task.exception()
             if error is None or isinstance(error, StoreError):
-                enough = tell(number, task.result() if error is None else error) or not left
+                enough = on_result(number, task.result() if error is None else error) or not left
                 if enough and not over.done():
                     over.set_result(None)
             elif not over.done():

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lockfast.errors import StoreError
-from lockfast.ports import Parked, Stage
+from lockfast.ports import CallerState, PendingWait
 from lockfast.runtime.clock import now
 from lockfast.runtime.randomness import new_holder_id, random
 from lockfast.runtime.runner import run
@@ -51,7 +51,7 @@ class ThreadWaker:
 def _go_on(
     number: int,
     work: Coroutine[Any, Any, Any],
-    parked: dict[int, tuple[Coroutine[Any, Any, Any], Parked]],
+    parked: dict[int, tuple[Coroutine[Any, Any, Any], PendingWait]],
     tell: Callable[[int, Any], bool],
 ) -> bool:
     """Run `work` until it waits or ends; True when `tell` says that it is enough."""
@@ -84,8 +84,16 @@ class ThreadRuntime:
             _this_thread.token = token = object()
             return token
 
-    def stage(self, caller: Hashable) -> Stage:
-        return Stage.RUNS  # nobody tells a thread to end
+    def caller_state(self, caller: Hashable) -> CallerState:
+        return CallerState.RUNNING  # a thread cannot be cancelled
+
+    def attach(self) -> bool:
+        return False
+
+    loop_closed = False
+
+    def after_fork(self) -> None:
+        return
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))  # noqa: ASYNC251 - on threads a port blocks
@@ -107,21 +115,21 @@ class ThreadRuntime:
                 log.error("Background work of lockfast could not be started: %s: %s", name, error)
             return False
 
-    async def together(self, works: Sequence[Coroutine[Any, Any, Any]], tell: Callable[[int, Any], bool]) -> None:
-        """`ports.Together` without a thread for each: every work sends its request before the first waits, and then one
+    async def gather(self, works: Sequence[Coroutine[Any, Any, Any]], on_result: Callable[[int, Any], bool]) -> None:
+        """Without a thread for each: every work sends its request before the first waits, and then one
         wait serves them all."""
-        parked: dict[int, tuple[Coroutine[Any, Any, Any], Parked]] = {}
+        parked: dict[int, tuple[Coroutine[Any, Any, Any], PendingWait]] = {}
         enough = False
         try:
             for number, work in enumerate(works):
-                enough = _go_on(number, work, parked, tell) or enough
+                enough = _go_on(number, work, parked, on_result) or enough
             while parked and not enough:
                 moment = now()  # before: a thread that was stopped finds what came meanwhile, and does not give up
                 tokens = [token for _, token in parked.values()]
                 tokens[0].wait_any(tokens)
                 for number, (work, token) in list(parked.items()):
                     if token.ready or moment >= token.until:
-                        enough = _go_on(number, work, parked, tell) or enough
+                        enough = _go_on(number, work, parked, on_result) or enough
         finally:
             for work in works:
                 work.close()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from lockfast.errors import closed_error
 from lockfast.facts import Facts, Persistence
-from lockfast.ports import Mailbox, Runtime
+from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.values import (
     Answer,
     Claim,
@@ -308,17 +308,11 @@ class MemoryMailbox:
         self._hub.boxes.pop(self._holder, None)
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """`ports.Store` on a hub."""
 
     grace = 0.08
-    direct = None
-    reserves = True
-    connected = True
-    listening = True
-    notices = False
-    confirms = False
-    reassert = None
+    capabilities = Capabilities(fence_blocks=True)
 
     def __init__(self, shared: Hub, runtime: Runtime) -> None:
         self._hub = shared
@@ -344,12 +338,6 @@ class MemoryStore:
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         with self._hub.mutex:
             return self._hub.space.adopt(claim, old_holder, self._runtime.now())
-
-    def on_change(self, tell: Callable[[str | None], None]) -> None:
-        return None
-
-    def listen(self) -> None:
-        return None
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         with self._hub.mutex:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from lockfast.core.quorum.ballot import Ballot
 from lockfast.core.quorum.nodes import PATIENCE, Node
 from lockfast.errors import StoreError
-from lockfast.ports import Reassert
-from lockfast.values import Claim, Renewal
+from lockfast.values import Renewal
 
 if TYPE_CHECKING:
     from lockfast.core.quorum.store import QuorumStore
@@ -53,13 +52,9 @@ async def _mend(store: QuorumStore, lost: Sequence[Renewal], forgotten: Sequence
 
 async def _put_back(store: QuorumStore, node: Node, line: Renewal) -> None:
     trace = store.traces.get(line.holder)
-    if trace is None or not trace.fence or node.store.reassert is None:
+    if trace is None or not trace.fence or not node.store.capabilities.reassert:
         return
     limit = store.runtime.now() + PATIENCE
-    await store.nodes.one(_again(node.store.reassert, trace.claim._replace(ttl=line.ttl), trace.fence, limit))
+    await store.nodes.one(node.store.reassert(trace.claim._replace(ttl=line.ttl), trace.fence, limit))
     if line.holder not in store.traces:
         await store.nodes.one(node.store.release(line.name, line.holder, limit))
-
-
-async def _again(reassert: Reassert, claim: Claim, fence: int, limit: float) -> bool:
-    return await reassert(claim, fence, limit)

@@ -66,7 +66,7 @@ class QuorumMailbox:
     async def refresh(self, until: float) -> None:
         """Listen also to nodes that have come back."""
         for node in self._store.nodes.all:
-            if node.number not in self._boxes and node.store.listening:
+            if node.number not in self._boxes and node.store.inbox_open:
                 box = node.store.mailbox(self.holder)
                 try:
                     await box.open(until)  # no wait: it is connected already
@@ -130,7 +130,7 @@ class QuorumMailbox:
             return True
 
         works = [self._boxes[number].wait(limit) for number in heard]
-        await self._store.nodes.together(works, tell)
+        await self._store.nodes.gather(works, tell)
 
     def _take_news(self, round_: Round) -> FirstNotification | None:
         """Count what came; what the core should know, if anything."""

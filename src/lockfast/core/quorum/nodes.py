@@ -27,7 +27,7 @@ from lockfast.errors import (
     closed_error,
 )
 from lockfast.facts import Facts, Persistence
-from lockfast.ports import NodeStore, Runtime, Together, Waker
+from lockfast.ports import NodeStore, Runtime, Waker
 from lockfast.values import clean
 
 log = logging.getLogger("lockfast")
@@ -82,7 +82,6 @@ class Nodes:
         self,
         stores: Sequence[tuple[NodeStore, str]],
         runtime: Runtime,
-        together: Together,
         floor: Floor,
         sits_out: float,
     ) -> None:
@@ -91,7 +90,7 @@ class Nodes:
         self.sits_out = sits_out
         self._floor = floor
         self._runtime = runtime
-        self.together = together
+        self.gather = runtime.gather
         self._mutex = runtime.mutex()
         self._secret = runtime.new_holder_id()
         self._wakers: set[Waker] = set()
@@ -166,13 +165,13 @@ class Nodes:
             await self.reach(until)
             while True:
                 now = self._runtime.now()
-                deaf = [node for node in self.ready(now) if not node.store.listening]
+                deaf = [node for node in self.ready(now) if not node.store.inbox_open]
                 for node in set(deaf) - asked:  # once: one that refuses us an inbox will go on doing so
                     node.wants_inbox = True
                     self.probe(node)
                 asked.update(deaf)
                 deaf = [node for node in deaf if node.probing]
-                heard = sum(node.store.listening for node in self.all)
+                heard = sum(node.store.inbox_open for node in self.all)
                 if not deaf or now >= until or self.closed:
                     break
                 if heard >= self.majority:
@@ -221,7 +220,7 @@ class Nodes:
         now = self._runtime.now
         if await node.store.connect(now() + PROBE):
             node.admitted = False
-        who = node.facts = await node.store.who(now() + PROBE)
+        who = node.facts = await node.store.identity(now() + PROBE)
         self._floor.see(now(), who.clock)
         if who.identity is None:
             await self._mark(node)
@@ -246,7 +245,7 @@ class Nodes:
 
     async def _mark(self, node: Node) -> None:
         """A server that may not tell who it is, is recognised by a mark that we leave for some seconds."""
-        found = await node.store.mark(self._secret, node.number, self._runtime.now() + PROBE)
+        found = await node.store.probe(self._secret, node.number, self._runtime.now() + PROBE)
         if found is None:
             log.warning("%s does not say which server it is: see to it that it is in the list once.", node.address)
         elif found != node.number:
@@ -277,7 +276,7 @@ class Nodes:
             outcomes.append(outcome)
             return True
 
-        await self.together([work], tell)
+        await self.gather([work], tell)
         if isinstance(outcomes[0], LockError):
             raise outcomes[0]
         return outcomes[0]
@@ -286,7 +285,7 @@ class Nodes:
         self, nodes: Sequence[Node], work: Callable[[Node], Coroutine[Any, Any, Any]], tell: Callable[[Node, Any], bool]
     ) -> None:
         """`work` on all `nodes` at the same time, until `tell` says that it is enough."""
-        await self.together([work(node) for node in nodes], lambda number, outcome: tell(nodes[number], outcome))
+        await self.gather([work(node) for node in nodes], lambda number, outcome: tell(nodes[number], outcome))
 
     def not_reached(self, said: dict[int, str], *, sent: bool = False) -> QuorumNotReached:
         """Why there is no majority, with what each node said."""

@@ -28,7 +28,7 @@ from lockfast.core.quorum.round import Round, vote
 from lockfast.core.quorum.rules import Standing
 from lockfast.errors import QuorumNotReached, StoreError
 from lockfast.facts import Facts
-from lockfast.ports import Mailbox, NodeStore, Reassert, Runtime, Together
+from lockfast.ports import Capabilities, Mailbox, NodeStore, Runtime, Store
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean
 
 log = logging.getLogger("lockfast")
@@ -46,28 +46,26 @@ class Trace(NamedTuple):
     fence: int = 0
 
 
-class QuorumStore:
+class QuorumStore(Store):
     """`traces` are by holder id and `_boxes` by address: one of an acquisition each."""
 
     def __init__(
         self,
         stores: Sequence[tuple[NodeStore, str]],
         runtime: Runtime,
-        together: Together,
         *,
         sits_out: float = 0.0,
     ) -> None:
         self._floor = rules.Floor()
-        self.nodes = Nodes(stores, runtime, together, self._floor, sits_out)
+        self.nodes = Nodes(stores, runtime, self._floor, sits_out)
         self.runtime = runtime
         self.traces: dict[str, Trace] = {}
         self._boxes: dict[str, QuorumMailbox] = {}
 
-    confirms = False
-    direct = None
-    reserves = False  # a lock that is passed on within a process would make those on other hosts wait even longer
-    connected = True  # its nodes are dialled in the background
-    reassert: Reassert | None = None  # a node's own, where a majority stands: see `_put_back`
+    @property
+    def capabilities(self) -> Capabilities:
+        """Without fence blocks: local hand-off would delay the waiters of other hosts even more."""
+        return Capabilities(change_events=any(node.store.capabilities.change_events for node in self.nodes.all))
 
     @property
     def grace(self) -> float:
@@ -75,8 +73,8 @@ class QuorumStore:
         return graces[self.nodes.majority - 1]
 
     @property
-    def listening(self) -> bool:
-        return all(node.store.listening for node in self.nodes.all if node.admitted) and any(
+    def inbox_open(self) -> bool:
+        return all(node.store.inbox_open for node in self.nodes.all if node.admitted) and any(
             node.admitted for node in self.nodes.all
         )
 
@@ -287,17 +285,13 @@ class QuorumStore:
             await self._undo(claim, until)
         return granted
 
-    @property
-    def notices(self) -> bool:
-        return any(node.store.notices for node in self.nodes.all)
-
-    def on_change(self, tell: Callable[[str | None], None]) -> None:
+    def on_change(self, callback: Callable[[str | None], None]) -> None:
         for node in self.nodes.all:
-            node.store.on_change(tell)
+            node.store.on_change(callback)
 
-    def listen(self) -> None:
+    def poll_events(self) -> None:
         for node in self.nodes.all:
-            node.store.listen()
+            node.store.poll_events()
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         return await looking.inspect(self.nodes, name, self.limit(until), until)

@@ -14,7 +14,7 @@ from typing import Any
 
 from lockfast.errors import StoreUnavailable
 from lockfast.facts import Facts, Persistence
-from lockfast.ports import Mailbox, Runtime
+from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.etcd import records
 from lockfast.stores.etcd.calls import MISSING, PRECONDITION, Answered, Calls, meaning_of
 from lockfast.stores.etcd.mailbox import EtcdMailbox
@@ -43,17 +43,11 @@ AT_ONCE = 40
 """Locks that one transaction reads for a renewal; etcd allows 128 operations."""
 
 
-class EtcdStore:
+class EtcdStore(Store):
     """Invariant: `_longer` has the generation of a holder's etcd lease, where that is not the first."""
 
     grace = 0.3
-    listening = True
-    direct = None
-    reserves = False
-    connected = True
-    confirms = False
-    notices = False
-    reassert = None
+    capabilities = Capabilities()
 
     def __init__(self, calls: Calls, runtime: Runtime) -> None:
         self._calls = calls

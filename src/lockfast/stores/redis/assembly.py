@@ -45,12 +45,7 @@ class Builder(NamedTuple):
             "reasserts": topology is not Topology.SINGLE if reasserts is None else reasserts,
         }
         if self.choices.wanted is None:
-            store = RedisStore(wire, inbox, **setup)
-            if self.flavour == "threads" and topology is Topology.SINGLE:
-                from lockfast.stores.redis.transport.direct import DirectRequests
-
-                store.direct = DirectRequests(store, wire)
-            return store
+            return RedisStore(wire, inbox, **setup)
         from lockfast.stores.redis.topology.replicas import ConfirmingStore
 
         return ConfirmingStore(wire, inbox, self.runtime, self.choices.wanted, **setup)

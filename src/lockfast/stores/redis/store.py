@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lockfast.errors import StoreError, StoreProtocolError, StoreRefused
 from lockfast.facts import Facts, Topology
-from lockfast.ports import Direct, Mailbox, Reassert
+from lockfast.ports import Capabilities, Mailbox, Store, WatchedValue
 from lockfast.stores.redis.keys import name_of
 from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.lua.scripts import Script
@@ -76,6 +76,12 @@ class Wire(Protocol):
     def listen(self) -> None:
         """Read what has come unasked, without waiting."""
 
+    has_sessions: bool
+    """Whether `session()` works."""
+
+    def session(self) -> Any:
+        """Return a connection of its own to the same server, for WATCH."""
+
     def drop(self) -> None:
         """Close the connection; the next request dials anew."""
 
@@ -106,14 +112,11 @@ class Otherwise(Protocol):
     async def __call__(self, refusal: StoreError, operation: Callable[[RedisStore], Awaitable[T]], /) -> T: ...
 
 
-class RedisStore:
+class RedisStore(Store):
     """`ports.Store` on Redis or Valkey. What stands `before` a request goes out in front of it (ASKING, in a cluster).
 
     `topology` says what stands behind the address; `reasserts`, whether a grant that the server forgot is taken back in
     (see `core/renew.py`)."""
-
-    confirms = False
-    direct: Direct[Any] | None = None
 
     def __init__(
         self, wire: Wire, inbox: Inbox, *, topology: Topology = Topology.SINGLE, reasserts: bool = False
@@ -127,6 +130,7 @@ class RedisStore:
         self.otherwise: Otherwise | None = None
         self.ready: dict[tuple[str, str], tuple[bytes, Sequence[bytes]]] = {}
         self._leads = True
+        self._capabilities = self._all_capabilities()
         wire.on_push = self._told
 
     @property
@@ -134,24 +138,32 @@ class RedisStore:
         return self.wire.grace
 
     @property
-    def reserves(self) -> bool:
-        """Not where a failover is to be expected: for a moment two masters may grant, and then only their clocks order
-        the fences. Those of a block are as old as its grant, however late they are given out."""
-        return self._topology is Topology.SINGLE and not (self.confirms or self._reasserts)
+    def capabilities(self) -> Capabilities:
+        return self._capabilities[self.wire.pushes]
+
+    def _all_capabilities(self, *, replica_acks: bool = False) -> tuple[Capabilities, Capabilities]:
+        """Without and with RESP3, which is known once the wire is connected.
+
+        There are no fence blocks where a failover can happen: two masters may grant for a moment, and then only their
+        clocks order the fences. The fences of a block are as old as its grant.
+        """
+        single = self._topology is Topology.SINGLE and not (replica_acks or self._reasserts)
+        first = Capabilities(
+            fence_blocks=single, replica_acks=replica_acks, reassert=self._reasserts, values=self.wire.has_sessions
+        )
+        return first, first._replace(change_events=True)
 
     @property
-    def listening(self) -> bool:
+    def inbox_open(self) -> bool:
         return self.inbox.listening
 
-    @property
-    def editor(self) -> Editor | None:
-        """Changes values, on connections like that of the wire; made when it is first used."""
-        new_session = getattr(self.wire, "session", None)
-        if self._editor is None and new_session is not None:
+    async def watch(self, key: str, until: float) -> WatchedValue:
+        """Uses connections of its own, like that of the wire; they are made when first needed."""
+        if self._editor is None:
             from lockfast.stores.redis.watch import Editor
 
-            self._editor = Editor(new_session)
-        return self._editor
+            self._editor = Editor(self.wire.session)
+        return await self._editor.watch(key, until)
 
     def mailbox(self, holder: str) -> Mailbox:
         return self.inbox.mailbox(holder)
@@ -221,7 +233,7 @@ class RedisStore:
     ) -> Sequence[bool | None]:
         name = renewals[0].name
         request = scripts.renew_request(renewals)
-        if self.notices:
+        if self.capabilities.change_events:
             before = (*scripts.TRACK, *before)
         reply = await self.wire.request(request, until, before)
         if type(reply) is ReplyError:
@@ -235,14 +247,10 @@ class RedisStore:
         """Whether a request can go out without dialling first, which takes its time."""
         return self.wire.connected
 
-    @property
-    def notices(self) -> bool:
-        return self.wire.pushes
+    def on_change(self, callback: Callable[[str | None], None]) -> None:
+        self._tell = callback
 
-    def on_change(self, tell: Callable[[str | None], None]) -> None:
-        self._tell = tell
-
-    def listen(self) -> None:
+    def poll_events(self) -> None:
         self.wire.listen()
 
     def _told(self, push: Any) -> None:
@@ -299,11 +307,7 @@ class RedisStore:
         reply = await self._run(scripts.ADOPT, scripts.adopt_request(claim, old_holder), claim.name, until, before)
         return Granted(reply) if reply else None
 
-    @property
-    def reassert(self) -> Reassert | None:
-        return self._reassert if self._reasserts else None
-
-    async def _reassert(self, claim: Claim, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
+    async def reassert(self, claim: Claim, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
         reply = await self._run(scripts.REASSERT, scripts.reassert_request(claim, fence), claim.name, until, before)
         return bool(reply == 1)
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from lockfast.errors import ConfigurationError, StoreError
 from lockfast.facts import Facts, Persistence
-from lockfast.ports import Mailbox, Runtime
+from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.sqlite import forks, rules
 from lockfast.stores.sqlite import statements as sql
 from lockfast.stores.sqlite.boot import boot_id
@@ -43,16 +43,11 @@ def _wall_us() -> int:
     return time.time_ns() // 1000
 
 
-class SqliteStore:
+class SqliteStore(Store):
     """Locks in the file at `path`. `colour` must be the runtime's: "threads" or "asyncio"."""
 
     grace = 0.08
-    direct = None
-    reserves = True
-    connected = True
-    notices = False
-    confirms = False
-    reassert = None
+    capabilities = Capabilities(fence_blocks=True)
 
     def __init__(
         self,
@@ -83,7 +78,7 @@ class SqliteStore:
         return finalizer
 
     @property
-    def listening(self) -> bool:
+    def inbox_open(self) -> bool:
         return self._inbox.ready
 
     def mailbox(self, holder: str) -> Mailbox:
@@ -138,12 +133,6 @@ class SqliteStore:
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         return await self._transact(lambda scene: rules.adopt(scene, claim, old_holder), until)
-
-    def on_change(self, tell: Callable[[str | None], None]) -> None:
-        return None
-
-    def listen(self) -> None:
-        return None
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         return await self._transact(lambda scene: rules.inspect(scene, name), until, begin="BEGIN")

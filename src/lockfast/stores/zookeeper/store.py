@@ -12,7 +12,7 @@ from typing import Any
 
 from lockfast.errors import StoreUnavailable
 from lockfast.facts import Facts, Persistence
-from lockfast.ports import Mailbox, Runtime
+from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.zookeeper import nodes
 from lockfast.stores.zookeeper.mailbox import ZooKeeperMailbox
 from lockfast.stores.zookeeper.nodes import ROOT, Node, holder_path, lock_path, value
@@ -25,17 +25,11 @@ MOST_SHOWN = 200
 PAGE = 50
 
 
-class ZooKeeperStore:
+class ZooKeeperStore(Store):
     """`boxes` has the mailbox of every acquisition that waits."""
 
     grace = 0.3
-    direct = None
-    reserves = False
-    connected = True
-    listening = True
-    confirms = False
-    notices = False
-    reassert = None
+    capabilities = Capabilities()
 
     def __init__(self, session: Session, runtime: Runtime) -> None:
         self._session = session

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockfast.errors import StoreError, StoreProtocolError, StoreRefused
 from lockfast.facts import Facts
-from lockfast.ports import Mailbox, Reassert, Runtime
+from lockfast.ports import Capabilities, Mailbox, Runtime, WatchedValue
 from lockfast.stores.redis.protocol.error_replies import denies_scripts
 from lockfast.stores.redis.store import RedisStore
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal
 
 if TYPE_CHECKING:
-    from lockfast.stores.redis.watch import Editor
+    pass
 
 log = logging.getLogger("lockfast")
 
@@ -33,8 +33,6 @@ class ChoosingStore:
     """`ports.Store`. `_store` is the one in use; `_other` the one without scripts, once it was needed. Neither waits
     for replicas: that needs scripts, so then there is no choice (see `building.py`)."""
 
-    confirms = False
-
     def __init__(self, scripted: RedisStore, without: Callable[[], RedisStore], runtime: Runtime) -> None:
         self._scripted = scripted
         self._use(scripted)
@@ -46,7 +44,6 @@ class ChoosingStore:
 
     def _use(self, store: RedisStore) -> None:
         self._store = store
-        self.direct = store.direct
         self.acquire: Callable[[Claim, Enqueue | None, float], Coroutine[Any, Any, Answer]] = store.acquire
         self.release: Callable[[str, str, float], Coroutine[Any, Any, bool]] = store.release
 
@@ -55,29 +52,22 @@ class ChoosingStore:
         return self._store.grace
 
     @property
-    def reserves(self) -> bool:
-        return self._store.reserves
+    def capabilities(self) -> Capabilities:
+        return self._store.capabilities
+
+    async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
+        return await self._store.reassert(claim, fence, until)
 
     @property
-    def reassert(self) -> Reassert | None:
-        return self._store.reassert
-
-    @property
-    def listening(self) -> bool:
-        return self._store.inbox.listening
+    def inbox_open(self) -> bool:
+        return self._store.inbox_open
 
     @property
     def connected(self) -> bool:
         return self._store.connected
 
-    @property
-    def notices(self) -> bool:
-        return self._store.wire.pushes
-
-    @property
-    def editor(self) -> Editor | None:
-        """Changing values needs no scripts."""
-        return self._scripted.editor
+    async def watch(self, key: str, until: float) -> WatchedValue:
+        return await self._scripted.watch(key, until)  # needs no scripts
 
     def mailbox(self, holder: str) -> Mailbox:
         return self._store.mailbox(holder)
@@ -85,11 +75,11 @@ class ChoosingStore:
     async def cancel_waits(self) -> None:
         await self._store.cancel_waits()
 
-    def on_change(self, tell: Callable[[str | None], None]) -> None:
-        self._store.on_change(tell)
+    def on_change(self, callback: Callable[[str | None], None]) -> None:
+        self._store.on_change(callback)
 
-    def listen(self) -> None:
-        self._store.listen()
+    def poll_events(self) -> None:
+        self._store.poll_events()
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
         return await self._run(lambda store: store.renew(renewals, until))

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from lockfast.errors import Outcome, StoreError, StoreUnavailable
 from lockfast.facts import Facts, Topology
-from lockfast.ports import Runtime
+from lockfast.ports import Capabilities, Runtime
 from lockfast.stores.redis.fallback import decisions as steps
 from lockfast.stores.redis.fallback.decisions import Step
 from lockfast.stores.redis.fallback.exclusive_turn import Turns
@@ -61,8 +61,6 @@ class Conversation(Wire, Protocol):
 
 class TransactionStore(RedisStore):
     """`ports.Store` on Redis or Valkey, without scripts."""
-
-    reserves = False
 
     def __init__(self, wire: Conversation, runtime: Runtime, *, topology: Topology = Topology.SINGLE) -> None:
         super().__init__(wire, PollingInbox(runtime), topology=topology)
@@ -111,8 +109,8 @@ class TransactionStore(RedisStore):
             return [(await self.renew([line], until))[0] for line in renewals]
 
     @property
-    def notices(self) -> bool:
-        return False
+    def capabilities(self) -> Capabilities:
+        return Capabilities(values=True)
 
     async def inspect(self, name: str, until: float, before: Sequence[bytes] = ()) -> LockInfo:
         (info,) = await self._known([name], until)

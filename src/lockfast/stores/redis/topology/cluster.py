@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from lockfast.errors import LockError, Outcome, StoreError, StoreUnavailable, closed_error
 from lockfast.facts import Facts
-from lockfast.ports import Mailbox, Reassert, Runtime
+from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.redis.keys import keys_of
 from lockfast.stores.redis.protocol.error_replies import Redirected, error_of
 from lockfast.stores.redis.protocol.resp import ReplyError
@@ -41,14 +41,11 @@ FIRST_LOOK = 0.005
 """Seconds between two looks at whether somebody else has got the first map."""
 
 
-class ClusterStore:
+class ClusterStore(Store):
     """`ports.Store` on a cluster. Invariants: `_owners` is what the cluster said last, and `_wrong` is set as soon as
     it may have changed; one caller at a time asks for it (`_looking`)."""
 
-    direct = None
-    reserves = False  # as behind sentinels, see RedisStore.reserves
-    listening = False  # which node a waiter must listen at depends on its lock
-    connected = True  # and so does which node is asked
+    inbox_open = False  # the inbox of a waiter depends on the node of its lock
 
     def __init__(self, seeds: Sequence[Address], make: Callable[[str, int], Node], runtime: Runtime) -> None:
         self._seeds = tuple(seeds)
@@ -58,8 +55,7 @@ class ClusterStore:
         self._tell: Callable[[str | None], None] | None = None
         self._closed = False
         sample = self._node(self._seeds[0]).store
-        self.confirms = sample.confirms
-        self._reasserts = sample.reassert is not None
+        self._capabilities = sample.capabilities._replace(fence_blocks=False, values=False)
         self._start()
 
     def _start(self) -> None:
@@ -224,13 +220,9 @@ class ClusterStore:
         infos = [one for group in groups.values() for one in await store.known(group, until)]
         return Page(tuple(infos), f"{at} {after}" if after else f"{at + 1} " if at + 1 < len(masters) else "")
 
-    @property
-    def reassert(self) -> Reassert | None:
-        return self._reassert if self._reasserts else None
-
-    async def _reassert(self, claim: Claim, fence: int, until: float) -> bool:
+    async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
         return await self._routed(
-            claim.name, until, lambda node, before: node.store._reassert(claim, fence, until, before)
+            claim.name, until, lambda node, before: node.store.reassert(claim, fence, until, before)
         )
 
     # Renewals: one script per slot, one exchange per node.
@@ -281,17 +273,18 @@ class ClusterStore:
     # The rest.
 
     @property
-    def notices(self) -> bool:
-        return any(node.store.notices for node in tuple(self._nodes.values()))
+    def capabilities(self) -> Capabilities:
+        events = any(node.store.capabilities.change_events for node in tuple(self._nodes.values()))
+        return self._capabilities._replace(change_events=events)
 
-    def on_change(self, tell: Callable[[str | None], None]) -> None:
-        self._tell = tell
+    def on_change(self, callback: Callable[[str | None], None]) -> None:
+        self._tell = callback
         for node in tuple(self._nodes.values()):
-            node.store.on_change(tell)
+            node.store.on_change(callback)
 
-    def listen(self) -> None:
+    def poll_events(self) -> None:
         for node in tuple(self._nodes.values()):
-            node.store.listen()
+            node.store.poll_events()
 
     async def facts(self, until: float) -> Facts:
         """Those of one master, with the fewest replicas that any has."""

@@ -45,7 +45,7 @@ class Renewals:
         self._groups.append(group)
 
     async def post(self, until: float) -> None:
-        before = scripts.TRACK if self.node.store.notices else ()
+        before = scripts.TRACK if self.node.store.capabilities.change_events else ()
         requests = []
         for group in self._groups:
             requests += [*before, scripts.renew_request([line for _, line in group])]

@@ -104,12 +104,12 @@ class RedisVoter(RedisStore):
     async def connect(self, until: float) -> bool:
         return await self._voting_wire.connect(until)
 
-    async def who(self, until: float) -> Facts:
+    async def identity(self, until: float) -> Facts:
         # A quorum stops listening once a majority has answered, and so would not hear that a script is missing.
         info = await self._voting_wire.request(facts.WHO, until, before=LOAD)
         return facts.facts_in([info, None, None, None], 0.0)
 
-    async def mark(self, secret: str, number: int, until: float) -> int | None:
+    async def probe(self, secret: str, number: int, until: float) -> int | None:
         key = f"{AUX_PREFIX}twin:{secret}".encode()
         put = pack(b"SET", key, b"%d" % number, b"NX", b"PX", MARK_MS)
         found = await self._voting_wire.request(pack(b"GET", key), until, before=(put,))

@@ -118,10 +118,9 @@ class Acknowledgements:
 class ConfirmingStore(RedisStore):
     """A store whose grants and renewals count once replicas acknowledged them."""
 
-    confirms = True
-
     def __init__(self, wire: Wire, inbox: Inbox, runtime: Runtime, wanted: Wanted, **setup: Any) -> None:
         super().__init__(wire, inbox, **setup)
+        self._capabilities = self._all_capabilities(replica_acks=True)
         self._runtime = runtime
         self._wanted = wanted
         self._acknowledgements = Acknowledgements(self._wait, runtime)
@@ -176,8 +175,8 @@ class ConfirmingStore(RedisStore):
         count = await self._confirmed(claim.name, claim.ttl, until)
         return Granted(granted.fence, count)
 
-    async def _reassert(self, claim: Claim, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
-        again = await super()._reassert(claim, fence, until, before)
+    async def reassert(self, claim: Claim, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
+        again = await super().reassert(claim, fence, until, before)
         if again:
             await self._confirmed(claim.name, claim.ttl, until)
         return again

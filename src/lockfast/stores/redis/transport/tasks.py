@@ -272,6 +272,8 @@ class Connector:
 class TaskWire:
     """`store.Wire` for asyncio."""
 
+    has_sessions = True
+
     def __init__(self, dial: ConnectionFactory, runtime: Runtime, longest: float = math.inf) -> None:
         self._dial = dial
         self._runtime = runtime

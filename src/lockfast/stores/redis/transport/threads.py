@@ -282,6 +282,8 @@ class ThreadWire:
 
     link_class = ThreadLink
 
+    has_sessions = True
+
     def __init__(self, dial: ConnectionFactory, runtime: Runtime, longest: float = math.inf) -> None:
         self._dial = dial
         self._runtime = runtime

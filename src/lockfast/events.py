@@ -1,0 +1,41 @@
+"""Lifecycle events of locks, for observers. Plain values without secrets: no holder ids, no addresses."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class EventKind(enum.Enum):
+    """What happened. `Event.seconds` is the wait so far for the first group and the hold time for the second.
+
+    >>> EventKind.GRANTED.value
+    'granted'
+    """
+
+    CLAIM_SENT = "claim sent"
+    QUEUED = "queued"
+    GRANTED = "granted"
+    TIMED_OUT = "timed out"
+    UNAVAILABLE = "unavailable"
+
+    RENEWED = "renewed"
+    AT_RISK = "at risk"
+    LOST = "lost"
+    RELEASED = "released"
+    HANDED_OFF = "handed off locally"
+    FORCE_RELEASED = "force released"
+
+
+class Event(NamedTuple):
+    """One event. `fence` is None before the grant; `detail` is the reason of a loss or the error of a store.
+
+    >>> Event(EventKind.GRANTED, "report", seconds=0.25, fence=7).name
+    'report'
+    """
+
+    kind: EventKind
+    name: str
+    seconds: float = 0.0
+    fence: int | None = None
+    detail: str = ""
