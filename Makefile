@@ -40,13 +40,13 @@ soak: $(VENV)/.dev ## Run what takes ten thousand rounds: releases that race ren
 explore: $(VENV)/.dev ## Search every interleaving of the models, and write the gallery of broken locks
 	$(BIN)/python -m verify.explore --jobs $(JOBS)
 	LOCKFAST_SWITCHES=2 $(BIN)/python -m pytest -q --timeout 1800 -n $(JOBS) tests/shells
-	$(BIN)/python -m tests.explore.gallery
+	$(BIN)/python -m verify.gallery
 
 simulate: $(VENV)/.dev ## Simulate many clients under faults: make simulate SEEDS=10000
 	$(BIN)/python -m verify.simulate --seeds $(SEEDS) --jobs $(JOBS)
 
 gallery: $(VENV)/.dev ## Write docs/gallery.md anew
-	$(BIN)/python -m tests.explore.gallery
+	$(BIN)/python -m verify.gallery
 
 pictures: $(VENV)/.dev ## Draw the pictures of the command in docs/images anew, from real runs
 	$(BIN)/python -m tools.pictures

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from lockfast.runtime.asyncio import Alarms, AsyncioRuntime, TaskWaker
-from lockfast.testing.virtual_loop import VirtualLoop
-from lockfast.testing.virtual_threads import Clock
+from lockfast.testing.virtual_time import Clock, VirtualLoop
 
 
 class Time:

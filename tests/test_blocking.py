@@ -21,7 +21,7 @@ QUICK = [model.name for model in blocking.quick()]
 @pytest.mark.parametrize("name", QUICK)
 def test_the_short_way_keeps_the_rules_in_every_interleaving(name: str) -> None:
     report = Explorer(MODELS[name]).run(most_seconds=100.0)
-    assert report.violation is None, str(report.story)
+    assert report.violation is None, str(report.trace)
     assert report.complete
 
 

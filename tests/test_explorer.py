@@ -6,11 +6,12 @@ from functools import partial
 
 import pytest
 
-from tests.explore import gallery, good
-from tests.explore.broken import exhibits
-from tests.explore.kit import Process
 from verify import explore, fingerprint, models
 from verify.explorer import Explorer, Report
+from verify.gallery import correct as good
+from verify.gallery import page as gallery
+from verify.gallery.broken import exhibits
+from verify.gallery.exhibit import Process
 from verify.world import Client, Model
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine may take its time
@@ -24,7 +25,7 @@ def search(model: Model, **limits: float) -> Report:
 @pytest.mark.parametrize("name", QUICK)
 def test_the_shipped_lock_keeps_its_rules_in_every_interleaving(name: str) -> None:
     report = search(QUICK[name])
-    assert report.violation is None, str(report.story)
+    assert report.violation is None, str(report.trace)
     assert report.complete
     assert report.schedules > report.states
 
@@ -32,7 +33,7 @@ def test_the_shipped_lock_keeps_its_rules_in_every_interleaving(name: str) -> No
 @pytest.mark.parametrize("model", [*good.models(), good.quorum()], ids=lambda model: str(model.name))
 def test_the_checker_is_silent_on_good_locks(model: Model) -> None:
     report = search(model)
-    assert report.violation is None, str(report.story)
+    assert report.violation is None, str(report.trace)
     assert report.complete
 
 
@@ -51,7 +52,7 @@ def test_broken_locks_are_caught_with_their_trace(name: str) -> None:
     assert report.violation is not None, f"{name} was not caught: {report.verdict}"
     assert report.violation.rule == shown.breaks
     assert report.seconds < gallery.MOST_SECONDS
-    assert str(report.story).splitlines()[-1].strip().startswith(f"broken  {shown.breaks}:")
+    assert str(report.trace).splitlines()[-1].strip().startswith(f"broken  {shown.breaks}:")
 
 
 def test_the_gallery_page_is_what_the_run_writes() -> None:
@@ -70,7 +71,7 @@ def _two(program: Callable[[Process], object]) -> list[Client]:
 
 def test_a_trace_tells_who_did_what_when_and_what_was_answered() -> None:
     report = search(Model("two holders", _two(_overwrites), rules=frozenset({"ME"})))
-    lines = [re.sub(r"\s+", " ", line).strip() for line in str(report.story).splitlines()]
+    lines = [re.sub(r"\s+", " ", line).strip() for line in str(report.trace).splitlines()]
     assert lines == [
         "0.000 s A → Server: SET door A",
         "0.000 s Server → A: OK",
@@ -80,7 +81,7 @@ def test_a_trace_tells_who_did_what_when_and_what_was_answered() -> None:
         "0.000 s B enters: it takes the lock for its own",
         "broken ME: A and B hold the lock at the same time",
     ]
-    assert "A->>Server: SET door A" in (report.story.mermaid() if report.story else "")
+    assert "A->>Server: SET door A" in (report.trace.mermaid() if report.trace else "")
 
 
 async def _two_steps(me: Process) -> None:

@@ -15,13 +15,13 @@ from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.redis.lua.scripts import ACQUIRE, acquire_request
 from lockfast.values import Claim, Granted
-from tests.explore.mutation import lua, python
-from verify import handoff_models
+from verify import local_handoff_models
 from verify.explorer import Explorer, Report
 from verify.models import TTL
+from verify.mutation import lua, python
 from verify.virtual_server import VirtualRedis
 
-QUICK = {model.name: model for model in handoff_models.quick()}
+QUICK = {model.name: model for model in local_handoff_models.quick()}
 
 
 def search(name: str) -> Report:
@@ -45,7 +45,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize("name", QUICK)
 def test_passing_on_keeps_the_rules_in_every_interleaving(name: str, passes: list[Any]) -> None:
     report = search(name)
-    assert report.violation is None, str(report.story)
+    assert report.violation is None, str(report.trace)
     assert report.complete
     assert passes
 
@@ -78,13 +78,13 @@ def test_a_lock_that_is_passed_on_and_kept_is_caught(monkeypatch: pytest.MonkeyP
 def test_a_lease_that_outlasts_its_tenancy_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms.SharedGrant, "next", _too_long(rooms.SharedGrant.next))
     monkeypatch.setattr(passing, "EXTRA", 0.0005)
-    assert _rule(Explorer(handoff_models.overrun()).run(most_seconds=50.0)) is not None
+    assert _rule(Explorer(local_handoff_models.overrun()).run(most_seconds=50.0)) is not None
 
 
 def test_a_next_in_line_that_is_told_at_one_inbox_before_the_grant_is_caught() -> None:
     """It asks the server, which has forgotten all, and is granted the lock before the older grant is read."""
     with lua("release", "if inbox and inbox == but then return false end", ""):
-        assert _rule(Explorer(handoff_models.forgotten()).run(most_seconds=50.0)) == "FT"
+        assert _rule(Explorer(local_handoff_models.forgotten()).run(most_seconds=50.0)) == "FT"
 
 
 def test_a_block_that_follows_a_loss_of_the_counter_is_above_all_before() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from lockfast.core import acquire, adopt, lease_state, release, validity
 from lockfast.core.deadline import Deadline
-from tests.explore.mutation import constant, lua, python
 from verify.explorer import Explorer, Report
 from verify.models import LOCK, TTL, giver, taker, user
+from verify.mutation import constant, lua, python
 from verify.process import Process, Program
 from verify.world import ALL_RULES, Client, Model
 
@@ -71,7 +71,7 @@ once, renewing = user(), user(renew=True)
 
 MUTANTS = {
     "validity counted from the reply": mutant(
-        lambda: python(ATTEMPT, "run", "self._asked_at = asked_at", "self._asked_at = runtime.now()"),
+        lambda: python(ATTEMPT, "run", "self._asked_at = sent_at", "self._asked_at = runtime.now()"),
         world(once, once, seconds=3.1, slow=1),
         "SG",
         "ME",
@@ -80,12 +80,12 @@ MUTANTS = {
         lambda: constant(validity, "DRIFT", 0.0), world(once, seconds=3.1, rates=(0.998,), pause=1), "SG"
     ),
     "a renewal counted from the reply": mutant(
-        lambda: python(lease_state.LeaseState, "renewed", "valid_until(asked_at, ttl)", "self.valid_until + ttl"),
+        lambda: python(lease_state.LeaseState, "renewed", "valid_until(sent_at, ttl)", "self.valid_until + ttl"),
         world(renewing, once, seconds=5.1, pause=1),
         "SG",
     ),
     "renewing too seldom": mutant(
-        lambda: python(lease_state.LeaseState, "renewed", "asked_at + self.ttl / 3", "asked_at + self.ttl * 3"),
+        lambda: python(lease_state.LeaseState, "renewed", "sent_at + self.ttl / 3", "sent_at + self.ttl * 3"),
         world(renewing, seconds=5.1),
         "KP",
     ),
@@ -130,7 +130,7 @@ MUTANTS = {
         "AL",
     ),
     "turn check dropped": mutant(
-        lambda: python(ATTEMPT, "_wait_turn", "push is None or push.turn != self._turn", "push is None"),
+        lambda: python(ATTEMPT, "_wait_turn", "push is None or push.attempt != self._attempt", "push is None"),
         world(early_and_late, once, seconds=3.1, rules=ALL_RULES - {"CL"}, pause=1, mortal="B"),
         "SG",
         "FT",
@@ -266,7 +266,7 @@ def kill(name: str) -> Report:
 def test_a_planted_error_is_found(name: str) -> None:
     report = kill(name)
     assert report.violation is not None, f"the mutant survived: {report.verdict}, {report.states} states"
-    assert report.violation.rule in MUTANTS[name].killed_by, str(report.story)
+    assert report.violation.rule in MUTANTS[name].killed_by, str(report.trace)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -274,7 +274,7 @@ def test_a_planted_error_is_found(name: str) -> None:
 def test_without_the_error_the_same_model_is_clean(name: str) -> None:
     model = MUTANTS[name].model
     report = Explorer(model).run(most_states=3_000, most_seconds=MOST_SECONDS)
-    assert report.violation is None, str(report.story)
+    assert report.violation is None, str(report.trace)
 
 
 def test_there_are_enough_of_them() -> None:

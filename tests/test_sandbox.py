@@ -13,7 +13,7 @@ import pytest
 
 from lockfast import LeaseLost, State, StoreUnavailable
 from lockfast.testing import Sandbox, Stuck
-from lockfast.testing.virtual_loop import VirtualLoop
+from lockfast.testing.virtual_time import VirtualLoop
 from tests.test_docs import fences
 
 pytest_plugins = ["pytester"]
@@ -70,9 +70,9 @@ def test_a_lock_that_frees_itself_is_got_at_that_moment(sandbox: Sandbox) -> Non
 
 
 def test_a_wait_without_an_end_is_an_error_and_no_hang(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockfast.testing.virtual_threads.MOST_JUMPS", 500)
+    monkeypatch.setattr("lockfast.testing.virtual_time.MOST_JUMPS", 500)
     sandbox.hold("door")
-    with pytest.raises(Stuck, match="nothing happens that could end it"):
+    with pytest.raises(Stuck, match="nothing can end the wait"):
         sandbox.locks.lock("door").acquire()
     with pytest.raises(Stuck):
         sandbox.run(sandbox.async_locks.lock("door").acquire())
@@ -246,7 +246,7 @@ def test_two_tasks_hand_the_lock_on(sandbox: Sandbox) -> None:
 
 
 def test_a_loop_in_which_all_wait_for_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockfast.testing.virtual_loop.REAL_PATIENCE", 0.01)
+    monkeypatch.setattr("lockfast.testing.virtual_time.REAL_PATIENCE", 0.01)
     sandbox = Sandbox()
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(sandbox.clock)) as runner, pytest.raises(Stuck):
         runner.run(asyncio.Event().wait())

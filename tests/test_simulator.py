@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from lockfast.core import acquire
-from tests.explore.mutation import lua, python
 from verify import simulate as command
+from verify.mutation import lua, python
 from verify.scenario import Setting
 from verify.simulator import Outcome, Simulation, shrunk, simulate
 
@@ -66,7 +66,7 @@ def test_a_planted_error_is_found_and_shrunk() -> None:
 
 
 def test_validity_from_the_reply_is_found() -> None:
-    with python(acquire.Attempt, "run", "self._asked_at = asked_at", "self._asked_at = runtime.now()"):
+    with python(acquire.Attempt, "run", "self._asked_at = sent_at", "self._asked_at = runtime.now()"):
         assert first_failure().broken.startswith("SG")
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import NamedTuple
 
-from verify import handoff_models, models
+from verify import local_handoff_models, models
 from verify import thread_models as blocking
 from verify.explorer import Explorer
 from verify.world import Model
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def known(*, quick: bool) -> list[Model]:
     """All models, in the order in which they are searched."""
-    kinds = (models, handoff_models, blocking)
+    kinds = (models, local_handoff_models, blocking)
     return [model for kind in kinds for model in (kind.quick() if quick else kind.full())]
 
 
@@ -79,7 +79,7 @@ def search(name: str, *, quick: bool, most_states: int) -> Row:
         report.depth,
         report.seconds,
         report.verdict,
-        "" if report.story is None else str(report.story),
+        "" if report.trace is None else str(report.trace),
     )
 
 

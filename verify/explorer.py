@@ -31,7 +31,7 @@ class Report:
     seconds: float
     depth: int
     violation: Violation | None = None
-    story: Story | None = None
+    trace: Story | None = None
 
     @property
     def verdict(self) -> str:
@@ -77,7 +77,7 @@ class Explorer:
             seconds=time.monotonic() - started,
             depth=len(self._path(last)),
             violation=violation,
-            story=Story(self.world, self._path(last), violation) if violation is not None else None,
+            trace=Story(self.world, self._path(last), violation) if violation is not None else None,
         )
 
     def _add(self, state: State, cause: tuple[int, Move] | None) -> int:

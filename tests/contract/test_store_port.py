@@ -13,9 +13,7 @@ from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.testing import contract
-from lockfast.testing import contract_kit as footing
-from lockfast.testing.contract import CHECKS, check_store, run_check
-from lockfast.testing.contract_kit import Bench, ContractBroken
+from lockfast.testing.contract import CHECKS, Bench, ContractBroken, check_store, run_check
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal
 from tests.contract.driver import Driver, scenario
 
@@ -163,23 +161,23 @@ class BreaksForAnybody(Broken):
 
 BROKEN = [
     (contract.repeated_acquire, NewFenceOnRepeat),
-    (contract.taken, QueuesEverybody),
-    (contract.handed_over, PushesAnOldTurn),
-    (contract.places, ForgetsTickets),
-    (contract.order, LastInFirstOut),
-    (contract.told_first, TellsNobody),
-    (contract.released, AnyoneReleases),
-    (contract.renewed, RenewsUnasked),
-    (contract.last_word, NeverShortens),
-    (contract.adopted, AdoptsTwice),
-    (contract.expired, NeverExpires),
-    (contract.inherited, TakesFromTheQueue),
-    (contract.passed_over, WaitsForTheDead),
-    (contract.forgotten, NeverExpires),
-    (contract.patience, ReturnsAtOnce),
-    (contract.inspected, ShowsNobody),
-    (contract.surveyed, ListsOnlyTheFirst),
-    (contract.taken_away, BreaksForAnybody),
+    (contract.denied_without_queueing, QueuesEverybody),
+    (contract.hand_off, PushesAnOldTurn),
+    (contract.tickets, ForgetsTickets),
+    (contract.queue_order, LastInFirstOut),
+    (contract.first_notification, TellsNobody),
+    (contract.release, AnyoneReleases),
+    (contract.renewal, RenewsUnasked),
+    (contract.final_renewal, NeverShortens),
+    (contract.adoption, AdoptsTwice),
+    (contract.expiry, NeverExpires),
+    (contract.expiry_hand_off, TakesFromTheQueue),
+    (contract.unreachable_waiter, WaitsForTheDead),
+    (contract.expired_ticket, NeverExpires),
+    (contract.mailbox_timeout, ReturnsAtOnce),
+    (contract.inspection, ShowsNobody),
+    (contract.listing, ListsOnlyTheFirst),
+    (contract.force_release, BreaksForAnybody),
 ]
 
 
@@ -187,7 +185,7 @@ BROKEN = [
 def test_each_check_finds_the_store_that_breaks_its_rule(
     check: Check, store_class: type[Broken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(footing, "PATIENCE", 0.15)
+    monkeypatch.setattr(contract, "PATIENCE", 0.15)
     hub = Hub()
 
     def make_store() -> Store:

@@ -117,4 +117,4 @@ async def test_a_look_at_all_locks_bears_a_node_that_is_ahead(
         urls = [server.url for server in fragile]
         urls[2] = proxy.url
         late = type(d)("quorum", urls)  # type: ignore[arg-type]
-        await run_check(contract.surveyed, lambda: late.connect().store, d.locks.runtime)
+        await run_check(contract.listing, lambda: late.connect().store, d.locks.runtime)

@@ -6,14 +6,14 @@ import pytest
 
 from lockfast.core.quorum import rules
 from lockfast.core.quorum.rules import Standing
-from tests.explore import quorum
+from verify import quorum_models as quorum
 from verify.explorer import Explorer
 from verify.world import Model
 
 
 def check(model: Model, most_seconds: float) -> None:
     report = Explorer(model).run(most_seconds=most_seconds)
-    assert report.violation is None, str(report.story)
+    assert report.violation is None, str(report.trace)
     assert report.complete
     assert report.states > 100
 

@@ -19,11 +19,10 @@ from lockfast.runtime.asyncio import AsyncioRuntime
 from lockfast.stores.redis.store import RedisStore
 from lockfast.stores.redis.transport.task_inbox import TaskInbox
 from lockfast.stores.redis.transport.tasks import TaskWire
-from lockfast.testing.virtual_loop import VirtualLoop
-from lockfast.testing.virtual_threads import Clock
+from lockfast.testing.virtual_time import Clock, VirtualLoop
 from lockfast.values import Owner
-from tests.explore.mutation import python
 from tests.shells.wires import LoopServer
+from verify.mutation import python
 
 TTL = 3.0
 TAKES_EFFECT = 0.1

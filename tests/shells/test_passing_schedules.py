@@ -18,8 +18,8 @@ from lockfast.errors import LockError
 from lockfast.runtime.runner import run
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.values import Claim, Owner
-from tests.explore.mutation import python
 from tests.shells.test_thread_schedules import SWITCHES, Patch, Stage, patched, search
+from verify.mutation import python
 
 __all__ = ["patched"]
 

@@ -25,8 +25,8 @@ from lockfast.stores.redis.transport import thread_inbox, threads
 from lockfast.stores.redis.transport.thread_inbox import ThreadInbox
 from lockfast.stores.redis.transport.threads import SLICE, PendingReply, ThreadLink, ThreadWire
 from lockfast.values import Claim, Granted, GrantNotification
-from tests.explore.mutation import python
 from tests.shells.turns import Choice, TurnLock, TurnRuntime, Turns, every_schedule
+from verify.mutation import python
 
 pytestmark = pytest.mark.timeout(1800)  # a busy machine may take its time
 WIRE_FILES = (threads.__file__, thread_inbox.__file__)

@@ -17,9 +17,7 @@ from lockfast import ConfigurationError, LeaseLost, State, StoreUnavailable
 from lockfast.stores.etcd.records import lock_key, packed
 from lockfast.stores.zookeeper.nodes import holder_path
 from lockfast.testing import contract
-from lockfast.testing import contract_kit as footing
-from lockfast.testing.contract import CHECKS, run_check
-from lockfast.testing.contract_kit import Bench, ContractBroken
+from lockfast.testing.contract import CHECKS, Bench, ContractBroken, run_check
 from lockfast.values import Renewal
 from tests.contract.driver import FLAVOURS, Driver, done, held, scenario
 from tests.support import etcd, zookeeper
@@ -32,14 +30,14 @@ Enqueue = Etcd | ZooKeeper
 
 PLACES: dict[str, tuple[Any, type[Enqueue]]] = {"etcd": (etcd, Etcd), "zookeeper": (zookeeper, ZooKeeper)}
 IN_BOTH: dict[Check, str] = {
-    contract.told_first: "nobody is told that it is first now",
-    contract.passed_over: "a dead waiter is not known to be dead before its ttl is over",
-    contract.places: "an older ticket does not bring back a place",
-    contract.surveyed: "a free lock has no fence to be remembered by",
-    contract.taken_away: "a free lock has no fence to be remembered by",
+    contract.first_notification: "nobody is told that it is first now",
+    contract.unreachable_waiter: "a dead waiter is not known to be dead before its ttl is over",
+    contract.tickets: "an older ticket does not bring back a place",
+    contract.listing: "a free lock has no fence to be remembered by",
+    contract.force_release: "a free lock has no fence to be remembered by",
 }
 DIFFERENT: dict[str, dict[Check, str]] = {
-    "etcd": {**IN_BOTH, contract.last_word: "a grant ends at a whole second"},
+    "etcd": {**IN_BOTH, contract.final_renewal: "a grant ends at a whole second"},
     "zookeeper": IN_BOTH,
 }
 
@@ -68,14 +66,14 @@ def name() -> str:
 async def test_c7_the_contract_is_kept_but_for_named_differences(
     d: Driver, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if d.store == "etcd" and check is contract.forgotten:
+    if d.store == "etcd" and check is contract.expired_ticket:
         monkeypatch.setattr(
             contract, "BRIEF", 0.5
         )  # two brief ttls must differ where they are rounded up to two seconds
     if check not in DIFFERENT[d.store]:
         await run_check(check, lambda: d.connect().store, d.locks.runtime)
         return
-    monkeypatch.setattr(footing, "PATIENCE", 2.0)
+    monkeypatch.setattr(contract, "PATIENCE", 2.0)
     with pytest.raises(ContractBroken):
         await run_check(check, lambda: d.connect().store, d.locks.runtime)
 

@@ -11,6 +11,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 from lockfast.errors import closed_error
 from lockfast.facts import Facts, Persistence
@@ -246,10 +248,10 @@ class Space:
 class Hub:
     """A space that many connections share, with the post between them."""
 
-    def __init__(self) -> None:
-        self.mutex = threading.Lock()
+    def __init__(self, wall_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
+        self.mutex: AbstractContextManager[Any] = threading.Lock()
         self.boxes: dict[str, MemoryMailbox] = {}
-        self.space = Space(self._deliver, lambda: time.time_ns() // 1000)
+        self.space = Space(self._deliver, wall_us)
 
     def _deliver(self, address: str, push: GrantNotification | FirstNotification) -> bool:
         box = self.boxes.get(address)

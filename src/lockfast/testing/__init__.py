@@ -1,12 +1,11 @@
-"""For those who test: `Sandbox` and the pytest fixtures of `plugin` are for code that uses locks; `contract` checks a
-store of your own; the other modules run the shipped code in a small world (docs/how-it-is-shown.md).
+"""Test support for users: `Sandbox` and pytest fixtures for code that uses locks, `contract` for your own store.
 
-Nothing outside this package imports it.
+No other part of the package imports it.
 
 >>> from lockfast.testing import Sandbox
 >>> sandbox = Sandbox()
 >>> with sandbox.locks.lock("door", ttl=10) as lease:
-...     sandbox.advance(3600)  # takes no time
+...     sandbox.advance(3600)  # takes no real time
 ...     lease.state.value
 'held'
 """
@@ -17,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockfast.testing.sandbox import Held, Sandbox
-    from lockfast.testing.virtual_threads import Stuck
+    from lockfast.testing.virtual_time import Stuck
 
 __all__ = ["Held", "Sandbox", "Stuck"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first used: the contract suite of a store needs none of it."""
+    """Load the sandbox on first use: the store contract does not need it."""
     from importlib import import_module
 
-    homes = {"Sandbox": "sandbox", "Held": "sandbox", "Stuck": "virtual_threads"}
-    if name in homes:
-        return getattr(import_module(f"{__name__}.{homes[name]}"), name)
+    modules = {"Sandbox": "sandbox", "Held": "sandbox", "Stuck": "virtual_time"}
+    if name in modules:
+        return getattr(import_module(f"{__name__}.{modules[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,353 +1,462 @@
-"""The contract of a store, as checks that run on any of them: those shipped here, and one of your own.
+"""The store contract: checks that every implementation of `ports.Store` must pass, including your own.
 
-    def make_store():               # each call a client of its own, all on one and the same engine
+    def make_store():               # each call returns a new client of the same engine
         return MyStore(address, runtime)
 
-    await check_store(make_store, runtime)          # asyncio
-    run(check_store(make_store, runtime))           # threads: `run` is in lockfast.runtime.runner
+    await check_store(make_store, runtime)          # async
+    run(check_store(make_store, runtime))           # sync: `run` is in lockfast.runtime.runner
 
-Each check is one coroutine in `CHECKS`, with the rule that it checks as its docstring; `ContractBroken` names the rule
-and what was seen instead. Give them to your test runner one by one to see all that fail.
+Each entry of `CHECKS` is one coroutine; its docstring states the rule. A store that breaks a rule raises
+`ContractBroken` with the rule, the expected value and the actual one. To see every failure instead of the first, pass
+the checks to your test runner one by one (`run_check`).
 
-What is not checked here: time limits and lost connections (they need a network to break), forks, and load.
+Not covered: timeouts and lost connections (these need a network to break), forks, load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from lockfast.facts import Topology
-from lockfast.ports import Runtime
-from lockfast.testing.contract_kit import BRIEF, LONG, Bench, ContractBroken, MakeStore, as_a, equal, more
-from lockfast.values import Enqueue, FirstNotification, Granted, LockInfo, Owner, Queued, Renewal, Taken
+from lockfast.ports import Mailbox, Runtime, Store
+from lockfast.values import (
+    Claim,
+    Enqueue,
+    FirstNotification,
+    Granted,
+    GrantNotification,
+    LockInfo,
+    Owner,
+    Queued,
+    Renewal,
+    Taken,
+)
+
+MakeStore = Callable[[], Store]
+T = TypeVar("T")
+
+PATIENCE = 10.0
+"""Seconds that a check waits for an event that is due at once."""
+LONG = 30.0
+"""A ttl that outlasts every check, in seconds."""
+BRIEF = 0.05
+"""A ttl that expires during a check, in seconds."""
+
+
+class ContractBroken(AssertionError):
+    """The store broke a rule of the contract."""
+
+
+class Bench:
+    """Fixtures of one check: stores of one engine, and a lock name and holder ids that are unused."""
+
+    def __init__(self, make_store: MakeStore, runtime: Runtime) -> None:
+        self._make_store = make_store
+        self._stores: list[Store] = []
+        self._boxes: list[Mailbox] = []
+        self.runtime = runtime
+        self.name = f"contract:{runtime.new_holder_id()}"
+
+    def store(self) -> Store:
+        store = self._make_store()
+        self._stores.append(store)
+        return store
+
+    def until(self) -> float:
+        return self.runtime.now() + PATIENCE
+
+    def claim(self, label: str, ttl: float = LONG) -> Claim:
+        return Claim(self.name, self.runtime.new_holder_id(), ttl, Owner("host", 1, label).encode())
+
+    async def acquire(self, store: Store, claim: Claim) -> int:
+        """Acquire a free lock; return its fence."""
+        return as_a(Granted, await store.acquire(claim, None, self.until()), "a free lock is granted").fence
+
+    async def acquire_expired(self, store: Store, claim: Claim, rule: str) -> Granted:
+        """Retry until the lock has expired and `claim` is granted."""
+
+        async def granted() -> Granted | None:
+            answer = await store.acquire(claim, None, self.until())
+            return answer if isinstance(answer, Granted) else None
+
+        return await self.poll(granted, rule)
+
+    async def mailbox(self, store: Store, holder: str) -> Mailbox:
+        """Open a mailbox of `store`."""
+        box = store.mailbox(holder)
+        self._boxes.append(box)
+        await box.open(self.until())
+        return box
+
+    async def enqueue(
+        self, store: Store, claim: Claim, attempt: int = 1, ticket: int | None = None
+    ) -> tuple[Mailbox, Queued]:
+        """Join the queue of a held lock."""
+        box = await self.mailbox(store, claim.holder)
+        answer = await store.acquire(claim, Enqueue(box.address, attempt, ticket), self.until())
+        return box, as_a(Queued, answer, "a claim with an inbox joins the queue of a held lock")
+
+    async def next_grant(self, box: Mailbox) -> GrantNotification:
+        """Wait for a grant notification; skip "you are first" notifications."""
+        while True:
+            notification = await box.wait(self.until())
+            if isinstance(notification, GrantNotification):
+                return notification
+            as_a(FirstNotification, notification, "the store notifies a waiter of its grant")
+
+    async def inspect(self, store: Store) -> LockInfo:
+        return await store.inspect(self.name, self.until())
+
+    async def poll(self, look: Callable[[], Coroutine[Any, Any, T | None]], rule: str) -> T:
+        """Call `look` until it returns a value other than None."""
+        give_up_at = self.until()
+        while (found := await look()) is None:
+            if self.runtime.now() >= give_up_at:
+                raise ContractBroken(f"{rule}; that did not happen within {PATIENCE:g} s")
+            await self.runtime.sleep(0.002)
+        return found
+
+    async def close(self) -> None:
+        for box in self._boxes:
+            box.close()  # a store waits for open mailboxes when it closes
+        for store in self._stores:
+            await store.close()
+
+
+def as_a(kind: type[T], answer: object, rule: str) -> T:
+    if not isinstance(answer, kind):
+        raise ContractBroken(f"{rule}: expected {kind.__name__}, got {answer!r}")
+    return answer
+
+
+def equal(actual: object, expected: object, rule: str) -> None:
+    if actual != expected:
+        raise ContractBroken(f"{rule}: expected {expected!r}, got {actual!r}")
+
+
+def more(actual: float, than: float, rule: str) -> None:
+    if not actual > than:
+        raise ContractBroken(f"{rule}: expected more than {than!r}, got {actual!r}")
 
 
 async def repeated_acquire(bench: Bench) -> None:
-    """A request repeated after a lost reply gives the same grant, with the full ttl anew."""
+    """A claim repeated after a lost reply returns the same grant, with the full ttl from now."""
     store, claim = bench.store(), bench.claim("a", ttl=1)
-    fence = await bench.take(store, claim)
-    again = await store.acquire(claim._replace(ttl=LONG), None, bench.until())
-    repeated = as_a(Granted, again, "a repeated request is granted again")
-    equal(repeated.fence, fence, "a repeated request is granted again, with the same fence")
-    more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a repeat sets the full ttl anew")
+    fence = await bench.acquire(store, claim)
+    answer = await store.acquire(claim._replace(ttl=LONG), None, bench.until())
+    repeated = as_a(Granted, answer, "a repeated claim is granted")
+    equal(repeated.fence, fence, "a repeated claim keeps its fence")
+    more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a repeated claim renews the full ttl")
 
 
-async def taken(bench: Bench) -> None:
-    """A taken lock is refused to who asks for no place, and nothing is left behind."""
+async def denied_without_queueing(bench: Bench) -> None:
+    """A claim without an inbox is denied while the lock is held, and leaves no ticket."""
     store, other = bench.store(), bench.store()
-    await bench.take(store, bench.claim("a"))
-    answer = as_a(Taken, await other.acquire(bench.claim("b"), None, bench.until()), "a taken lock is refused")
-    more(answer.ttl_left or 0, LONG / 2, "the refusal tells how long the holder's ttl still lasts")
-    equal((await bench.inspect(other)).waiting, 0, "who asked for no place has none")
+    await bench.acquire(store, bench.claim("a"))
+    answer = as_a(Taken, await other.acquire(bench.claim("b"), None, bench.until()), "a held lock is denied")
+    more(answer.ttl_left or 0, LONG / 2, "the denial reports the holder's remaining ttl")
+    equal((await bench.inspect(other)).waiting, 0, "a denied claim leaves no ticket")
 
 
-async def handed_over(bench: Bench) -> None:
-    """A release hands the lock to the first in the queue, by a push that names its last turn."""
+async def hand_off(bench: Bench) -> None:
+    """A release grants the lock to the first waiter; the notification names the waiter's last attempt."""
     store, other, first, second = bench.store(), bench.store(), bench.claim("a"), bench.claim("b")
-    fence = await bench.take(store, first)
-    box, _ = await bench.queue(other, second)
-    again = await other.acquire(second, Enqueue(box.address, 2, None), bench.until())
-    as_a(Queued, again, "who asks again goes on waiting")
-    equal(await store.release(bench.name, first.holder, bench.until()), True, "a holder's release frees the lock")
-    push = await bench.next_push(box)
-    equal(push.attempt, 2, "a push names the turn of the last request")
-    more(push.fence, fence, "fences rise")
-    confirmed = await other.acquire(second, Enqueue(box.address, 3, None), bench.until())
-    sure = as_a(Granted, confirmed, "a pushed grant can be confirmed by a request")
-    equal(sure.fence, push.fence, "a pushed grant can be confirmed by a request, with the same fence")
+    fence = await bench.acquire(store, first)
+    box, _ = await bench.enqueue(other, second)
+    repeat = await other.acquire(second, Enqueue(box.address, 2, None), bench.until())
+    as_a(Queued, repeat, "a repeated claim stays queued")
+    equal(await store.release(bench.name, first.holder, bench.until()), True, "the holder's release frees the lock")
+    notification = await bench.next_grant(box)
+    equal(notification.attempt, 2, "a grant notification names the last attempt")
+    more(notification.fence, fence, "fences grow")
+    answer = await other.acquire(second, Enqueue(box.address, 3, None), bench.until())
+    confirmed = as_a(Granted, answer, "a request confirms a notified grant")
+    equal(confirmed.fence, notification.fence, "the confirmation has the fence of the notification")
 
 
-async def places(bench: Bench) -> None:
-    """A place is kept by asking again, and a ticket from before leads back to it."""
-    store, asks = bench.store(), [bench.claim(label) for label in "abc"]
-    await bench.take(store, asks[0])
-    (box, first), (_, second) = [await bench.queue(store, claim) for claim in asks[1:]]
-    equal((first.position, second.position), (0, 1), "positions count those in front")
-    more(second.ticket, first.ticket, "tickets rise")
-    again = await store.acquire(asks[1], Enqueue(box.address, 2, first.ticket), bench.until())
-    equal(as_a(Queued, again, "who asks again goes on waiting")[:2], first[:2], "asking again keeps the place")
-    equal(await store.release(bench.name, asks[1].holder, bench.until()), False, "a place is no grant")
-    equal((await bench.inspect(store)).waiting, 1, "a release gives up the place")
-    late = await store.acquire(asks[1], Enqueue(box.address, 1, None), bench.until())
-    equal(as_a(Queued, late, "a request without a ticket gets a place").position, 1, "that place is the last")
-    _, back = await bench.queue(store, asks[1], attempt=3, ticket=first.ticket)
-    equal(back[:2], first[:2], "a ticket from before leads back to its place, even if a later one was given meanwhile")
+async def tickets(bench: Bench) -> None:
+    """A repeated claim keeps its position, and an earlier ticket restores it."""
+    store, claims = bench.store(), [bench.claim(label) for label in "abc"]
+    await bench.acquire(store, claims[0])
+    (box, first), (_, second) = [await bench.enqueue(store, claim) for claim in claims[1:]]
+    equal((first.position, second.position), (0, 1), "a position counts the waiters ahead")
+    more(second.ticket, first.ticket, "tickets grow")
+    repeat = await store.acquire(claims[1], Enqueue(box.address, 2, first.ticket), bench.until())
+    equal(as_a(Queued, repeat, "a repeated claim stays queued")[:2], first[:2], "a repeated claim keeps its position")
+    equal(await store.release(bench.name, claims[1].holder, bench.until()), False, "a ticket is not a grant")
+    equal((await bench.inspect(store)).waiting, 1, "a waiter's release removes its ticket")
+    late = await store.acquire(claims[1], Enqueue(box.address, 1, None), bench.until())
+    equal(as_a(Queued, late, "a claim without a ticket is queued").position, 1, "a claim without a ticket is last")
+    _, restored = await bench.enqueue(store, claims[1], attempt=3, ticket=first.ticket)
+    equal(restored[:2], first[:2], "an earlier ticket restores the position, even after a later one was issued")
 
 
-async def order(bench: Bench) -> None:
-    """Who waits is served first come, first served, with rising fences; who comes new does not overtake."""
+async def queue_order(bench: Bench) -> None:
+    """Waiters are served first come, first served, with growing fences; a newcomer does not overtake them."""
     stores = bench.store(), bench.store()
-    held = bench.claim("first")
-    fence = await bench.take(stores[0], held)
+    holder = bench.claim("first")
+    fence = await bench.acquire(stores[0], holder)
     waiting = [
-        (claim, (await bench.queue(stores[at % 2], claim))[0]) for at, claim in enumerate(map(bench.claim, "abcde"))
+        (claim, (await bench.enqueue(stores[at % 2], claim))[0]) for at, claim in enumerate(map(bench.claim, "abcde"))
     ]
     for claim, box in waiting:
-        await stores[0].release(bench.name, held.holder, bench.until())
-        tried = await stores[1].acquire(bench.claim("new"), None, bench.until())
-        as_a(Taken, tried, "a lock that was handed over is taken")
-        push = await bench.next_push(box)
-        more(push.fence, fence, "fences rise from holder to holder")
-        held, fence = claim, push.fence
-    equal(await stores[0].release(bench.name, held.holder, bench.until()), True, "the last one gives it back")
-    equal((await bench.inspect(stores[0])).locked, False, "and then it is free")
+        await stores[0].release(bench.name, holder.holder, bench.until())
+        attempted = await stores[1].acquire(bench.claim("new"), None, bench.until())
+        as_a(Taken, attempted, "a lock that was handed off is denied to a newcomer")
+        notification = await bench.next_grant(box)
+        more(notification.fence, fence, "fences grow from holder to holder")
+        holder, fence = claim, notification.fence
+    equal(await stores[0].release(bench.name, holder.holder, bench.until()), True, "the last waiter releases")
+    equal((await bench.inspect(stores[0])).locked, False, "the lock is free after the last release")
 
 
-async def told_first(bench: Bench) -> None:
-    """Whoever becomes the first in the queue is told so, and how long the holder's ttl lasts."""
+async def first_notification(bench: Bench) -> None:
+    """A waiter that becomes first in the queue is notified, with the holder's remaining ttl."""
     store, other = bench.store(), bench.store()
-    asks = [bench.claim("a"), bench.claim("b", ttl=LONG / 3), bench.claim("c"), bench.claim("d")]
-    await bench.take(store, asks[0])
-    await bench.queue(other, asks[1])
-    await bench.queue(other, asks[2], attempt=4)
-    box, _ = await bench.queue(other, asks[3], attempt=5)
-    await store.release(bench.name, asks[2].holder, bench.until())
-    await store.release(bench.name, asks[0].holder, bench.until())
-    news = as_a(FirstNotification, await box.wait(bench.until()), "who becomes the first is told")
-    equal(news.attempt, 5, "the news name the turn of the last request")
-    equal(0 < (news.ttl_left or 0) <= LONG / 3, True, "and the ttl of the new holder")
-    await store.release(bench.name, asks[1].holder, bench.until())
-    equal((await bench.next_push(box)).attempt, 5, "and then it is granted")
+    claims = [bench.claim("a"), bench.claim("b", ttl=LONG / 3), bench.claim("c"), bench.claim("d")]
+    await bench.acquire(store, claims[0])
+    await bench.enqueue(other, claims[1])
+    await bench.enqueue(other, claims[2], attempt=4)
+    box, _ = await bench.enqueue(other, claims[3], attempt=5)
+    await store.release(bench.name, claims[2].holder, bench.until())
+    await store.release(bench.name, claims[0].holder, bench.until())
+    first = as_a(FirstNotification, await box.wait(bench.until()), "the first waiter is notified")
+    equal(first.attempt, 5, "the notification names the last attempt")
+    equal(0 < (first.ttl_left or 0) <= LONG / 3, True, "the notification has the new holder's remaining ttl")
+    await store.release(bench.name, claims[1].holder, bench.until())
+    equal((await bench.next_grant(box)).attempt, 5, "the first waiter is granted next")
 
 
-async def released(bench: Bench) -> None:
-    """Only the holder's release frees the lock, and a repeat finds nothing."""
+async def release(bench: Bench) -> None:
+    """Only the holder's release frees the lock, and only once."""
     store, claim, stranger = bench.store(), bench.claim("a"), bench.claim("b")
-    fence = await bench.take(store, claim)
+    fence = await bench.acquire(store, claim)
     equal(await store.release(bench.name, stranger.holder, bench.until()), False, "a stranger releases nothing")
     info = await bench.inspect(store)
     equal((info.holder, info.fence), (claim.holder, fence), "a stranger's release changes nothing")
-    equal(await store.release(bench.name, claim.holder, bench.until()), True, "a holder's release frees the lock")
-    equal(await store.release(bench.name, claim.holder, bench.until()), False, "a repeated release finds nothing")
-    more(await bench.take(store, stranger), fence, "fences rise also when the lock was free in between")
+    equal(await store.release(bench.name, claim.holder, bench.until()), True, "the holder's release frees the lock")
+    equal(await store.release(bench.name, claim.holder, bench.until()), False, "a repeated release finds no grant")
+    more(await bench.acquire(store, stranger), fence, "fences grow even if the lock was free in between")
 
 
-async def renewed(bench: Bench) -> None:
-    """A renewal prolongs what is the holder's own, and nothing else."""
+async def renewal(bench: Bench) -> None:
+    """A renewal extends the holder's own grant and nothing else."""
     store, claim, stranger = bench.store(), bench.claim("a", ttl=5), bench.claim("b")
-    await bench.take(store, claim)
+    await bench.acquire(store, claim)
     batch = [Renewal(bench.name, claim.holder, LONG), Renewal(bench.name, stranger.holder, 2 * LONG)]
     batch.append(Renewal(bench.name + ":free", claim.holder, LONG))
     answers = await store.renew(batch, bench.until())
-    equal(answers, [True, False, False], "each line of a batch is answered for itself")
+    equal(answers, [True, False, False], "each renewal of a batch has its own answer")
     left = (await bench.inspect(store)).ttl_left or 0
     more(left, LONG / 2, "a renewal sets the ttl that it names")
     more(LONG + 0.001, left, "a stranger's renewal changes nothing")
     free = await store.inspect(bench.name + ":free", bench.until())
-    equal(free.locked, False, "a renewal never takes a free lock")
+    equal(free.locked, False, "a renewal never acquires a free lock")
 
 
-async def last_word(bench: Bench) -> None:
-    """A holder's last word sets when its grant ends, sooner or later than before, and is nobody else's to say."""
+async def final_renewal(bench: Bench) -> None:
+    """The holder's final renewal sets the expiry, earlier or later than before; nobody else can."""
     store, claim, stranger = bench.store(), bench.claim("a", ttl=LONG), bench.claim("b")
-    await bench.take(store, claim)
-    words = [
+    await bench.acquire(store, claim)
+    batch = [
         Renewal(bench.name, claim.holder, LONG / 4, final=True),
         Renewal(bench.name, stranger.holder, 1, final=True),
     ]
-    equal(await store.renew(words, bench.until()), [True, False], "each line of a batch is answered for itself")
+    equal(await store.renew(batch, bench.until()), [True, False], "each renewal of a batch has its own answer")
     left = (await bench.inspect(store)).ttl_left or 0
-    more(LONG / 4 + 0.001, left, "a last word may end a grant sooner")
-    more(left, LONG / 8, "a stranger's changes nothing")
-    equal(await store.renew([words[0]._replace(ttl=LONG)], bench.until()), [True], "a last word may be repeated")
-    more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a last word may end a grant later")
-    equal(await store.renew([words[0]._replace(ttl=BRIEF)], bench.until()), [True], "and sooner again")
-
-    async def freed() -> Granted | None:
-        answer = await store.acquire(stranger, None, bench.until())
-        return answer if isinstance(answer, Granted) else None
-
-    await bench.poll(freed, "after its last word a grant ends by itself")
+    more(LONG / 4 + 0.001, left, "a final renewal may shorten a grant")
+    more(left, LONG / 8, "a stranger's final renewal changes nothing")
+    equal(await store.renew([batch[0]._replace(ttl=LONG)], bench.until()), [True], "a final renewal may be repeated")
+    more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a final renewal may extend a grant")
+    equal(await store.renew([batch[0]._replace(ttl=BRIEF)], bench.until()), [True], "a final renewal may shorten again")
+    await bench.acquire_expired(store, stranger, "the grant expires after its final renewal")
 
 
-async def adopted(bench: Bench) -> None:
-    """A grant moves from one holder to another once, with a new fence; a repeat gives the same answer."""
+async def adoption(bench: Bench) -> None:
+    """A grant moves to a new holder once, with a new fence; a repeat returns the same answer."""
     store, other = bench.store(), bench.store()
     old, new, late = bench.claim("old"), bench.claim("new"), bench.claim("late")
-    fence = await bench.take(store, old)
+    fence = await bench.acquire(store, old)
     granted = as_a(Granted, await other.adopt(new, old.holder, bench.until()), "a grant can be adopted")
     more(granted.fence, fence, "an adopted grant has a new fence")
-    equal(await other.adopt(new, old.holder, bench.until()), granted, "a repeated adoption gives the same fence")
+    equal(await other.adopt(new, old.holder, bench.until()), granted, "a repeated adoption keeps its fence")
     equal(await other.adopt(late, old.holder, bench.until()), None, "a grant is adopted once")
-    equal(await store.release(bench.name, old.holder, bench.until()), False, "the old holder holds nothing")
+    equal(await store.release(bench.name, old.holder, bench.until()), False, "the old holder releases nothing")
     stale = [Renewal(bench.name, old.holder, LONG)]
-    equal(await store.renew(stale, bench.until()), [False], "the old holder prolongs nothing")
+    equal(await store.renew(stale, bench.until()), [False], "the old holder renews nothing")
     info = await bench.inspect(store)
-    equal((info.holder, info.fence), (new.holder, granted.fence), "the new holder is the holder")
+    equal((info.holder, info.fence), (new.holder, granted.fence), "the adopter is the holder")
 
 
-async def expired(bench: Bench) -> None:
-    """A grant ends with its ttl: then it can be neither renewed, released nor adopted, and the lock is free."""
+async def expiry(bench: Bench) -> None:
+    """An expired grant cannot be renewed, released or adopted, and the lock is free."""
     store, claim, successor = bench.store(), bench.claim("a", ttl=BRIEF), bench.claim("b")
-    fence = await bench.take(store, claim)
-
-    async def freed() -> Granted | None:
-        answer = await store.acquire(successor, None, bench.until())
-        return answer if isinstance(answer, Granted) else None
-
-    granted = await bench.poll(freed, "a grant ends with its ttl")
-    more(granted.fence, fence, "fences rise also across an expiry")
+    fence = await bench.acquire(store, claim)
+    granted = await bench.acquire_expired(store, successor, "a grant expires with its ttl")
+    more(granted.fence, fence, "fences grow across an expiry")
     equal(await store.renew([Renewal(*claim[:3])], bench.until()), [False], "an expired grant cannot be renewed")
-    equal(await store.release(bench.name, claim.holder, bench.until()), False, "nor released")
-    equal(await store.adopt(bench.claim("c"), claim.holder, bench.until()), None, "nor adopted")
-    equal((await bench.inspect(store)).holder, successor.holder, "and its successor keeps the lock")
+    equal(await store.release(bench.name, claim.holder, bench.until()), False, "an expired grant cannot be released")
+    equal(await store.adopt(bench.claim("c"), claim.holder, bench.until()), None, "an expired grant cannot be adopted")
+    equal((await bench.inspect(store)).holder, successor.holder, "the new holder keeps the lock")
 
 
-async def inherited(bench: Bench) -> None:
-    """Whoever finds the lock expired hands it to the first in the queue, not to itself."""
+async def expiry_hand_off(bench: Bench) -> None:
+    """A request that finds the lock expired grants it to the first waiter, not to itself."""
     store, other = bench.store(), bench.store()
     claim, first = bench.claim("a", ttl=4 * BRIEF), bench.claim("b")
     box = await bench.mailbox(other, first.holder)  # connecting may take longer than the brief ttl
     await bench.inspect(other)
-    await bench.take(store, claim)
+    await bench.acquire(store, claim)
     answer = await other.acquire(first, Enqueue(box.address, 1, None), bench.until())
-    as_a(Queued, answer, "who asks for a place in the queue of a taken lock gets one")
+    as_a(Queued, answer, "a claim with an inbox joins the queue of a held lock")
 
-    async def handed_on() -> bool | None:
+    async def handed_off() -> bool | None:
         answer = await store.acquire(bench.claim("c"), None, bench.until())
-        as_a(Taken, answer, "who comes new does not overtake who waits")
+        as_a(Taken, answer, "a newcomer does not overtake a waiter")
         return (await bench.inspect(store)).holder == first.holder or None
 
-    await bench.poll(handed_on, "an expired lock goes to the first in the queue")
-    equal((await bench.next_push(box)).attempt, 1, "it is told by a push")
+    await bench.poll(handed_off, "an expired lock is granted to the first waiter")
+    equal((await bench.next_grant(box)).attempt, 1, "the waiter is notified of the grant")
 
 
-async def passed_over(bench: Bench) -> None:
-    """A waiter whose client is gone is passed over at once."""
+async def unreachable_waiter(bench: Bench) -> None:
+    """A release skips a waiter whose client is closed."""
     store, gone, other = bench.store(), bench.store(), bench.store()
-    claim, lost, next_one = bench.claim("a"), bench.claim("gone"), bench.claim("b")
-    await bench.take(store, claim)
-    box, _ = await bench.queue(gone, lost)
-    next_box, _ = await bench.queue(other, next_one)
+    claim, lost, following = bench.claim("a"), bench.claim("gone"), bench.claim("b")
+    await bench.acquire(store, claim)
+    box, _ = await bench.enqueue(gone, lost)
+    next_box, _ = await bench.enqueue(other, following)
     box.close()
     await gone.close()
     await store.release(bench.name, claim.holder, bench.until())
-    await bench.next_push(next_box)
-    equal((await bench.inspect(store)).holder, next_one.holder, "a waiter that is gone is passed over")
+    await bench.next_grant(next_box)
+    equal((await bench.inspect(store)).holder, following.holder, "an unreachable waiter is skipped")
 
 
-async def forgotten(bench: Bench) -> None:
-    """A place ends with its ttl, if its waiter does not ask again."""
+async def expired_ticket(bench: Bench) -> None:
+    """A ticket expires with its ttl if the waiter does not repeat its claim."""
     store, silent, other = bench.store(), bench.claim("silent", ttl=BRIEF), bench.claim("b")
-    await bench.take(store, bench.claim("a", ttl=12 * BRIEF))
-    await bench.queue(store, silent)
+    await bench.acquire(store, bench.claim("a", ttl=12 * BRIEF))
+    await bench.enqueue(store, silent)
 
     async def freed() -> Granted | None:
         answer = await store.acquire(other, None, bench.until())
-        equal((await bench.inspect(store)).holder != silent.holder, True, "a place ends with its ttl")
+        equal((await bench.inspect(store)).holder != silent.holder, True, "an expired ticket is never granted")
         return answer if isinstance(answer, Granted) else None
 
-    await bench.poll(freed, "a lock with nobody alive in its queue is free")
+    await bench.poll(freed, "a lock whose queue has expired is free")
 
 
-async def patience(bench: Bench) -> None:
-    """A mailbox without a push is waited at for as long as was asked."""
-    store, claim, waiting = bench.store(), bench.claim("a"), bench.claim("b")
-    await bench.take(store, claim)
-    box, _ = await bench.queue(store, waiting)
+async def mailbox_timeout(bench: Bench) -> None:
+    """A wait for a notification ends at its deadline, not earlier."""
+    store, claim, waiter = bench.store(), bench.claim("a"), bench.claim("b")
+    await bench.acquire(store, claim)
+    box, _ = await bench.enqueue(store, waiter)
     until = bench.runtime.now() + 2 * BRIEF
-    equal(await box.wait(until), None, "nothing is pushed while the lock is held")
-    more(bench.runtime.now(), until - BRIEF, "a mailbox is waited at until the moment that was given")
+    equal(await box.wait(until), None, "no notification arrives while the lock is held")
+    more(bench.runtime.now(), until - BRIEF, "a wait lasts until its deadline")
 
 
-async def inspected(bench: Bench) -> None:
-    """`inspect` tells the holder, the fence, the times, and who waits, in order; it changes nothing."""
-    store, asks = bench.store(), [bench.claim(label) for label in ("a", "b", "c")]
+async def inspection(bench: Bench) -> None:
+    """`inspect` reports holder, fence, times and waiters in order, and changes nothing."""
+    store, claims = bench.store(), [bench.claim(label) for label in ("a", "b", "c")]
     free = await bench.inspect(store)
-    equal(free, LockInfo(bench.name), "nothing is known of a lock that was never taken")
-    fence = await bench.take(store, asks[0])
-    for claim in asks[1:]:
-        await bench.queue(store, claim)
+    equal(free, LockInfo(bench.name), "an unused lock has no holder, fence or waiters")
+    fence = await bench.acquire(store, claims[0])
+    for claim in claims[1:]:
+        await bench.enqueue(store, claim)
     info = await bench.inspect(store)
-    equal((info.name, info.holder, info.fence), (bench.name, asks[0].holder, fence), "the holder is told")
-    equal(info.owner, Owner("host", 1, "a"), "the owner is told")
-    equal([one.holder for one in info.waiters], [claim.holder for claim in asks[1:]], "who waits is told in order")
-    equal([one.owner and one.owner.label for one in info.waiters], ["b", "c"], "with their owners")
-    equal(info.waiting, 2, "and counted")
+    equal((info.name, info.holder, info.fence), (bench.name, claims[0].holder, fence), "the holder is reported")
+    equal(info.owner, Owner("host", 1, "a"), "the owner is reported")
+    equal([one.holder for one in info.waiters], [claim.holder for claim in claims[1:]], "waiters are listed in order")
+    equal([one.owner and one.owner.label for one in info.waiters], ["b", "c"], "waiters have their owners")
+    equal(info.waiting, 2, "waiters are counted")
     times = (info.held_for, info.ttl_left, *(one.waiting_for for one in info.waiters))
     for time in times:
-        equal(time is not None and 0 <= time <= LONG, True, f"times are seconds, and {times} are not")
+        equal(time is not None and 0 <= time <= LONG, True, f"times are seconds from 0 to {LONG:g}: {times}")
 
 
-async def surveyed(bench: Bench) -> None:
-    """`survey` finds every lock that fits a pattern, part by part, with its holder and how many wait."""
+async def listing(bench: Bench) -> None:
+    """`listing` returns every lock that matches, page by page, with its holder and number of waiters."""
     store, count = bench.store(), 20
-    asks = [bench.claim(str(number))._replace(name=f"{bench.name}:{number}") for number in range(count)]
-    fences = [await bench.take(store, claim) for claim in asks]
-    waiter = asks[3]._replace(holder=bench.runtime.new_holder_id())
+    claims = [bench.claim(str(number))._replace(name=f"{bench.name}:{number}") for number in range(count)]
+    fences = [await bench.acquire(store, claim) for claim in claims]
+    waiter = claims[3]._replace(holder=bench.runtime.new_holder_id())
     box = await bench.mailbox(store, waiter.holder)
     await store.acquire(waiter, Enqueue(box.address, 1, None), bench.until())
-    await store.release(asks[5].name, asks[5].holder, bench.until())
+    await store.release(claims[5].name, claims[5].holder, bench.until())
     found: dict[str, LockInfo] = {}
-    cursor, parts = "", 0
-    while cursor or not parts:
+    cursor, pages = "", 0
+    while cursor or not pages:
         page = await store.listing(f"{bench.name}:*", cursor, bench.until())
-        for info in page.infos:  # in two parts, it is the one that knows more that counts
+        for info in page.infos:  # two pages may list one lock: the entry with the greater fence counts
             found[info.name] = max(info, found.get(info.name, info), key=lambda info: info.fence or 0)
-        cursor, parts = page.cursor, parts + 1
-    equal(sorted(found), sorted(claim.name for claim in asks), "every lock that fits is found, and no other")
-    holders = [None if at == 5 else claim.holder for at, claim in enumerate(asks)]
-    equal([found[claim.name].holder for claim in asks], holders, "holders are told")
-    told = [found[claim.name].fence or 0 for claim in asks]
-    if (await store.facts(bench.until())).topology is Topology.QUORUM:  # a node alone may be ahead of a majority
-        told = list(map(min, told, fences))
-    equal(told, fences, "fences are told, also of free locks")
-    equal([found[claim.name].waiting for claim in asks], [int(at == 3) for at in range(count)], "who waits is counted")
-    equal(found[asks[2].name].owner, Owner("host", 1, "2"), "owners are told")
+        cursor, pages = page.cursor, pages + 1
+    equal(sorted(found), sorted(claim.name for claim in claims), "every matching lock is listed, and no other")
+    holders = [None if at == 5 else claim.holder for at, claim in enumerate(claims)]
+    equal([found[claim.name].holder for claim in claims], holders, "holders are listed")
+    listed = [found[claim.name].fence or 0 for claim in claims]
+    if (await store.facts(bench.until())).topology is Topology.QUORUM:  # one server may be ahead of a majority
+        listed = list(map(min, listed, fences))
+    equal(listed, fences, "fences are listed, also of free locks")
+    waiting = [found[claim.name].waiting for claim in claims]
+    equal(waiting, [int(at == 3) for at in range(count)], "waiters are counted")
+    equal(found[claims[2].name].owner, Owner("host", 1, "2"), "owners are listed")
 
 
-async def taken_away(bench: Bench) -> None:
-    """A lock can be taken away from the holder that is named, and goes to the first in the queue with a new fence."""
+async def force_release(bench: Bench) -> None:
+    """`force_release` ends the named holder's grant; the first waiter gets the lock with a new fence."""
     store, other, first, second = bench.store(), bench.store(), bench.claim("a"), bench.claim("b")
-    fence = await bench.take(store, first)
-    box, _ = await bench.queue(other, second)
-    equal(await other.force_release(bench.name, second.holder, bench.until()), False, "a waiter has nothing to lose")
-    equal((await bench.inspect(store)).waiting, 1, "and keeps its place")
-    equal(await other.force_release(bench.name, first.holder, bench.until()), True, "a holder loses the lock")
-    push = await bench.next_push(box)
-    more(push.fence, fence, "the next one gets it with a new fence")
-    equal(await other.force_release(bench.name, first.holder, bench.until()), False, "it is taken away once")
-    equal((await bench.inspect(store)).holder, second.holder, "and nobody else is hit")
-    equal(await store.renew([Renewal(*first[:3])], bench.until()), [False], "the old holder is refused a renewal")
-    equal(await other.force_release(bench.name, second.holder, bench.until()), True, "also when nobody waits")
+    fence = await bench.acquire(store, first)
+    box, _ = await bench.enqueue(other, second)
+    equal(await other.force_release(bench.name, second.holder, bench.until()), False, "a waiter has no grant to lose")
+    equal((await bench.inspect(store)).waiting, 1, "a waiter keeps its ticket")
+    equal(await other.force_release(bench.name, first.holder, bench.until()), True, "the holder loses its grant")
+    notification = await bench.next_grant(box)
+    more(notification.fence, fence, "the first waiter gets the lock with a new fence")
+    equal(await other.force_release(bench.name, first.holder, bench.until()), False, "a grant ends once")
+    equal((await bench.inspect(store)).holder, second.holder, "the new holder keeps the lock")
+    equal(await store.renew([Renewal(*first[:3])], bench.until()), [False], "the old holder cannot renew")
+    equal(await other.force_release(bench.name, second.holder, bench.until()), True, "no waiter is needed")
     info = await bench.inspect(store)
-    equal(info.locked, False, "then the lock is free")
-    more(info.fence or 0, push.fence, "and its fence has moved on")
-    more(await bench.take(store, first._replace(holder=bench.runtime.new_holder_id())), info.fence or 0, "fences rise")
+    equal(info.locked, False, "without waiters the lock is free")
+    more(info.fence or 0, notification.fence, "the fence grows even without a waiter")
+    fresh = first._replace(holder=bench.runtime.new_holder_id())
+    more(await bench.acquire(store, fresh), info.fence or 0, "fences grow")
 
 
-CHECKS: tuple[Callable[[Bench], Coroutine[Any, Any, None]], ...] = (
+Check = Callable[[Bench], Coroutine[Any, Any, None]]
+
+CHECKS: tuple[Check, ...] = (
     repeated_acquire,
-    taken,
-    handed_over,
-    places,
-    order,
-    told_first,
-    released,
-    renewed,
-    last_word,
-    adopted,
-    expired,
-    inherited,
-    passed_over,
-    forgotten,
-    patience,
-    inspected,
-    surveyed,
-    taken_away,
+    denied_without_queueing,
+    hand_off,
+    tickets,
+    queue_order,
+    first_notification,
+    release,
+    renewal,
+    final_renewal,
+    adoption,
+    expiry,
+    expiry_hand_off,
+    unreachable_waiter,
+    expired_ticket,
+    mailbox_timeout,
+    inspection,
+    listing,
+    force_release,
 )
 
 
 async def check_store(make_store: MakeStore, runtime: Runtime) -> None:
-    """Run every check, each on a lock of its own; the first rule that is broken raises `ContractBroken`."""
+    """Run every check, each on a lock of its own. Raises `ContractBroken` at the first broken rule."""
     for check in CHECKS:
         await run_check(check, make_store, runtime)
 
 
-async def run_check(
-    check: Callable[[Bench], Coroutine[Any, Any, None]], make_store: MakeStore, runtime: Runtime
-) -> None:
+async def run_check(check: Check, make_store: MakeStore, runtime: Runtime) -> None:
     """Run one of `CHECKS`."""
     bench = Bench(make_store, runtime)
     try:

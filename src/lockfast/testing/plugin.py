@@ -1,7 +1,7 @@
-"""A pytest plugin: locks for tests, on a store in memory and a clock that makes nobody wait.
+"""pytest plugin: fixtures with locks on an in-memory store and a virtual clock.
 
-Installed with lockfast; `lockfast_sandbox`, `lockfast_locks`, `lockfast_async_locks` and `lockfast_connect` are then
-fixtures like any other. See docs/testing.md.
+pytest loads it wherever lockfast is installed: `lockfast_sandbox`, `lockfast_locks`, `lockfast_async_locks`,
+`lockfast_connect`. See docs/testing.md.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def lockfast_sandbox() -> Iterator[Sandbox]:
-    """A store, a clock and faults at your command, for one test."""
-    from lockfast.testing.sandbox import Sandbox  # here, so that a run without locks loads nothing
+    """A `Sandbox` for one test."""
+    from lockfast.testing.sandbox import Sandbox  # here, so that test runs without locks do not load it
 
     with Sandbox() as sandbox:
         yield sandbox
@@ -27,28 +27,28 @@ def lockfast_sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def lockfast_locks(lockfast_sandbox: Sandbox) -> Locks:
-    """What `lockfast.connect()` would return, on the sandbox."""
+    """The equivalent of `lockfast.connect()`, on the sandbox."""
     return lockfast_sandbox.locks
 
 
 @pytest.fixture
 def lockfast_async_locks(lockfast_sandbox: Sandbox) -> AsyncLocks:
-    """What `lockfast.aio.connect()` would return, on the sandbox; use it within `lockfast_sandbox.run(...)`."""
+    """The equivalent of `lockfast.aio.connect()`, on the sandbox; use it within `lockfast_sandbox.run(...)`."""
     return lockfast_sandbox.async_locks
 
 
 @pytest.fixture
 def lockfast_connect(lockfast_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    """For code that connects by itself: `lockfast.connect()` and `lockfast.aio.connect()` lead to the sandbox."""
+    """Make `lockfast.connect()` and `lockfast.aio.connect()` return the sandbox's locks, whatever their arguments."""
     import lockfast
     import lockfast.aio
 
-    def connect(target: Any = None, **choices: Any) -> Locks:
+    def connect(target: Any = None, **options: Any) -> Locks:
         return lockfast_sandbox.locks
 
-    def connect_asyncio(target: Any = None, **choices: Any) -> AsyncLocks:
+    def connect_async(target: Any = None, **options: Any) -> AsyncLocks:
         return lockfast_sandbox.async_locks
 
     monkeypatch.setattr(lockfast, "connect", connect)
-    monkeypatch.setattr(lockfast.aio, "connect", connect_asyncio)
+    monkeypatch.setattr(lockfast.aio, "connect", connect_async)
     return lockfast_sandbox

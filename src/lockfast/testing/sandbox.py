@@ -1,12 +1,12 @@
-"""A sandbox for tests of code that uses locks: the memory store, a clock that you move, and faults when you say so.
+"""Sandbox for tests of code that uses locks: an in-memory store, a virtual clock, and faults on demand.
 
-Nothing sleeps. On threads, time passes when the code under test waits or when you call `advance()`; on asyncio, `run()`
-gives an event loop whose timers fire at once, one after the other. Both colours share one store and one clock.
+Nothing sleeps. Sync code moves the clock by waiting, or you move it with `advance()`. Async code runs in `run()`, an
+event loop whose timers fire at once, in order. Both flavours share one store and one clock.
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -15,11 +15,11 @@ from typing import Any, Self, TypeVar
 from lockfast.client.lease import BaseLease
 from lockfast.client.locks import AsyncLocks, Locks
 from lockfast.errors import StoreUnavailable
-from lockfast.ports import Mailbox, Runtime
-from lockfast.stores.memory import Hub, MemoryMailbox, MemoryStore, Space
-from lockfast.testing.virtual_loop import SandboxAsyncioRuntime, VirtualLoop
-from lockfast.testing.virtual_threads import Agenda, Clock, SandboxRuntime
+from lockfast.stores.memory import Hub, MemoryStore
+from lockfast.testing.virtual_time import Clock, SandboxAsyncioRuntime, SandboxRuntime, Scheduler, VirtualLoop
 from lockfast.values import Claim, FirstNotification, Granted, GrantNotification, Owner, lock_name
+
+__all__ = ["Held", "Sandbox"]
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ FOR_EVER = 366 * 86_400.0
 
 
 class Held:
-    """A lock that somebody else holds, until you give it back or its time is over."""
+    """A lock held by another client, until `release()` or until it expires."""
 
     def __init__(self, sandbox: Sandbox, name: str, holder: str) -> None:
         self._sandbox = sandbox
@@ -36,19 +36,19 @@ class Held:
         self._holder = holder
 
     def release(self) -> bool:
-        """Give it back, and hand it to whoever waits; False when it had gone already."""
+        """Release the lock; the first waiter gets it. False if it had expired."""
         return self._sandbox._release(self._name, self._holder)
 
 
 class Sandbox:
-    """One store, one clock, locks in both colours, and what can go wrong with them.
+    """One store, one clock, sync and async locks, and the faults to test them with.
 
     >>> sandbox = Sandbox()
     >>> other = sandbox.hold("report", seconds=60)
     >>> lock = sandbox.locks.lock("report")
     >>> lock.acquire(timeout=0) is None
     True
-    >>> lease = lock.acquire(timeout=90)  # takes no time: the clock jumps to the end of the other's hold
+    >>> lease = lock.acquire(timeout=90)  # no real wait: the clock jumps to the expiry of the other hold
     >>> sandbox.lose(lease)
     >>> lease.state.value
     'lost'
@@ -56,21 +56,17 @@ class Sandbox:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self._agenda = Agenda(self.clock)
-        self._hub = Hub()
-        self._hub.space = Space(self._hub._deliver, self.clock.wall_us)
-        self._reachable = True
+        self._scheduler = Scheduler(self.clock)
+        self._hub = _SandboxHub(self.clock)
         self._strangers = 0
-        runtime, looping = SandboxRuntime(self._agenda), SandboxAsyncioRuntime(self.clock)
+        threads, loop = SandboxRuntime(self._scheduler), SandboxAsyncioRuntime(self.clock)
+        owner = Owner("sandbox", 1)
         self.locks = Locks(
-            self._store(runtime), runtime, owner=Owner("sandbox", 1), store_timeout=10.0, address="sandbox://"
+            MemoryStore(self._hub, threads), threads, owner=owner, store_timeout=10.0, address="sandbox://"
         )
         self.async_locks = AsyncLocks(
-            self._store(looping), looping, owner=Owner("sandbox", 1), store_timeout=10.0, address="sandbox://"
+            MemoryStore(self._hub, loop), loop, owner=owner, store_timeout=10.0, address="sandbox://"
         )
-
-    def _store(self, runtime: Runtime) -> _SandboxStore:
-        return _SandboxStore(self, _Door(self, self._hub), runtime)
 
     # Time.
 
@@ -79,7 +75,7 @@ class Sandbox:
         return self.clock.now()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, for threads: keepers renew, what is over is lost, and callbacks are called.
+        """Advance the clock, for sync code: the keepalive renews, leases expire, callbacks run.
 
         >>> sandbox = Sandbox()
         >>> lease = sandbox.locks.lock("door", ttl=10).acquire()
@@ -87,30 +83,27 @@ class Sandbox:
         >>> lease.state.value
         'held'
         """
-        self._agenda.advance(seconds)
+        self._scheduler.advance(seconds)
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in an event loop of virtual time, and give its result.
+        """Run a coroutine in an event loop on the virtual clock; return its result.
 
         >>> async def main(locks):
         ...     async with locks.lock("door", ttl=10) as lease:
         ...         await asyncio.sleep(3600)
         ...         return lease.state.value
-        >>> import asyncio
         >>> sandbox = Sandbox()
         >>> sandbox.run(main(sandbox.async_locks))
         'held'
         """
-        import asyncio
-
-        self.clock.touched()
+        self.clock.reset_jumps()
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(self.clock)) as runner:
             return runner.run(main)
 
-    # Others.
+    # Other clients.
 
     def hold(self, name: str, *, seconds: float = FOR_EVER) -> Held:
-        """Somebody else holds the lock from now on, for so long, whoever had it before.
+        """Let another client hold the lock for `seconds`, from now on. A current holder loses it.
 
         >>> sandbox = Sandbox()
         >>> other = sandbox.hold("door")
@@ -119,20 +112,20 @@ class Sandbox:
         """
         self._strangers += 1
         claim = Claim(lock_name(name), f"stranger{self._strangers}", seconds, STRANGER.encode())
-        with self._hub.mutex:
+        with self._hub.lock:
             held = self._hub.space.inspect(name, self.now()).holder
             if held is not None:
                 self._hub.space.adopt(claim, held, self.now())
             else:
                 granted = self._hub.space.acquire(claim, None, self.now())
-                if not isinstance(granted, Granted):  # somebody waited, and has just been given it
+                if not isinstance(granted, Granted):  # an expired lock was just granted to its first waiter
                     self._hub.space.drop(name)
                     self._hub.space.acquire(claim, None, self.now())
         self._settle()
         return Held(self, name, claim.holder)
 
     def _release(self, name: str, holder: str) -> bool:
-        with self._hub.mutex:
+        with self._hub.lock:
             released = self._hub.space.release(name, holder, self.now())
         self._settle()
         return released
@@ -140,7 +133,7 @@ class Sandbox:
     # Faults.
 
     def lose(self, lease: BaseLease) -> None:
-        """This lease is lost now: the store no longer has it, and its holder is told.
+        """Lose this lease now: the store drops the grant and the holder is notified.
 
         >>> sandbox = Sandbox()
         >>> lease = sandbox.locks.lock("door").acquire()
@@ -148,7 +141,7 @@ class Sandbox:
         >>> lease.state.value, lease.lost.wait(timeout=0), sandbox.locks.lock("door").locked()
         ('lost', True, False)
         """
-        with self._hub.mutex:
+        with self._hub.lock:
             if self._hub.space.inspect(lease.name, self.now()).holder == lease.holder:
                 self._hub.space.drop(lease.name)
         lease._client.keepalive.unwatch(lease._lease_state)
@@ -156,7 +149,7 @@ class Sandbox:
         self._settle()
 
     def unreachable(self) -> None:
-        """From now on no request reaches the store, and no push comes from it.
+        """Disconnect the store: no request reaches it, and no notification leaves it.
 
         >>> sandbox = Sandbox()
         >>> lease = sandbox.locks.lock("door", ttl=30).acquire()
@@ -168,31 +161,31 @@ class Sandbox:
         >>> lease.state.value
         'lost'
         """
-        self._reachable = False
+        self._hub.reachable = False
         self._settle()
 
     def reachable(self) -> None:
-        """The store can be reached again."""
-        self._reachable = True
+        """Connect the store again."""
+        self._hub.reachable = True
         self._settle()
 
     def reset(self) -> None:
-        """The store restarts and has forgotten every lock, fence and queue; holders learn it at their next renewal."""
-        with self._hub.mutex:
+        """Restart the store without its locks, fences and queues. Holders notice at their next renewal."""
+        with self._hub.lock:
             self._hub.space.clear()
         self._settle()
 
     def _settle(self) -> None:
-        """Let the background take notice; in an event loop, that comes by itself."""
-        self.clock.touched()
+        """Run the background actors that are ready; an event loop runs its own."""
+        self.clock.reset_jumps()
         if not _in_event_loop():
-            self._agenda.run_due()
+            self._scheduler.run_due()
 
     def close(self) -> None:
-        """End what runs in the background; leases are given back."""
+        """Release all leases and end the background actors."""
         self.reachable()
         self.locks.close()
-        self._agenda.run_due()
+        self._scheduler.run_due()
 
     def __enter__(self) -> Self:
         return self
@@ -204,8 +197,6 @@ class Sandbox:
 
 
 def _in_event_loop() -> bool:
-    import asyncio
-
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -213,56 +204,41 @@ def _in_event_loop() -> bool:
     return True
 
 
-class _Door(AbstractContextManager[None]):
-    """The hub as the code under test reaches it: its mutex cannot be had while the store is unreachable."""
+class _SandboxHub(Hub):
+    """The shared state of the memory store on a virtual clock; `lock` reaches it even while it is unreachable."""
 
-    def __init__(self, sandbox: Sandbox, shared: Hub) -> None:
-        self._sandbox = sandbox
-        self.boxes = shared.boxes
-        self.space = shared.space
-        self._mutex: threading.Lock = shared.mutex
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock.wall_us)
+        self.reachable = True
+        self._guard()
 
-    @property
-    def mutex(self) -> Self:
-        return self
+    def _guard(self) -> None:
+        self.lock = self.mutex
+        self.mutex = _Guard(self)
+
+    def _deliver(self, address: str, notification: GrantNotification | FirstNotification) -> bool:
+        return super()._deliver(address, notification) if self.reachable else address in self.boxes
+
+    def reset(self) -> None:
+        super().reset()
+        self._guard()
+
+
+class _Guard(AbstractContextManager[None]):
+    """The hub's mutex for the code under test: fails while the store is unreachable."""
+
+    def __init__(self, hub: _SandboxHub) -> None:
+        self._hub = hub
 
     def __enter__(self) -> None:
-        if not self._sandbox._reachable:
+        if not self._hub.reachable:
             raise StoreUnavailable(
-                "The test has made the store unreachable, so the request was not carried out. "
-                "Sandbox.reachable() ends that."
+                "The test made the store unreachable, so the request was not executed. Call Sandbox.reachable() to "
+                "connect it again."
             )
-        self._mutex.acquire()
+        self._hub.lock.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._mutex.release()
-
-    def reset(self) -> None:
-        """In a forked child."""
-        self.space.clear()
-
-
-class _SandboxMailbox(MemoryMailbox):
-    """Hears nothing while the store is unreachable."""
-
-    sandbox: Sandbox
-
-    def push(self, push: GrantNotification | FirstNotification) -> None:
-        if self.sandbox._reachable:
-            super().push(push)
-
-
-class _SandboxStore(MemoryStore):
-    def __init__(self, sandbox: Sandbox, door: _Door, runtime: Runtime) -> None:
-        super().__init__(door, runtime)  # type: ignore[arg-type]
-        self._sandbox = sandbox
-
-    def mailbox(self, holder: str) -> Mailbox:
-        box = _SandboxMailbox(self, self._hub, self._runtime, holder)
-        box.sandbox = self._sandbox
-        return box
-
-
-__all__ = ["Held", "Sandbox"]
+        self._hub.lock.__exit__(kind, error, trace)

@@ -1,0 +1,5 @@
+"""`python -m verify.gallery`: write docs/gallery.md."""
+
+from verify.gallery.page import main
+
+main()

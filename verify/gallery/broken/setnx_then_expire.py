@@ -1,0 +1,26 @@
+"""SETNX and EXPIRE are two commands, and a client can die between them."""
+
+from verify.gallery.exhibit import TTL, Process, exhibit
+
+
+async def lock(me: Process) -> None:
+    while not await me.command("SETNX", "door", me.name):
+        await me.sleep(1)
+    await me.command("EXPIRE", "door", TTL)
+    me.enters()
+    await me.work()
+    me.leaves()
+    await me.command("DEL", "door")
+
+
+EXHIBIT = exhibit(
+    "SETNX, then EXPIRE",
+    row="A5",
+    breaks="ST",
+    wrong="The client dies between the two commands. The key has no ttl yet, so the lock stays taken for ever.",
+    cure="Value and ttl in one command: `SET key id NX PX ttl`.",
+    clients={"A": lock, "B": lock},
+    code=[lock],
+    crash=1,
+    mortal="A",
+)
