@@ -11,9 +11,23 @@ True
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from lockfast.client.connect import connect_asyncio as connect
 from lockfast.client.lease import AsyncLease as Lease
 from lockfast.client.lock import AsyncLock as Lock
 from lockfast.client.locks import AsyncLocks as Locks
 
 __all__ = ["Lease", "Lock", "Locks", "connect"]
+
+if TYPE_CHECKING:
+    from lockfast.simple import aio as simple  # noqa: F401
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Load `simple` when it is first used: it needs the Redis store."""
+        if name == "simple":
+            from lockfast.simple import aio
+
+            return aio
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

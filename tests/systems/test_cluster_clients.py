@@ -1,4 +1,4 @@
-"""A1, B1 and the lock in redis-py's clothes, on a client of a cluster."""
+"""The plain functions, `Lock` and the redis-py compatible lock on a cluster client."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,8 +20,10 @@ NAMES = ("lock", "{tag}:lock", "other")
 HOWS: Any = kit.HOWS
 
 
+@pytest.mark.system("A1")
+@pytest.mark.system("B1")
 @pytest.mark.parametrize("decode", [False, True])
-def test_b1_and_a1_with_threads(shared_group: Callable[[str], Group], decode: bool) -> None:
+def test_locks_on_a_sync_cluster_client(shared_group: Callable[[str], Group], decode: bool) -> None:
     server = shared_group("cluster").masters()[0]
     client: Any = redis.RedisCluster(host=server.host, port=server.port, decode_responses=decode)
     for name in NAMES:
@@ -43,8 +45,10 @@ def test_b1_and_a1_with_threads(shared_group: Callable[[str], Group], decode: bo
     client.close()
 
 
+@pytest.mark.system("A1")
+@pytest.mark.system("B1")
 @pytest.mark.parametrize("decode", [False, True])
-def test_b1_and_a1_with_asyncio(shared_group: Callable[[str], Group], decode: bool) -> None:
+def test_locks_on_an_async_cluster_client(shared_group: Callable[[str], Group], decode: bool) -> None:
     server = shared_group("cluster").masters()[0]
 
     async def main() -> None:

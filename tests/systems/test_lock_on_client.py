@@ -1,4 +1,4 @@
-"""B1: the lock object straight on a redis-py client."""
+"""`lockfast.Lock(client, name)` on a redis-py or valkey-py client."""
 
 import asyncio
 import gc
@@ -24,10 +24,11 @@ from tests.systems.conftest import on_all_servers
 from tests.systems.kit import Kit, scenario
 
 
+@pytest.mark.system("B1")
 @on_all_servers
 @pytest.mark.parametrize("decode", [False, True])
 @scenario
-async def test_b1_taken_once_given_back_once(k: Kit, decode: bool) -> None:
+async def test_second_acquire_and_second_release_fail(k: Kit, decode: bool) -> None:
     client = k.client(decode_responses=decode)
     lock = k.library.Lock(client, "counter")
     lease = await done(lock.acquire())
@@ -41,23 +42,25 @@ async def test_b1_taken_once_given_back_once(k: Kit, decode: bool) -> None:
         await done(lock.release())
 
 
+@pytest.mark.system("B1")
 @pytest.mark.parametrize("protocol", [2, 3])
 @scenario
-async def test_b1_it_is_the_lock_that_a_connection_makes(k: Kit, protocol: int) -> None:
+async def test_lock_on_a_client_equals_the_lock_of_a_session(k: Kit, protocol: int) -> None:
     client = k.client(protocol=protocol)
     lock = k.library.Lock(client, "counter", ttl=5, label="till")
-    made = k.connect()
-    assert type(lock) is type(made.lock("counter"))
-    assert repr(lock) == repr(made.lock("counter", ttl=5))
+    session = k.connect()
+    assert type(lock) is type(session.lock("counter"))
+    assert repr(lock) == repr(session.lock("counter", ttl=5))
     async with held(lock) as lease:
-        info = await done(made.lock("counter").inspect())
+        info = await done(session.lock("counter").inspect())
         assert (info.holder, info.fence, info.owner.label) == (lease.holder, lease.fence, "till")
     with pytest.raises(ConfigurationError, match="no option"):
         k.library.Lock(client, "counter", sleep=1)
 
 
+@pytest.mark.system("B1")
 @scenario
-async def test_b1_waiting_works_and_all_locks_of_a_client_share_two_connections(k: Kit) -> None:
+async def test_waiters_on_one_client_share_two_connections(k: Kit) -> None:
     client = k.client()
     await done(client.ping())
     before = connections(k.server)
@@ -78,20 +81,23 @@ def connections(server: Server) -> int:
     return len(server.raw("CLIENT", "LIST").splitlines())
 
 
-def test_b1_a_client_of_valkey_py(valkey: Server) -> None:
+@pytest.mark.system("B1")
+def test_lock_on_a_valkey_py_client(valkey: Server) -> None:
     with valkey_py.Valkey.from_url(valkey.url) as client, lockfast.Lock(client, "counter") as lease:
         assert valkey.raw("GET", "counter") == lease.holder
     assert valkey.raw("EXISTS", "counter") == 0
 
 
+@pytest.mark.system("B1")
 @pytest.mark.parametrize("client", [None, "redis://localhost", 7, object(), [1]], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("library", [lockfast, lockfast.aio], ids=["threads", "asyncio"])
-def test_b1_what_is_no_client(library: Any, client: Any) -> None:
+def test_object_that_is_no_client_is_rejected(library: Any, client: Any) -> None:
     with pytest.raises(ConfigurationError):
         library.Lock(client, "counter")
 
 
-def test_b1_a_client_of_the_other_colour() -> None:
+@pytest.mark.system("B1")
+def test_client_or_session_of_the_other_flavour_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="asyncio"):
         lockfast.Lock(redis.asyncio.Redis(), "counter")
     with pytest.raises(ConfigurationError, match="threads"):
@@ -102,13 +108,15 @@ def test_b1_a_client_of_the_other_colour() -> None:
         lockfast.Lock(lockfast.aio.connect("memory://"), "counter")
 
 
-def test_b1_on_a_connection_it_is_the_same_as_its_lock() -> None:
+@pytest.mark.system("B1")
+def test_lock_on_a_session_is_the_lock_of_that_session() -> None:
     with lockfast.connect("memory://") as locks, lockfast.Lock(locks, "counter", ttl=3) as lease:
         assert lease.ttl == 3
         assert locks.lock("counter").locked()
 
 
-def test_b1_the_connection_ends_after_its_client(fresh_server: Server) -> None:
+@pytest.mark.system("B1")
+def test_connections_close_when_the_client_is_collected(fresh_server: Server) -> None:
     client = redis.Redis(port=fresh_server.port)
     lock = lockfast.Lock(client, "counter")
     lease = lock.acquire()
@@ -127,7 +135,8 @@ def test_b1_the_connection_ends_after_its_client(fresh_server: Server) -> None:
     until(lambda: connections(fresh_server) == 1, "our connections to be closed")
 
 
-def test_b1_the_end_of_the_loop_gives_back_and_hangs_up(fresh_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.system("B1")
+def test_end_of_the_event_loop_releases_and_disconnects(fresh_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     client = redis.asyncio.Redis(port=fresh_server.port)
     lock = lockfast.aio.Lock(client, "counter", timeout=5)
@@ -136,14 +145,15 @@ def test_b1_the_end_of_the_loop_gives_back_and_hangs_up(fresh_server: Server, ca
         await lock.acquire()
         await client.aclose()
 
-    for _ in range(2):  # a second loop dials anew
+    for _ in range(2):  # a second event loop reconnects
         asyncio.run(hold())
-        until(lambda: not fresh_server.raw("EXISTS", "counter"), "the lock to be given back")
+        until(lambda: not fresh_server.raw("EXISTS", "counter"), "the lock to be released")
         until(lambda: connections(fresh_server) == 1, "our connections to be closed")
     assert caplog.records == []
 
 
-def test_b1_threads_that_meet_on_a_new_client_share_one_connection(valkey: Server) -> None:
+@pytest.mark.system("B1")
+def test_concurrent_threads_share_one_session_per_client(valkey: Server) -> None:
     with redis.Redis.from_url(valkey.url) as client:
         start = threading.Barrier(8)
         found: list[Any] = []
@@ -160,7 +170,8 @@ def test_b1_threads_that_meet_on_a_new_client_share_one_connection(valkey: Serve
         assert len({id(one) for one in found}) == 1
 
 
-def test_b1_a_program_that_just_ends_gives_back(valkey: Server) -> None:
+@pytest.mark.system("B1")
+def test_program_exit_releases_the_lock(valkey: Server) -> None:
     program = f"""
 import lockfast, redis
 client = redis.Redis(port={valkey.port})

@@ -1,4 +1,4 @@
-"""A1, A2, A3, C1, D3: two plain functions, three ways to do what they do."""
+"""The plain functions `acquire` and `release`, in their three implementations."""
 
 import asyncio
 from typing import Any
@@ -20,10 +20,11 @@ from tests.systems.kit import HOWS, Kit, run_cancelling, scenario
 each_how = pytest.mark.parametrize("how", HOWS)
 
 
+@pytest.mark.system("A1")
 @on_all_servers
 @each_how
 @scenario
-async def test_a1_the_four_calls(k: Kit, how: str) -> None:
+async def test_acquire_and_release_check_the_uid(k: Kit, how: str) -> None:
     client = k.client()
     assert await done(k.simple.acquire(client, "lock", 10086, "moto", how=how)) is True
     assert await done(k.simple.acquire(client, "lock", 123, "nokia", how=how)) is False
@@ -35,32 +36,35 @@ async def test_a1_the_four_calls(k: Kit, how: str) -> None:
     assert await done(k.simple.release(client, "lock", "moto", how=how)) is False
 
 
+@pytest.mark.system("A1")
 @each_how
 @scenario
-async def test_a1_the_lock_frees_itself_after_its_longest_hold(k: Kit, how: str) -> None:
+async def test_lock_expires_after_its_timeout(k: Kit, how: str) -> None:
     client = k.client()
     assert await done(k.simple.acquire(client, "lock", 0.05, "moto", how=how))
 
     async def free() -> Any:
         return await done(k.simple.acquire(client, "lock", 60, "nokia", how=how))
 
-    await k.until(free, "the lock to free itself")
+    await k.until(free, "the lock to expire")
     assert await done(k.simple.release(client, "lock", "moto", how=how)) is False
     assert k.server.raw("GET", "lock") == "nokia"
 
 
+@pytest.mark.system("A1")
 @each_how
 @scenario
-async def test_a1_releasing_early_gives_the_rest_of_the_time_to_the_next(k: Kit, how: str) -> None:
+async def test_early_release_lets_the_next_client_acquire(k: Kit, how: str) -> None:
     first, second = k.client(), k.client()
     assert await done(k.simple.acquire(first, "lock", 1000, "moto", how=how))
     assert await done(k.simple.release(first, "lock", "moto", how=how))
     assert await done(k.simple.acquire(second, "lock", 1000, "nokia", how=how))
 
 
+@pytest.mark.system("A1")
 @each_how
 @scenario
-async def test_a1_asked_again_by_the_same_uid_it_is_granted_again_and_never_shortened(k: Kit, how: str) -> None:
+async def test_repeated_acquire_by_the_holder_succeeds_and_never_shortens_the_ttl(k: Kit, how: str) -> None:
     client = k.client()
     assert await done(k.simple.acquire(client, "lock", 10, "moto", how=how))
     assert await done(k.simple.acquire(client, "lock", 100, "moto", how=how)) is True
@@ -69,11 +73,12 @@ async def test_a1_asked_again_by_the_same_uid_it_is_granted_again_and_never_shor
     assert k.server.raw("TTL", "lock") > 90
 
 
+@pytest.mark.system("A1")
 @each_how
 @pytest.mark.parametrize("decode", [False, True])
 @pytest.mark.parametrize("protocol", [2, 3])
 @scenario
-async def test_a1_any_client_will_do(k: Kit, how: str, decode: bool, protocol: int) -> None:
+async def test_works_with_any_client_encoding_and_protocol(k: Kit, how: str, decode: bool, protocol: int) -> None:
     client = k.client(decode_responses=decode, protocol=protocol)
     assert await done(k.simple.acquire(client, "lock", 10, "moto", how=how)) is True
     assert await done(k.simple.acquire(client, "lock", 10, "moto", how=how)) is True
@@ -84,8 +89,9 @@ async def test_a1_any_client_will_do(k: Kit, how: str, decode: bool, protocol: i
     assert await done(k.simple.release(client, "lock", "moto", how=how)) is True
 
 
+@pytest.mark.system("A1")
 @each_how
-def test_a1_a_client_of_valkey_py_will_do(valkey: Server, how: Any) -> None:
+def test_works_with_a_valkey_py_client(valkey: Server, how: Any) -> None:
     from valkey import Valkey
 
     with Valkey.from_url(valkey.url) as client:
@@ -94,10 +100,11 @@ def test_a1_a_client_of_valkey_py_will_do(valkey: Server, how: Any) -> None:
         assert lockfast.simple.release(client, "lock", "moto", how=how)
 
 
+@pytest.mark.system("A1")
 @pytest.mark.parametrize("first", HOWS)
 @pytest.mark.parametrize("second", HOWS)
 @scenario
-async def test_a1_all_ways_and_all_locks_exclude_one_another(k: Kit, first: str, second: str) -> None:
+async def test_all_implementations_and_lock_objects_exclude_one_another(k: Kit, first: str, second: str) -> None:
     client = k.client()
     assert await done(k.simple.acquire(client, "lock", 10, "moto", how=first))
     assert not await done(k.simple.acquire(client, "lock", 10, "nokia", how=second))
@@ -109,6 +116,7 @@ async def test_a1_all_ways_and_all_locks_exclude_one_another(k: Kit, first: str,
     assert await done(lease.release())
 
 
+@pytest.mark.system("A1")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -126,26 +134,28 @@ async def test_a1_all_ways_and_all_locks_exclude_one_another(k: Kit, first: str,
     ids=lambda value: str(value)[:30],
 )
 @scenario
-async def test_a1_what_cannot_work_is_said_at_once(k: Kit, change: dict[str, Any], message: str) -> None:
+async def test_invalid_arguments_raise_before_any_request(k: Kit, change: dict[str, Any], message: str) -> None:
     given = {"client": k.client(), "key": "lock", "timeout": 10, "uid": "moto", **change}
     with pytest.raises(ConfigurationError, match=message):
         await done(k.simple.acquire(**given))
     assert k.server.raw("DBSIZE") == 0
 
 
-def test_a1_a_client_of_the_other_colour_or_a_pipeline_is_refused(valkey: Server) -> None:
-    with pytest.raises(ConfigurationError, match=r"lockfast\.aio\.simple"):
+@pytest.mark.system("A1")
+def test_client_of_the_other_flavour_or_a_pipeline_is_rejected(valkey: Server) -> None:
+    with pytest.raises(ConfigurationError, match=r"lockfast\.simple\.aio"):
         lockfast.simple.acquire(redis.asyncio.Redis.from_url(valkey.url), "lock", 10, "moto")
     with redis.Redis.from_url(valkey.url) as client:
         with pytest.raises(ConfigurationError, match="pipeline"):
             lockfast.simple.acquire(client.pipeline(), "lock", 10, "moto")
-        with pytest.raises(ConfigurationError, match=r"of lockfast\.simple"):
+        with pytest.raises(ConfigurationError, match=r"of lockfast\.simple "):
             asyncio.run(lockfast.simple.aio.acquire(client, "lock", 10, "moto"))
 
 
+@pytest.mark.system("A1")
 @each_how
 @scenario
-async def test_a1_a_key_that_holds_other_data_is_left_alone(k: Kit, how: str) -> None:
+async def test_key_with_other_data_is_not_changed(k: Kit, how: str) -> None:
     client = k.client()
     k.server.raw("HSET", "lock", "field", "value")
     with pytest.raises(StoreProtocolError, match="holds other data"):
@@ -155,9 +165,10 @@ async def test_a1_a_key_that_holds_other_data_is_left_alone(k: Kit, how: str) ->
     assert k.server.raw("HGET", "lock", "field") == "value"
 
 
+@pytest.mark.system("A1")
 @each_how
 @scenario
-async def test_a1_a_server_that_is_gone_is_unavailable(k: Kit, how: str) -> None:
+async def test_dead_server_raises_store_unavailable(k: Kit, how: str) -> None:
     with Server("valkey9") as server:
         client = k.client(url=server.url)
         server.kill()
@@ -165,7 +176,8 @@ async def test_a1_a_server_that_is_gone_is_unavailable(k: Kit, how: str) -> None
             await done(k.simple.acquire(client, "lock", 10, "moto", how=how))
 
 
-def test_a1_a_call_whose_reply_was_lost_may_be_repeated(unsteady: redis.Redis, proxy: FaultProxy) -> None:
+@pytest.mark.system("A1")
+def test_call_can_be_repeated_after_a_lost_reply(unsteady: redis.Redis, proxy: FaultProxy) -> None:
     lockfast.simple.acquire(unsteady, "other", 10, "moto")  # now the server has the script
     proxy.drop_reply(b"EVALSHA")
     with pytest.raises(StoreUnavailable) as caught:
@@ -174,7 +186,8 @@ def test_a1_a_call_whose_reply_was_lost_may_be_repeated(unsteady: redis.Redis, p
     assert lockfast.simple.acquire(unsteady, "lock", 10, "moto") is True
 
 
-def test_a2_a_transaction_whose_answer_was_lost_is_looked_up(unsteady: redis.Redis, proxy: FaultProxy) -> None:
+@pytest.mark.system("A2")
+def test_transaction_with_a_lost_reply_is_repeated(unsteady: redis.Redis, proxy: FaultProxy) -> None:
     lost = proxy.drop_reply(b"EXEC")
     assert lockfast.simple.acquire(unsteady, "lock", 10, "moto", how="transaction") is True
     lost.wait()
@@ -183,16 +196,17 @@ def test_a2_a_transaction_whose_answer_was_lost_is_looked_up(unsteady: redis.Red
     lost.wait()
 
 
-# A2
+# Transactions
 
 
-ALONE = ["on", "nopass", "~*", "&*", "+@all", "-@scripting"]
+WITHOUT_SCRIPTS = ["on", "nopass", "~*", "&*", "+@all", "-@scripting"]
 
 
+@pytest.mark.system("A2")
 @on_all_servers
 @scenario
-async def test_a2_works_for_an_account_that_may_not_run_scripts(k: Kit) -> None:
-    k.server.raw("ACL", "SETUSER", "plain", *ALONE)
+async def test_transactions_work_for_an_account_without_scripts(k: Kit) -> None:
+    k.server.raw("ACL", "SETUSER", "plain", *WITHOUT_SCRIPTS)
     client = k.client(username="plain", password="")
     with pytest.raises(StoreRefused, match="permissions"):
         await done(k.simple.acquire(client, "lock", 10, "moto"))
@@ -204,7 +218,7 @@ async def test_a2_works_for_an_account_that_may_not_run_scripts(k: Kit) -> None:
 
 
 class Meddler(redis.Redis):
-    """A client during whose transactions somebody else changes the key, after the first look at it."""
+    """A client in whose transactions another client changes the key between WATCH and MULTI."""
 
     meddle: Any = None
     left = 1
@@ -230,7 +244,7 @@ def meddler(server: Server, meddle: Any, times: int = 1) -> Meddler:
 
 
 def unwatched(server: Server, client: Meddler) -> bool:
-    """Whether the client's only connection goes on to watch nothing: a change does not stop its next EXEC."""
+    """Whether the client's only connection watches nothing: a change of the key does not fail its next EXEC."""
     connection = client.connection_pool.get_connection()
     try:
         for change, command in ((False, "MULTI"), (True, "PING"), (False, "EXEC")):
@@ -243,26 +257,29 @@ def unwatched(server: Server, client: Meddler) -> bool:
     return reply is not None
 
 
-def test_a2_a_lost_race_is_a_clean_no(valkey: Server) -> None:
+@pytest.mark.system("A2")
+def test_lost_race_returns_false(valkey: Server) -> None:
     with meddler(valkey, lambda: valkey.raw("SET", "lock", "nokia", "PX", 60_000)) as client:
         assert lockfast.simple.acquire(client, "lock", 10, "moto", how="transaction") is False
         assert valkey.raw("GET", "lock") == "nokia"
         assert unwatched(valkey, client)
 
 
-def test_a2_a_race_that_freed_the_lock_again_is_tried_again(valkey: Server) -> None:
-    def come_and_go() -> None:
+@pytest.mark.system("A2")
+def test_acquire_retries_after_a_race_that_left_the_lock_free(valkey: Server) -> None:
+    def acquire_and_release() -> None:
         valkey.raw("SET", "lock", "nokia")
         valkey.raw("DEL", "lock")
 
-    with meddler(valkey, come_and_go) as client:
+    with meddler(valkey, acquire_and_release) as client:
         assert lockfast.simple.acquire(client, "lock", 10, "moto", how="transaction") is True
         assert valkey.raw("GET", "lock") == "moto"
 
 
+@pytest.mark.system("A2")
 @pytest.mark.parametrize("held", [None, "moto", "nokia"])
 @pytest.mark.parametrize("call", ["acquire", "release"])
-def test_a2_nothing_stays_watched_on_any_path(valkey: Server, held: str | None, call: str) -> None:
+def test_no_path_leaves_the_key_watched(valkey: Server, held: str | None, call: str) -> None:
     if held is not None:
         valkey.raw("SET", "lock", held)
     with meddler(valkey, lambda: None) as client:
@@ -273,7 +290,8 @@ def test_a2_nothing_stays_watched_on_any_path(valkey: Server, held: str | None, 
         assert unwatched(valkey, client)
 
 
-def test_a2_an_error_leaves_nothing_watched(valkey: Server) -> None:
+@pytest.mark.system("A2")
+def test_error_leaves_no_key_watched(valkey: Server) -> None:
     with meddler(valkey, lambda: None) as client:
         valkey.raw("HSET", "lock", "field", "value")
         with pytest.raises(StoreProtocolError):
@@ -282,12 +300,13 @@ def test_a2_an_error_leaves_nothing_watched(valkey: Server) -> None:
         assert unwatched(valkey, client)
 
 
-# A3
+# Scripts
 
 
+@pytest.mark.system("A3")
 @on_all_servers
 @scenario
-async def test_a3_scripts_that_the_server_forgot_are_sent_again(k: Kit) -> None:
+async def test_flushed_scripts_are_sent_again(k: Kit) -> None:
     client = k.client()
     assert await done(k.simple.acquire(client, "lock", 10, "moto"))
     k.server.raw("SCRIPT", "FLUSH")
@@ -296,8 +315,9 @@ async def test_a3_scripts_that_the_server_forgot_are_sent_again(k: Kit) -> None:
     assert await done(k.simple.release(client, "lock", "moto")) is True
 
 
+@pytest.mark.system("A3")
 @scenario
-async def test_a3_one_round_trip_each(k: Kit) -> None:
+async def test_acquire_and_release_take_one_round_trip_each(k: Kit) -> None:
     client = k.client()
     await done(k.simple.acquire(client, "lock", 10, "moto"))
     await done(k.simple.release(client, "lock", "moto"))
@@ -309,12 +329,13 @@ async def test_a3_one_round_trip_each(k: Kit) -> None:
     assert "eval" not in calls
 
 
-# C1
+# Native commands
 
 
+@pytest.mark.system("C1")
 @pytest.mark.parametrize(("given", "kept_ms"), [(10, 10_000), (0.25, 250), (1.2345, 1235)])
 @scenario
-async def test_c1_one_command_takes_it_with_its_time_in_milliseconds(k: Kit, given: float, kept_ms: int) -> None:
+async def test_native_acquire_is_one_set_command_with_a_ttl_in_milliseconds(k: Kit, given: float, kept_ms: int) -> None:
     client = k.client()
     await done(client.ping())
     k.server.raw("CONFIG", "RESETSTAT")
@@ -325,12 +346,10 @@ async def test_c1_one_command_takes_it_with_its_time_in_milliseconds(k: Kit, giv
     assert "evalsha" not in k.server.commands_processed()
 
 
-# D3
-
-
+@pytest.mark.system("D3")
 @on_all_servers
 @scenario
-async def test_d3_delete_if_equals_where_the_server_has_it_and_a_script_where_not(k: Kit) -> None:
+async def test_native_release_uses_delete_if_equal_or_a_script(k: Kit) -> None:
     client = k.client()
     await done(client.ping())
     k.server.raw("CONFIG", "RESETSTAT")
@@ -344,23 +363,23 @@ async def test_d3_delete_if_equals_where_the_server_has_it_and_a_script_where_no
         assert "evalsha" not in calls
     else:
         assert calls["evalsha"] == 6
-        assert errors_of(k.server) == 2  # DELIFEQ and DELEX: asked for once per client, not once per call
+        assert errors_of(k.server) == 2  # DELIFEQ and DELEX are tried once per client, not once per call
 
 
 def errors_of(server: Server) -> int:
-    """How many replies of the server were errors without a code of their own, as that a command is unknown."""
+    """How many error replies had the generic code ERR, as for an unknown command."""
     errors = server.raw("INFO", "errorstats")
     found = [line for line in errors.splitlines() if line.startswith("errorstat_ERR:")]
     return int(found[0].partition("count=")[2]) if found else 0
 
 
 class Redis84(redis.Redis):
-    """A client of a server that has DELEX and no DELIFEQ, as Redis 8.4; a Valkey server stands in for it."""
+    """A client whose server has DELEX but no DELIFEQ, like Redis 8.4; simulated on Valkey."""
 
-    asked: list[str]
+    sent: list[str]
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        self.asked.append(args[0])
+        self.sent.append(args[0])
         if args[0] == "DELIFEQ":
             raise redis.exceptions.ResponseError("unknown command 'DELIFEQ', with args beginning with: 'lock' 'moto' ")
         if args[0] == "DELEX":
@@ -370,23 +389,25 @@ class Redis84(redis.Redis):
         return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
 
-def test_d3_redis_8_4_has_it_by_another_name(valkey: Server) -> None:
+@pytest.mark.system("D3")
+def test_native_release_uses_delex_on_redis_8_4(valkey: Server) -> None:
     with Redis84.from_url(valkey.url) as client:
-        client.asked = []
+        client.sent = []
         for _ in range(2):
             assert lockfast.simple.acquire(client, "lock", 10, "moto", how="native")
             assert lockfast.simple.release(client, "lock", "nokia", how="native") is False
             assert lockfast.simple.release(client, "lock", "moto", how="native") is True
-        assert client.asked.count("DELIFEQ") == 1
-        assert client.asked.count("DELEX") == 4
+        assert client.sent.count("DELIFEQ") == 1
+        assert client.sent.count("DELEX") == 4
 
 
-# Many at once
+# Concurrency and cancellation
 
 
+@pytest.mark.system("A1")
 @each_how
 @scenario
-async def test_a1_of_many_at_once_exactly_one_gets_it(k: Kit, how: str) -> None:
+async def test_exactly_one_of_many_concurrent_callers_acquires(k: Kit, how: str) -> None:
     client = k.client()
 
     async def contend(number: int) -> bool:
@@ -397,10 +418,9 @@ async def test_a1_of_many_at_once_exactly_one_gets_it(k: Kit, how: str) -> None:
     assert sum([await one.result() for one in contenders]) == 1
 
 
+@pytest.mark.system("A1")
 @each_how
-def test_a1_a_cancelled_call_leaves_nothing_behind(valkey: Server, how: Any) -> None:
-    """At whatever moment the cancellation comes."""
-
+def test_cancelled_acquire_leaves_no_lock_behind(valkey: Server, how: Any) -> None:
     async def main() -> None:
         async with redis.asyncio.Redis.from_url(valkey.url) as client:
             await client.ping()

@@ -41,9 +41,10 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+@pytest.mark.system("A2")
 @on_all_servers
 @scenario
-async def test_a2_an_account_without_scripts_gets_its_locks_all_the_same(k: Kit) -> None:
+async def test_account_without_scripts_can_lock(k: Kit) -> None:
     first, second = (k.connect(denied(k.server)) for _ in range(2))
     async with held(first.lock("thing", ttl=5)) as lease:
         assert k.server.raw("GET", "thing") == lease.holder
@@ -58,8 +59,9 @@ async def test_a2_an_account_without_scripts_gets_its_locks_all_the_same(k: Kit)
     assert following.fence > lease.fence
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_many_that_are_refused_at_the_same_time_exclude_one_another(k: Kit) -> None:
+async def test_callers_denied_at_the_same_time_exclude_one_another(k: Kit) -> None:
     """They share a connection, and so must take turns in their transactions from the first."""
     locks = k.connect(denied(k.server))
     inside: list[int] = []
@@ -76,8 +78,9 @@ async def test_a2_many_that_are_refused_at_the_same_time_exclude_one_another(k: 
         await one.result()
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_the_change_is_logged_once_and_told_by_guarantees(k: Kit, caplog: pytest.LogCaptureFixture) -> None:
+async def test_switch_is_logged_once_and_shown_by_guarantees(k: Kit, caplog: pytest.LogCaptureFixture) -> None:
     locks = k.connect(denied(k.server))
     for _ in range(3):
         async with held(locks.lock("thing")):
@@ -88,16 +91,18 @@ async def test_a2_the_change_is_logged_once_and_told_by_guarantees(k: Kit, caplo
     assert "overtaken" in order.text
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_guarantees_are_right_before_any_lock_was_taken(k: Kit) -> None:
+async def test_guarantees_are_right_before_the_first_acquire(k: Kit) -> None:
     locks = k.connect(denied(k.server))
     assert (await done(locks.guarantees())).about("order").verdict is Verdict.NO
     locks = k.connect(k.server.url)
     assert (await done(locks.guarantees())).about("order").verdict is Verdict.YES
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_who_asks_for_it_is_not_warned_and_runs_no_script(k: Kit, caplog: pytest.LogCaptureFixture) -> None:
+async def test_scripts_false_logs_no_warning_and_runs_no_script(k: Kit, caplog: pytest.LogCaptureFixture) -> None:
     locks = k.connect(k.server.url, scripts=False)
     async with held(locks.lock("thing")):
         pass
@@ -106,15 +111,17 @@ async def test_a2_who_asks_for_it_is_not_warned_and_runs_no_script(k: Kit, caplo
     assert (await done(locks.guarantees())).about("order").verdict is Verdict.NO
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_who_insists_on_scripts_is_refused(k: Kit) -> None:
+async def test_scripts_true_raises_instead_of_falling_back(k: Kit) -> None:
     locks = k.connect(denied(k.server), scripts=True)
     with pytest.raises(StoreRefused, match="evalsha"):
         await done(locks.lock("thing").acquire(timeout=0))
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_an_account_that_may_do_neither_is_told_of_the_better_way(
+async def test_account_without_scripts_and_watch_gets_the_error_about_scripts(
     k: Kit, caplog: pytest.LogCaptureFixture
 ) -> None:
     locks = k.connect(denied(k.server, "-watch"))
@@ -123,15 +130,17 @@ async def test_a2_an_account_that_may_do_neither_is_told_of_the_better_way(
     assert not [line for line in warnings(caplog) if "by transactions" in line]
 
 
+@pytest.mark.system("A2")
 @pytest.mark.parametrize("scripts", [0.5, "no", []])
 @scenario
-async def test_a2_scripts_is_a_yes_a_no_or_unknown(k: Kit, scripts: Any) -> None:
+async def test_scripts_option_must_be_a_bool_or_none(k: Kit, scripts: Any) -> None:
     with pytest.raises(lockfast.ConfigurationError, match="scripts must be"):
         k.connect(k.server.url, scripts=scripts)
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_both_kinds_of_client_exclude_one_another_with_one_sequence_of_fences(k: Kit) -> None:
+async def test_scripts_and_transactions_share_one_lock_and_one_fence_sequence(k: Kit) -> None:
     clients = [k.connect(k.server.url, scripts=scripts) for scripts in (True, False)]
     fences: list[int] = []
     inside = 0
@@ -153,8 +162,9 @@ async def test_a2_both_kinds_of_client_exclude_one_another_with_one_sequence_of_
     assert fences == sorted(set(fences))
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_adoption_and_breaking_know_both_kinds(k: Kit) -> None:
+async def test_adopt_and_force_release_work_across_both_modes(k: Kit) -> None:
     plain, scripted = (k.connect(k.server.url, scripts=scripts) for scripts in (False, True))
     lease = await done(scripted.lock("thing", label="till").acquire())
     adopted = await done(plain.adopt(lease.export(), label="desk"))
@@ -169,8 +179,9 @@ async def test_a2_adoption_and_breaking_know_both_kinds(k: Kit) -> None:
     assert following.fence > info.fence
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_locks_are_listed_and_a_key_of_another_type_is_none(k: Kit) -> None:
+async def test_listing_and_inspect_of_keys_with_other_data(k: Kit) -> None:
     locks = k.connect(k.server.url, scripts=False)
     lease = await done(locks.lock("a:1").acquire())
     k.server.raw("HSET", "a:2", "field", "value")
@@ -184,8 +195,9 @@ async def test_a2_locks_are_listed_and_a_key_of_another_type_is_none(k: Kit) -> 
     assert (await done(locks.lock("a:3").inspect())).holder == "another's"
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_a_key_that_became_other_data_does_not_stop_the_renewal_of_the_rest(k: Kit) -> None:
+async def test_key_overwritten_with_other_data_does_not_stop_other_renewals(k: Kit) -> None:
     locks = k.connect(k.server.url, scripts=False)
     leases = [await done(locks.lock(f"thing:{number}", ttl=3).acquire()) for number in range(3)]
     k.server.raw("DEL", "thing:1")
@@ -195,8 +207,9 @@ async def test_a2_a_key_that_became_other_data_does_not_stop_the_renewal_of_the_
     assert [leases[0].state, leases[2].state] == [State.HELD, State.HELD]
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_many_leases_are_kept_while_others_come_and_go(k: Kit) -> None:
+async def test_many_leases_are_renewed_under_contention(k: Kit) -> None:
     """A batch of renewals that keeps losing races is renewed one by one."""
     locks = k.connect(k.server.url, scripts=False)
     leases = [await done(locks.lock(f"thing:{number}", ttl=3).acquire()) for number in range(10)]
@@ -215,8 +228,9 @@ async def test_a2_many_leases_are_kept_while_others_come_and_go(k: Kit) -> None:
     assert {lease.state for lease in leases} <= {State.HELD, State.AT_RISK}
 
 
+@pytest.mark.system("A2")
 @scenario
-async def test_a2_polling_is_polite_and_quick(k: Kit) -> None:
+async def test_polling_is_infrequent_but_notices_a_release_quickly(k: Kit) -> None:
     locks = k.connect(k.server.url, scripts=False)
     lease = await done(locks.lock("thing").acquire())
 
@@ -236,9 +250,10 @@ async def test_a2_polling_is_polite_and_quick(k: Kit) -> None:
     assert watch.seconds < watch.most(1)
 
 
+@pytest.mark.system("A2")
 @on_all_servers
 @scenario
-async def test_a2_the_permissions_that_the_page_lists_are_enough(k: Kit) -> None:
+async def test_documented_permissions_suffice_without_scripts(k: Kit) -> None:
     page = (Path(__file__).parents[2] / "docs" / "permissions.md").read_text("utf-8").partition("## Without scripts")[2]
     (rules,) = re.findall(r"^ACL SETUSER billing (.*)$", page, re.MULTILINE)
     k.server.raw("ACL", "SETUSER", "billing", "reset", *rules.split())
@@ -251,7 +266,8 @@ async def test_a2_the_permissions_that_the_page_lists_are_enough(k: Kit) -> None
     assert await done(adopted.release()) is True
 
 
-def test_a2_with_sentinels_and_nowhere_that_needs_scripts(shared_group: Callable[[str], Group]) -> None:
+@pytest.mark.system("A2")
+def test_scripts_false_works_with_sentinels_and_is_rejected_elsewhere(shared_group: Callable[[str], Group]) -> None:
     with lockfast.connect(shared_group("sentinel").url, scripts=False) as locks, locks.lock("thing") as lease:
         assert locks.lock("thing").inspect().fence == lease.fence
         assert locks.lock("thing", passing=False).acquire(timeout=0) is None
@@ -272,7 +288,8 @@ def plain(proxy: FaultProxy) -> Iterator[lockfast.Locks]:
         yield locks
 
 
-def test_a2_a_lost_answer_to_exec_is_the_same_grant_again(plain: lockfast.Locks, proxy: FaultProxy) -> None:
+@pytest.mark.system("A2")
+def test_lost_exec_reply_leads_to_the_same_grant(plain: lockfast.Locks, proxy: FaultProxy) -> None:
     lost = proxy.drop_reply(b"EXEC")
     lease = plain.lock("thing", ttl=10).acquire(timeout=5)
     lost.wait()
@@ -285,7 +302,8 @@ def test_a2_a_lost_answer_to_exec_is_the_same_grant_again(plain: lockfast.Locks,
     assert not plain.lock("thing").locked()
 
 
-def test_a2_a_watch_that_was_lost_with_its_connection_guards_nothing_and_writes_nothing(
+@pytest.mark.system("A2")
+def test_no_exec_is_sent_after_the_watching_connection_is_lost(
     plain: lockfast.Locks, proxy: FaultProxy, valkey: Server
 ) -> None:
     """The reply to the look comes, then the connection is cut and another takes the lock: EXEC must not go out."""
@@ -310,7 +328,8 @@ def test_a2_a_watch_that_was_lost_with_its_connection_guards_nothing_and_writes_
     assert valkey.raw("GET", "thing") == "another"
 
 
-def test_a2_a_cancelled_transaction_leaves_nothing_behind(valkey: Server) -> None:
+@pytest.mark.system("A2")
+def test_cancelled_transaction_leaves_no_lock_behind(valkey: Server) -> None:
     async def main() -> None:
         async with lockfast.aio.connect(valkey.url, scripts=False) as locks:
             await locks.lock("thing").locked()
@@ -332,7 +351,8 @@ def test_a2_a_cancelled_transaction_leaves_nothing_behind(valkey: Server) -> Non
     asyncio.run(main())
 
 
-def test_a2_a_turn_that_does_not_come_is_an_error_in_time() -> None:
+@pytest.mark.system("A2")
+def test_wait_for_a_busy_connection_times_out() -> None:
     runtime = ThreadRuntime()
     turns = Turns(runtime)
 
@@ -349,7 +369,8 @@ def test_a2_a_turn_that_does_not_come_is_an_error_in_time() -> None:
     run(nested())
 
 
-def test_a2_renewal_and_release_need_no_memory_and_taking_says_so(fresh_server: Server) -> None:
+@pytest.mark.system("A2")
+def test_full_server_still_renews_and_releases_but_grants_nothing(fresh_server: Server) -> None:
     with lockfast.connect(fresh_server.url, scripts=False, store_timeout=0.2) as locks:
         lease = locks.lock("thing", ttl=10).acquire(timeout=0)
         assert lease is not None

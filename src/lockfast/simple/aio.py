@@ -1,6 +1,6 @@
-"""The plain functions of `lockfast.simple`, for an asyncio client: the same names, awaited.
+"""The functions of `lockfast.simple` for asyncio clients.
 
-A call that is cancelled leaves nothing behind: what was on its way is finished, and then given back.
+A cancelled call leaves nothing behind: its request runs to the end, and an acquired lock is released.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from lockfast.runtime.asyncio import AsyncioRuntime
-from lockfast.simple import LEAST, How, plain
-from lockfast.simple.plain import Plain
+from lockfast.simple import MIN_TTL, How
+from lockfast.simple.key_lock import KeyLock
 from lockfast.values import Seconds, holder_id, lock_name, seconds
 
 __all__ = ["How", "acquire", "acquire_lock", "acquire_lock_with_timeout", "release", "release_lock"]
@@ -17,37 +17,37 @@ __all__ = ["How", "acquire", "acquire_lock", "acquire_lock_with_timeout", "relea
 _runtime = AsyncioRuntime()
 
 
-def _plain(client: Any, key: str, how: How) -> Plain:
-    return Plain(client, "asyncio", lock_name(key), how)
+def _lock(client: Any, key: str, how: How) -> KeyLock:
+    return KeyLock(_runtime, client, "asyncio", lock_name(key), how)
 
 
 async def acquire(client: Any, key: str, timeout: Seconds, uid: str, *, how: How = "script") -> bool:
-    """Take the lock for `uid`, for `timeout` seconds at most; False when another has it. See `lockfast.simple`."""
-    kept = seconds(timeout, "timeout", least=LEAST)
-    return await plain.acquire(_runtime, _plain(client, key, how), holder_id(uid), kept)
+    """Acquire the lock for `uid`; False if another uid holds it. It expires after `timeout` seconds."""
+    ttl = seconds(timeout, "timeout", least=MIN_TTL)
+    return await _lock(client, key, how).acquire(holder_id(uid), ttl)
 
 
 async def release(client: Any, key: str, uid: str, *, how: How = "script") -> bool:
-    """Give the lock back before its time; False when it is not (or no longer) held by `uid`."""
-    return await _plain(client, key, how).give(holder_id(uid))
+    """Release the lock before it expires. False, and no change, if `uid` does not hold it (any more)."""
+    return await _lock(client, key, how).release(holder_id(uid))
 
 
 async def acquire_lock(
     client: Any, name: str, acquire_timeout: Seconds = 10, lock_timeout: Seconds = 30, *, how: How = "script"
 ) -> str | Literal[False]:
-    """Wait up to `acquire_timeout` seconds; the id to give it back with, or False. Held for `lock_timeout` at most."""
+    """Wait up to `acquire_timeout` seconds. Returns the identifier to release with, or False."""
     uid = _runtime.new_holder_id()
-    patience, kept = seconds(acquire_timeout, "acquire_timeout"), seconds(lock_timeout, "lock_timeout", least=LEAST)
-    return await plain.acquire_waiting(_runtime, _plain(client, name, how), uid, kept, patience) and uid
+    timeout, ttl = seconds(acquire_timeout, "acquire_timeout"), seconds(lock_timeout, "lock_timeout", least=MIN_TTL)
+    return await _lock(client, name, how).acquire_within(timeout, uid, ttl) and uid
 
 
 async def acquire_lock_with_timeout(
     client: Any, name: str, acquire_timeout: Seconds = 10, lock_timeout: Seconds = 10, *, how: How = "script"
 ) -> str | Literal[False]:
-    """`acquire_lock`, by the name under which the limit of the hold was first added to it."""
+    """`acquire_lock` under the name that first had a `lock_timeout`."""
     return await acquire_lock(client, name, acquire_timeout, lock_timeout, how=how)
 
 
 async def release_lock(client: Any, name: str, identifier: str, *, how: How = "script") -> bool:
-    """Give back what `acquire_lock` got; False when its time had run out, whoever has the lock now."""
+    """Release a lock from `acquire_lock`; False if it has expired."""
     return await release(client, name, identifier, how=how)

@@ -25,8 +25,7 @@ from lockfast.core.release import release
 from lockfast.core.validity import valid_until
 from lockfast.errors import ConfigurationError
 from lockfast.ports import Runtime
-from lockfast.simple import plain
-from lockfast.simple.plain import Plain
+from lockfast.simple.key_lock import KeyLock
 from lockfast.values import Claim, holder_id, lock_name, shown
 
 log = logging.getLogger("lockfast")
@@ -65,7 +64,7 @@ class BaseLock:
         self.raise_on_release_error = raise_on_release_error
         self.local = self._local_class() if self.thread_local else SharedToken()
         self.local.token = None
-        self._plain = Plain(redis, self._colour, name, "script")
+        self._plain = KeyLock(self._runtime_class(), redis, self._colour, name)
         self._locks = self._full()
         self._kept: dict[bytes, LeaseState] = {}
         self._given: set[bytes] = set()
@@ -132,7 +131,7 @@ class BaseLock:
         ttl = self.timeout or (UNLIMITED if kept else None)
         runtime = self._runtime_class()
         sent_at = runtime.now()
-        taken = await plain.acquire(runtime, self._plain, token, ttl, once=True)
+        taken = await self._plain.acquire(token, ttl, only_if_free=True)
         if taken and locks is not None and holder is not None:
             locks.ensure_open()
             claim = Claim(self.name, holder, ttl or UNLIMITED, locks._owner.encode())
@@ -176,7 +175,7 @@ class BaseLock:
     async def _give_back(self, token: bytes) -> bool:
         locks, holder = self._locks, _as_holder(token)
         if locks is None or holder is None:
-            return await self._plain.give(token)
+            return await self._plain.release(token)
         locks.ensure_open()
         lease_state = self._kept.get(token)
         if lease_state is not None:
@@ -211,7 +210,7 @@ class BaseLock:
         self, what: str, token: bytes | None, milliseconds: int, *, add: bool, needs_ttl: bool
     ) -> Literal[True]:
         with as_theirs():
-            done = await self._plain.lengthen(token or b"", milliseconds, add=add, needs_ttl=needs_ttl)
+            done = await self._plain.extend(token or b"", milliseconds, add=add, needs_ttl=needs_ttl)
         if not done:
             raise LockNotOwnedError(f"Cannot {what} a lock that's no longer owned", lock_name=self.name)
         return True

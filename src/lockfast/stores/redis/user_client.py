@@ -1,15 +1,19 @@
-"""The user's own client as the plain functions see it, in both colours: one command, or one WATCH and what follows.
+"""Commands and WATCH transactions on the user's own redis-py or valkey-py client, sync or async.
 
-Rules kept here: an error reply is a reply (`ReplyError`, with its code in front again, which the client libraries cut
-off); no answer is `StoreUnavailable` with an unknown outcome; replies are bytes whatever `decode_responses` says; a
-connection that was used for WATCH goes back to the pool without one, on every path.
+Rules:
+
+- An error reply is returned as a `ReplyError`, with the code that the client libraries cut off restored.
+- No reply raises `StoreUnavailable`, outcome unknown.
+- Values come back as bytes, whatever `decode_responses` says.
+- A connection that carried a WATCH returns to the pool without one, on every path.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from contextlib import asynccontextmanager
+from inspect import isawaitable
+from typing import Any
 
 from lockfast.errors import ConfigurationError, Outcome, StoreUnavailable
 from lockfast.stores.redis.protocol.resp import ReplyError
@@ -29,52 +33,16 @@ CODES = {
     "ClusterDownError": "CLUSTERDOWN",
     "MasterDownError": "MASTERDOWN",
 }
-"""The client libraries' errors that stand for a code, which their messages no longer have."""
+"""Error code of each exception class whose message lacks it."""
 
 
-class Denied(Exception):
-    """An error reply in the midst of a transaction, on its way out of the block that has to UNWATCH."""
-
-    def __init__(self, reply: ReplyError) -> None:
-        super().__init__(str(reply))
-        self.reply = reply
-
-
-class Watched(Protocol):
-    """A connection on which a key is watched."""
-
-    async def call(self, *args: Argument) -> Any:
-        """The reply to one command, at once."""
-
-    async def execute(self, *commands: tuple[Argument, ...]) -> bool:
-        """MULTI, the commands and EXEC; False when the key was changed by somebody else, and so nothing was done."""
-
-
-class Commands(Protocol):
-    """A client."""
-
-    async def call(self, *args: Argument) -> Any:
-        """The reply to one command."""
-
-    def watching(self, key: str | bytes) -> AbstractAsyncContextManager[Watched]:
-        """WATCH the key; UNWATCH it at the end of the block, whatever happened in it."""
-
-
-def commands_of(client: Any, flavour: str) -> Commands:
-    """What the client can do, if it is of that colour ("threads" or "asyncio")."""
-    if hasattr(client, "command_stack") or not hasattr(client, "execute_command"):
-        raise ConfigurationError(
-            f"This needs a client of redis-py or valkey-py, not a pipeline; {shown(type(client).__name__)} is none."
-        )
-    given = "asyncio" if any(".asyncio" in kind.__module__ for kind in type(client).__mro__) else "threads"
-    if given != flavour:
-        use = "lockfast.simple.aio" if given == "asyncio" else "lockfast.simple"
-        raise ConfigurationError(f"This client is made for {given}; use the functions of {use} with it.")
-    return ThreadCommands(client) if flavour == "threads" else TaskCommands(client)
+async def settled(result: Any) -> Any:
+    """Return the result of a client library's call, sync or async. Never suspends on a sync client."""
+    return await result if isawaitable(result) else result
 
 
 def reply_of(error: Exception) -> ReplyError:
-    """The error reply that a client library raised; `StoreUnavailable` when there was no reply."""
+    """Convert a client library's exception to an error reply; raise `StoreUnavailable` if there was no reply."""
     kinds = [kind.__name__ for kind in type(error).__mro__]
     if not {"RedisError", "ValkeyError"} & set(kinds):
         raise error
@@ -83,111 +51,91 @@ def reply_of(error: Exception) -> ReplyError:
     if code or "ResponseError" in kinds:
         return ReplyError(f"{code} {text}" if code and not text.startswith(code) else text)
     raise StoreUnavailable(
-        f"The server did not answer; the request may or may not have been carried out. [{text}]",
+        f"The server did not answer, so the outcome of the request is unknown. Repeat it. [{text}]",
         outcome=Outcome.UNKNOWN,
     ) from error
 
 
-def lost_race(error: Exception, outcome: Outcome) -> bool:
-    """Whether EXEC did nothing because the key was changed. A connection that died is called so too, and is not:
-    then `outcome` is what is known of the transaction."""
+class TransactionDenied(Exception):
+    """An error reply inside a transaction; leaves the block that must UNWATCH."""
+
+    def __init__(self, reply: ReplyError) -> None:
+        super().__init__(str(reply))
+        self.reply = reply
+
+
+class WatchedKey:
+    """A connection that watches one key."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+
+    async def call(self, *args: Argument) -> Any:
+        """Send one command and return its reply."""
+        try:
+            return await settled(self._pipe.execute_command(*args, NEVER_DECODE=True))
+        except Exception as error:
+            _lost_race(error, Outcome.NOT_DONE)
+            return reply_of(error)
+
+    async def execute(self, *command: Argument) -> bool:
+        """Run one command in MULTI and EXEC. False: another client changed the key, and nothing was written."""
+        self._pipe.multi()
+        self._pipe.execute_command(*command)
+        try:
+            await settled(self._pipe.execute())
+        except Exception as error:
+            if _lost_race(error, Outcome.UNKNOWN):
+                return False
+            raise TransactionDenied(reply_of(error)) from error
+        return True
+
+
+def _lost_race(error: Exception, outcome: Outcome) -> bool:
+    """Whether EXEC wrote nothing because the key changed.
+
+    The libraries raise WatchError for a broken connection too; that becomes `StoreUnavailable` with `outcome`."""
     if not any(kind.__name__ == "WatchError" for kind in type(error).__mro__):
         return False
     if "Error occurred" in str(error):
         raise StoreUnavailable(
-            f"The connection broke in the midst of a transaction; what it was to change: {outcome.value}.",
+            f"The connection broke inside a transaction; its outcome: {outcome.value}. Repeat the call.",
             outcome=outcome,
         ) from error
     return True
 
 
-class ThreadCommands:
-    """`Commands` of a blocking client."""
+class UserClient:
+    """The user's client, of the given flavour ("threads" or "asyncio")."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, flavour: str) -> None:
+        if hasattr(client, "command_stack") or not hasattr(client, "execute_command"):
+            raise ConfigurationError(
+                f"This function needs a client of redis-py or valkey-py, not a pipeline; got "
+                f"{shown(type(client).__name__)}. Pass the client itself."
+            )
+        given = "asyncio" if any(".asyncio" in kind.__module__ for kind in type(client).__mro__) else "threads"
+        if given != flavour:
+            use = "lockfast.simple.aio" if given == "asyncio" else "lockfast.simple"
+            raise ConfigurationError(f"This client is made for {given}; call the functions of {use} with it.")
         self._client = client
 
     async def call(self, *args: Argument) -> Any:
+        """Send one command and return its reply."""
         try:
-            return self._client.execute_command(*args, NEVER_DECODE=True)
+            return await settled(self._client.execute_command(*args, NEVER_DECODE=True))
         except Exception as error:
             return reply_of(error)
 
     @asynccontextmanager
-    async def watching(self, key: str | bytes) -> AsyncIterator[Watched]:
-        with self._client.pipeline(transaction=True) as pipe:
+    async def watching(self, key: str | bytes) -> AsyncIterator[WatchedKey]:
+        """WATCH the key inside the block, and UNWATCH it at the end."""
+        pipe = await settled(self._client.pipeline(transaction=True))
+        try:
             try:
-                pipe.watch(key)
+                await settled(pipe.watch(key))
             except Exception as error:
-                raise Denied(reply_of(error)) from error
-            yield _ThreadWatched(pipe)
-
-
-class _ThreadWatched:
-    def __init__(self, pipe: Any) -> None:
-        self._pipe = pipe
-
-    async def call(self, *args: Argument) -> Any:
-        try:
-            return self._pipe.execute_command(*args, NEVER_DECODE=True)
-        except Exception as error:
-            lost_race(error, Outcome.NOT_DONE)
-            return reply_of(error)
-
-    async def execute(self, *commands: tuple[Argument, ...]) -> bool:
-        self._pipe.multi()
-        for command in commands:
-            self._pipe.execute_command(*command)
-        try:
-            self._pipe.execute()
-        except Exception as error:
-            if lost_race(error, Outcome.UNKNOWN):
-                return False
-            raise Denied(reply_of(error)) from error
-        return True
-
-
-class TaskCommands:
-    """`Commands` of an asyncio client."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    async def call(self, *args: Argument) -> Any:
-        try:
-            return await self._client.execute_command(*args, NEVER_DECODE=True)
-        except Exception as error:
-            return reply_of(error)
-
-    @asynccontextmanager
-    async def watching(self, key: str | bytes) -> AsyncIterator[Watched]:
-        async with self._client.pipeline(transaction=True) as pipe:
-            try:
-                await pipe.watch(key)
-            except Exception as error:
-                raise Denied(reply_of(error)) from error
-            yield _TaskWatched(pipe)
-
-
-class _TaskWatched:
-    def __init__(self, pipe: Any) -> None:
-        self._pipe = pipe
-
-    async def call(self, *args: Argument) -> Any:
-        try:
-            return await self._pipe.execute_command(*args, NEVER_DECODE=True)
-        except Exception as error:
-            lost_race(error, Outcome.NOT_DONE)
-            return reply_of(error)
-
-    async def execute(self, *commands: tuple[Argument, ...]) -> bool:
-        self._pipe.multi()
-        for command in commands:
-            self._pipe.execute_command(*command)
-        try:
-            await self._pipe.execute()
-        except Exception as error:
-            if lost_race(error, Outcome.UNKNOWN):
-                return False
-            raise Denied(reply_of(error)) from error
-        return True
+                raise TransactionDenied(reply_of(error)) from error
+            yield WatchedKey(pipe)
+        finally:
+            await settled(pipe.reset())

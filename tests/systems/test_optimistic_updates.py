@@ -1,4 +1,4 @@
-"""E1, WATCH as an optimistic lock: bounded and jittered attempts, and a real lock when conflicts pile up."""
+"""`locks.update`: WATCH as an optimistic lock, with bounded, jittered retries and a real lock under contention."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def more(old: bytes | None) -> int:
 
 
 def meddle(d: Driver, times: int) -> Callable[[bytes | None], int]:
-    """A change during which somebody else writes, the first so many times."""
+    """A change during which another client writes, in its first `times` calls."""
     left = times
 
     def change(old: bytes | None) -> int:
@@ -47,9 +47,10 @@ def stored(d: Driver) -> Any:
     return d.server.raw("GET", "stock")
 
 
+@pytest.mark.system("E1")
 @on_servers
 @scenario
-async def test_e1_the_value_is_changed(d: Driver) -> None:
+async def test_update_changes_the_value(d: Driver) -> None:
     assert await done(d.locks.update("stock", more)) == 1
     assert await done(d.locks.update("stock", more)) == 2
     assert await done(d.locks.update("stock", lambda old: (old or b"") + b"!")) == b"2!"
@@ -58,9 +59,10 @@ async def test_e1_the_value_is_changed(d: Driver) -> None:
     assert stored(d) == "0.5"
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_none_leaves_it_as_it_is(d: Driver) -> None:
+async def test_change_that_returns_none_writes_nothing(d: Driver) -> None:
     assert await done(d.locks.update("stock", lambda old: None)) is None
     assert stored(d) is None
     await done(d.locks.update("stock", more))
@@ -68,42 +70,47 @@ async def test_e1_none_leaves_it_as_it_is(d: Driver) -> None:
     assert stored(d) == "1"
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_its_ttl_is_kept(d: Driver) -> None:
+async def test_update_keeps_the_ttl_of_the_key(d: Driver) -> None:
     assert d.server is not None
     d.server.raw("SET", "stock", "1", "EX", "100")
     await done(d.locks.update("stock", more))
     assert 90 < d.server.raw("TTL", "stock") <= 100
 
 
+@pytest.mark.system("E1")
 @on_servers
 @scenario
-async def test_e1_another_that_came_in_between_is_not_overwritten(d: Driver) -> None:
+async def test_concurrent_write_is_not_overwritten(d: Driver) -> None:
     assert await done(d.locks.update("stock", meddle(d, 2))) == 201
     assert stored(d) == "201"
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_attempts_are_bounded(d: Driver) -> None:
+async def test_number_of_attempts_is_bounded(d: Driver) -> None:
     with pytest.raises(UpdateConflict, match="under each of 3 attempts") as caught:
         await done(d.locks.update("stock", meddle(d, 10), attempts=3))
     assert (caught.value.key, caught.value.attempts) == ("stock", 3)
-    assert stored(d) == "300", "nothing of ours"
+    assert stored(d) == "300", "nothing was written by update"
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_and_so_is_the_time(d: Driver) -> None:
+async def test_time_for_attempts_is_bounded(d: Driver) -> None:
     with pytest.raises(UpdateConflict):
         await done(d.locks.update("stock", meddle(d, 10), timeout=0))
     assert stored(d) == "100"
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_an_error_in_the_change_passes_and_nothing_is_written(d: Driver) -> None:
+async def test_error_in_the_change_propagates_and_writes_nothing(d: Driver) -> None:
     def fail(old: bytes | None) -> int:
         raise KeyError("the change's own")
 
@@ -114,12 +121,13 @@ async def test_e1_an_error_in_the_change_passes_and_nothing_is_written(d: Driver
         with pytest.raises(lockfast.ConfigurationError, match="A value is"):
             await done(d.locks.update("stock", lambda old, bad=bad: bad))
     assert stored(d) == "1"
-    assert await done(d.locks.update("stock", more)) == 2, "what was watched before is not watched any more"
+    assert await done(d.locks.update("stock", more)) == 2, "the key is no longer watched"
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_no_change_is_lost_among_many(d: Driver) -> None:
+async def test_no_concurrent_update_is_lost(d: Driver) -> None:
     clients = [d.connect() for _ in range(4)]
 
     async def work(client: Any) -> None:
@@ -132,9 +140,10 @@ async def test_e1_no_change_is_lost_among_many(d: Driver) -> None:
     assert stored(d) == "200"
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_conflicts_lead_to_the_lock_and_calm_back(d: Driver) -> None:
+async def test_update_switches_to_the_lock_under_conflicts_and_back(d: Driver) -> None:
     heat = _heat_of(d.locks, "stock")
     seen: list[bool] = []
 
@@ -147,23 +156,25 @@ async def test_e1_conflicts_lead_to_the_lock_and_calm_back(d: Driver) -> None:
     assert heat.locking
     for _ in range(GO_OVER + 1):
         await done(d.locks.update("stock", change))
-    assert seen == [True] * (GO_OVER - 1) + [False] * 2, "the last attempt before was the first under the lock"
+    assert seen == [True] * (GO_OVER - 1) + [False] * 2, "the attempt after the last conflict already used the lock"
     assert not heat.locking
     assert await done(d.lock("update:stock").locked()) is False
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_under_the_lock_others_are_noticed_all_the_same(d: Driver) -> None:
+async def test_concurrent_write_is_noticed_under_the_lock(d: Driver) -> None:
     heat = _heat_of(d.locks, "stock")
     for _ in range(MOST_HEAT):
         heat.disputed()
     assert await done(d.locks.update("stock", meddle(d, 2))) == 201
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_a_lock_that_stays_taken(d: Driver) -> None:
+async def test_update_lock_that_stays_taken_raises_update_conflict(d: Driver) -> None:
     heat = _heat_of(d.locks, "stock")
     for _ in range(MOST_HEAT):
         heat.disputed()
@@ -175,36 +186,40 @@ async def test_e1_a_lock_that_stays_taken(d: Driver) -> None:
     assert await done(d.locks.update("stock", more, timeout=5)) == 2
 
 
+@pytest.mark.system("E1")
 @only(stores=("memory", "sqlite"))
 @scenario
-async def test_e1_a_store_without_values_says_so(d: Driver) -> None:
+async def test_store_without_values_is_rejected(d: Driver) -> None:
     with pytest.raises(lockfast.ConfigurationError, match="holds locks and no values"):
         await done(d.locks.update("stock", more))
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @pytest.mark.parametrize("bad", [{"attempts": 0}, {"attempts": True}, {"timeout": -1}, {"adaptive": 1}], ids=str)
 @scenario
-async def test_e1_bad_values(d: Driver, bad: dict[str, Any]) -> None:
+async def test_invalid_options_are_rejected(d: Driver, bad: dict[str, Any]) -> None:
     with pytest.raises(lockfast.ConfigurationError):
         await done(d.locks.update("stock", more, **bad))
     with pytest.raises(lockfast.ConfigurationError):
         await done(d.locks.update("", more))
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_a_key_of_another_type(d: Driver) -> None:
+async def test_key_of_another_type_is_an_error(d: Driver) -> None:
     assert d.server is not None
     d.server.raw("RPUSH", "stock", "x")
     with pytest.raises(lockfast.StoreProtocolError, match="holds other data"):
         await done(d.locks.update("stock", more))
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_an_account_that_may_not_watch(d: Driver) -> None:
-    """Without WATCH no conflict would be noticed."""
+async def test_account_without_watch_is_refused(d: Driver) -> None:
+    """Without WATCH, conflicts would go unnoticed."""
     assert d.server is not None
     d.server.raw("ACL", "SETUSER", "blind", "on", ">pw", "~*", "&*", "+@all", "-watch")
     client = d.open(f"redis://blind:pw@{d.server.host}:{d.server.port}/0")
@@ -217,10 +232,11 @@ async def test_e1_an_account_that_may_not_watch(d: Driver) -> None:
     assert stored(d) is None
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_the_permissions_that_it_needs(d: Driver) -> None:
-    """As the page on permissions lists them."""
+async def test_documented_permissions_suffice_for_update(d: Driver) -> None:
+    """As listed in docs/permissions.md."""
     assert d.server is not None
     needed = ("+watch", "+unwatch", "+multi", "+exec", "+get", "+set")
     d.server.raw("ACL", "SETUSER", "updater", "reset", "on", ">pw", "~stock", "-@all", *needed)
@@ -234,9 +250,10 @@ async def test_e1_the_permissions_that_it_needs(d: Driver) -> None:
         d.server.raw("ACL", "DELUSER", "updater")
 
 
+@pytest.mark.system("E1")
 @only(flavour="threads", stores=("valkey9",))
 @scenario
-async def test_e1_a_forked_child_has_connections_of_its_own(d: Driver) -> None:
+async def test_forked_child_opens_its_own_connections(d: Driver) -> None:
     assert d.locks.update("stock", more) == 1
     child = os.fork()
     if child == 0:
@@ -249,18 +266,20 @@ async def test_e1_a_forked_child_has_connections_of_its_own(d: Driver) -> None:
     assert d.locks.update("stock", more) == 3
 
 
+@pytest.mark.system("E1")
 @on_a_server
 @scenario
-async def test_e1_idle_connections_that_died_are_replaced(d: Driver) -> None:
+async def test_dead_idle_connection_is_replaced(d: Driver) -> None:
     assert d.server is not None
     await done(d.locks.update("stock", more))
     d.server.raw("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     assert await done(d.locks.update("stock", more)) == 2
 
 
+@pytest.mark.system("E1")
 @only(flavour="threads", stores=("valkey9",))
 @scenario
-async def test_e1_a_write_without_an_answer_is_not_repeated(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_write_with_a_lost_reply_is_not_repeated(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = ThreadSession.exchange
 
     async def lossy(self: ThreadSession, requests: list[bytes], until: float) -> list[Any]:
@@ -273,12 +292,13 @@ async def test_e1_a_write_without_an_answer_is_not_repeated(d: Driver, monkeypat
     with pytest.raises(StoreUnavailable) as caught:
         await done(d.locks.update("stock", more))
     assert caught.value.outcome is Outcome.UNKNOWN
-    assert stored(d) == "1", "once, and not twice"
+    assert stored(d) == "1", "written exactly once"
 
 
+@pytest.mark.system("E1")
 @only(flavour="asyncio", stores=("valkey9",))
 @scenario
-async def test_e1_a_cancelled_change_leaves_nothing_behind(d: Driver) -> None:
+async def test_cancelled_change_writes_nothing(d: Driver) -> None:
     began = asyncio.Event()
 
     async def hang(old: bytes | None) -> int:
@@ -295,9 +315,8 @@ async def test_e1_a_cancelled_change_leaves_nothing_behind(d: Driver) -> None:
     assert await d.locks.update("stock", more) == 1
 
 
-def test_e1_it_goes_together_with_redis_pys_transaction(valkey: Server) -> None:
-    """Who changes the same value in another way is noticed, and notices us."""
-
+@pytest.mark.system("E1")
+def test_update_and_redis_py_transactions_notice_each_other(valkey: Server) -> None:
     def theirs() -> None:
         with redis.Redis.from_url(valkey.url) as client:
             for _ in range(50):
@@ -319,10 +338,11 @@ def test_e1_it_goes_together_with_redis_pys_transaction(valkey: Server) -> None:
     assert valkey.raw("GET", "stock") == "150"
 
 
-# The rules by themselves
+# Heat and pauses, without a server
 
 
-def test_e1_heat_rises_and_sinks_with_a_gap_between() -> None:
+@pytest.mark.system("E1")
+def test_heat_switches_with_hysteresis() -> None:
     heat = Heat()
     for _ in range(GO_OVER - 1):
         heat.disputed()
@@ -331,17 +351,18 @@ def test_e1_heat_rises_and_sinks_with_a_gap_between() -> None:
     assert heat.locking
     for _ in range(GO_OVER - 1):
         heat.undisputed()
-    assert heat.locking, "it comes back at 0, not where it went over"
+    assert heat.locking, "switches back at 0, not at the threshold"
     heat.undisputed()
     assert not heat.locking
     for _ in range(10 * MOST_HEAT):
         heat.disputed()
     for _ in range(MOST_HEAT):
         heat.undisputed()
-    assert not heat.locking, "a long dispute is forgotten as quickly as a short one"
+    assert not heat.locking, "a long contention cools down as fast as a short one"
 
 
-def test_e1_pauses_grow_are_bounded_and_random() -> None:
+@pytest.mark.system("E1")
+def test_pauses_grow_with_jitter_up_to_a_bound() -> None:
     full = [optimism.pause(conflicts, 1.0) for conflicts in range(1, 30)]
     assert full == sorted(full)
     assert full[-1] == optimism.LONGEST_PAUSE
