@@ -19,7 +19,7 @@ INTRODUCTION = """\
 <!-- Written by `make gallery`; change the exhibits in verify/gallery/broken instead. -->
 
 Each lock on this page has been used somewhere, and each looks right at first sight. The explorer that searches
-lockfast's own core for errors (see [how it is shown](how-it-is-shown.md)) has searched these as well, and found in
+lockfast's own core for errors (see [how it is shown](verification.md)) has searched these as well, and found in
 every one the shortest way to break it. `me` is a client; `me.command` sends one command to the server; `me.enters()`
 tells the checker that the client now takes the lock for its own (`until` a moment on its clock), `me.leaves()` that it
 no longer does; `me.work()` lasts as long as the checker likes. The ttl is 3 s.
