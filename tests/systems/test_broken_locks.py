@@ -1,6 +1,7 @@
 """Naive locks that break, on a real server, each by the shortest sequence of steps.
 
-The gallery has the same locks as models, and the explorer finds these sequences; `docs/redis-lock-step-by-step.md` explains them.
+The gallery has the same locks as models, and the explorer finds these sequences;
+`docs/redis-lock-step-by-step.md` explains them.
 """
 
 from collections.abc import Iterator
