@@ -19,9 +19,9 @@ from lockfast.errors import (
 )
 from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.stores.sqlite import SqliteStore, default_path, mounts
+from lockfast.stores.sqlite import SqliteStore, default_path, location
 from lockfast.stores.sqlite.boot import boot_id
-from lockfast.stores.sqlite.faults import explained
+from lockfast.stores.sqlite.database import lock_error
 from lockfast.values import Granted, Renewal, Taken
 from tests.test_sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 
@@ -93,7 +93,7 @@ def test_a_folder_without_the_right_to_write_is_refused(bed: Bed, monkeypatch: p
 
 def test_a_file_where_the_folder_should_be_is_refused(bed: Bed) -> None:
     bed.path.parent.write_text("in the way")
-    with pytest.raises(LockError, match="no folder"):
+    with pytest.raises(LockError, match="not a folder"):
         take(bed.store())
 
 
@@ -101,7 +101,7 @@ def test_what_is_no_database_is_refused_and_left_alone(bed: Bed) -> None:
     bed.path.parent.mkdir(mode=0o700)
     bed.path.touch(mode=0o600)
     bed.path.write_text("a diary, not a database; " * 100)
-    with pytest.raises(ConfigurationError, match="no SQLite database"):
+    with pytest.raises(ConfigurationError, match="not an SQLite database"):
         take(bed.store())
     assert bed.path.read_text().startswith("a diary")
 
@@ -168,7 +168,7 @@ def test_a_full_disk_is_no_change_and_passes(bed: Bed) -> None:
 def test_each_error_of_sqlite_becomes_one_of_ours(code: int, kind: type[LockError]) -> None:
     error = sqlite3.OperationalError("some reason")
     error.sqlite_errorcode = code
-    ours = explained(error, "/state/locks.db")
+    ours = lock_error(error, "/state/locks.db")
     assert isinstance(ours, kind)
     assert "/state/locks.db" in str(ours)
     unknown = isinstance(ours, StoreUnavailable) and ours.outcome is Outcome.UNKNOWN
@@ -234,10 +234,10 @@ def test_a_colour_must_be_one_of_two(tmp_path: Path) -> None:
 
 def test_the_default_place_is_the_users_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
-    assert default_path() == Path("/state/lockfast/locks.db")
+    assert default_path() == "/state/lockfast/locks.db"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/ada")
-    assert default_path() == Path("/home/ada/.local/state/lockfast/locks.db")
+    assert default_path() == "/home/ada/.local/state/lockfast/locks.db"
 
 
 TABLE = """\
@@ -254,23 +254,23 @@ a line that is none
 @pytest.mark.parametrize("folder", ["/home/ada", "/home", "/mnt/far/away"])
 def test_a_file_system_that_machines_share_is_refused(folder: str) -> None:
     with pytest.raises(ConfigurationError, match="other machines share"):
-        mounts.refuse_shared(folder, TABLE)
+        location.refuse_shared(folder, TABLE)
 
 
 @pytest.mark.parametrize("folder", ["/", "/homestead", "/home/ada/local disk/x", "/mnt/covered", "/var/lib"])
 def test_a_local_file_system_is_accepted(folder: str) -> None:
-    mounts.refuse_shared(folder, TABLE)
+    location.refuse_shared(folder, TABLE)
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "fuse.glusterfs", "virtiofs"])
 def test_kinds_that_are_shared(kind: str) -> None:
-    assert mounts.is_shared(kind)
+    assert location.is_shared(kind)
 
 
 def test_the_store_looks_at_the_table_of_mounts(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"1 0 0:1 / {tmp_path} rw - nfs4 filer:/ rw\n")
-    monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
+    monkeypatch.setattr(location, "MOUNT_TABLE", table)
     with pytest.raises(ConfigurationError, match="nfs4"):
         take(bed.store())
 

@@ -19,7 +19,7 @@ import lockfast
 import lockfast.aio
 from lockfast.errors import ConfigurationError, StoreUnavailable
 from lockfast.runtime.runner import run
-from lockfast.stores.sqlite import SqliteStore, pipe
+from lockfast.stores.sqlite import SqliteStore, inbox
 from lockfast.values import FirstNotification, Granted, GrantNotification, Queued
 from tests.support.waiting import until
 from tests.test_sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
@@ -126,16 +126,16 @@ def test_who_learns_of_its_grant_by_asking_keeps_it(
     same_client: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Bed("threads", tmp_path, real_time=True) as bed:
-        lease_state = bed.store()
-        bed.run(lease_state.acquire(claim("one"), None, LONG))
-        waiter = Waiter(bed, lease_state if same_client else bed.store(), "two")
+        holding = bed.store()
+        bed.run(holding.acquire(claim("one"), None, LONG))
+        waiter = Waiter(bed, holding if same_client else bed.store(), "two")
         waiter.request()
-        reach = lease_state._inbox.reach
+        reach = holding._inbox.channel_to
         monkeypatch.setattr(
-            lease_state._inbox, "reach", lambda address, holder: AsksBeforeTheNews(waiter, reach(address, holder))
+            holding._inbox, "channel_to", lambda address, holder: AsksBeforeTheNews(waiter, reach(address, holder))
         )
-        assert bed.run(lease_state.release("report", "one", LONG)) is True
-        assert bed.run(lease_state.inspect("report", LONG)).holder == "two"
+        assert bed.run(holding.release("report", "one", LONG)) is True
+        assert bed.run(holding.inspect("report", LONG)).holder == "two"
 
 
 def test_waiting_ends_when_its_time_is_up(bed: Bed) -> None:
@@ -160,10 +160,10 @@ def test_close_removes_the_pipe_and_is_final(bed: Bed) -> None:
 def test_pipes_of_dead_processes_are_swept_and_others_left(bed: Bed) -> None:
     folder = Path(f"{bed.path}-inbox")
     folder.mkdir(parents=True, mode=0o700)
-    living = pipe.Pipe(str(folder))
+    living = inbox.Pipe(str(folder))
     for name in ("inbox-dead", "inbox-young"):
         os.mkfifo(folder / name)
-    long_ago = time.time() - 2 * pipe.STALE_AFTER
+    long_ago = time.time() - 2 * inbox.STALE_AFTER
     os.utime(folder / "inbox-dead", (long_ago, long_ago))
     os.utime(folder / living.name, (long_ago, long_ago))
     mine = Waiter(bed, bed.store(), "two").box.address
@@ -175,7 +175,7 @@ def test_no_pipe_can_be_made(bed: Bed) -> None:
     store = bed.store()
     bed.run(store.acquire(claim("one"), None, LONG))
     Path(f"{bed.path}-inbox").write_text("in the way")
-    with pytest.raises(StoreUnavailable, match="waiting is not possible"):
+    with pytest.raises(StoreUnavailable, match="Waiting for a lock is not possible"):
         bed.run(store.mailbox("two").open(LONG))
 
 
@@ -224,7 +224,7 @@ def test_threads_that_wait_take_turns_in_reading(tmp_path: Path) -> None:
             thread.join()
         assert [name for name in names if served[name] is None] == []
         inbox: Any = here._inbox
-        assert inbox._leader is None
+        assert inbox._reader is None
 
 
 def test_an_interrupted_reader_leaves_the_reading_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,9 +326,9 @@ def test_waiting_costs_next_to_nothing(flavour: str, tmp_path: Path) -> None:
             return time.process_time() - before
 
     with (
-        lockfast.connect(target) as lease_state,
+        lockfast.connect(target) as holding,
         lockfast.connect(target) as waiting,
-        lease_state.lock("report", ttl=60),
+        holding.lock("report", ttl=60),
     ):
         spent = measure_threads() if flavour == "threads" else asyncio.run(measure_asyncio())
     assert spent < 0.02 * seconds

@@ -16,7 +16,7 @@ import lockfast
 import lockfast.aio
 from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.stores.sqlite import SqliteStore, checkpoint
+from lockfast.stores.sqlite import SqliteStore, database
 from tests.support import lateness
 from tests.test_sqlite_kit import LONG, claim
 
@@ -150,7 +150,7 @@ def test_a_cycle_that_nobody_contends_is_quick(tmp_path: Path) -> None:
 
 
 def test_the_log_of_sqlite_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "LONGEST_LOG_BYTES", 100_000)
+    monkeypatch.setattr(database, "LONGEST_LOG_BYTES", 100_000)
     path = tmp_path / "state" / "locks.db"
     store = SqliteStore(path, ThreadRuntime())
     longest = 0
@@ -174,9 +174,9 @@ def test_a_busy_file_leaves_the_log_for_later(tmp_path: Path) -> None:
     assert connection is not None
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        assert checkpoint.shorten_log(connection, path) is False
+        assert database.checkpoint(connection, str(path)) is False
         other.execute("ROLLBACK")
-        assert checkpoint.shorten_log(connection, path) is True
+        assert database.checkpoint(connection, str(path)) is True
     assert run(store.release("report", "one", LONG)) is True
     run(store.close())
 

@@ -141,16 +141,19 @@ def test_a_reader_that_dies_cannot_kill_the_one_who_releases(path: Path, locks: 
     """A program may have set SIGPIPE back to its default, which ends the process that writes into a dead pipe."""
     prelude = (
         "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
-        "from lockfast.stores.sqlite.pipe import Pipe, outlet_to\n"
-        "from lockfast.values import Push\n"
+        "from lockfast.stores.sqlite.inbox import Pipe, open_channel\n"
+        "from lockfast.values import GrantNotification\n"
     )
     folder = path.with_name("pipes")
     folder.mkdir(parents=True)
     with Worker(path, prelude=prelude) as worker:
-        worker.tell(f"pipe = Pipe({str(folder)!r}); outlet = outlet_to({str(folder)!r}, pipe.name)")
-        assert worker.request("outlet.send('two', Push(1, 2)), pipe.read()") == "True [('two', Push(turn=1, fence=2))]"
+        worker.tell(f"pipe = Pipe({str(folder)!r}); channel = open_channel({str(folder)!r}, pipe.name)")
+        assert (
+            worker.request("channel.send('two', GrantNotification(1, 2)), pipe.read()")
+            == "True [('two', GrantNotification(attempt=1, fence=2))]"
+        )
         worker.tell("pipe.close(remove=True)")
-        assert worker.request("outlet.send('two', Push(1, 2))") == "False"
+        assert worker.request("channel.send('two', GrantNotification(1, 2))") == "False"
         assert worker.request("signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL") == "True"
 
 
@@ -165,7 +168,7 @@ def test_a_forked_child_shares_nothing_and_the_parent_goes_on(path: Path, locks:
         parent.tell(ACQUIRE.format(ttl=30))
         fence = parent.hear().split()[1]
         parent.tell("taken = locks.lock('report').acquire(timeout=0.01)")  # it listens from now on
-        assert parent.request("locks.store.listening") == "True"
+        assert parent.request("locks.store.inbox_open") == "True"
         inboxes = path.with_name("locks.db-inbox")
         parents = list(inboxes.iterdir())
         taken = "print(locks.lock('report').acquire(timeout=0.01), locks.lock('other').acquire() is not None)"

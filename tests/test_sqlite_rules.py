@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockfast.stores.memory import Space
-from lockfast.stores.sqlite import SqliteStore, rules
+from lockfast.stores.sqlite import SqliteStore, transactions
 from lockfast.values import (
     Enqueue,
     FirstNotification,
@@ -225,10 +225,10 @@ def test_held_for_counts_on_the_boot_time_clock(bed: Bed, store: SqliteStore) ->
 
 def test_a_long_queue_is_counted_but_not_listed_in_full(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
-    for number in range(rules.MOST_SHOWN + 5):
+    for number in range(transactions.MOST_SHOWN + 5):
         bed.run(store.acquire(claim(f"h{number}"), Enqueue("inbox-x", 1, None), LONG))
     info = bed.run(store.inspect("report", LONG))
-    assert (len(info.waiters), info.waiting) == (rules.MOST_SHOWN, rules.MOST_SHOWN + 5)
+    assert (len(info.waiters), info.waiting) == (transactions.MOST_SHOWN, transactions.MOST_SHOWN + 5)
     assert info.waiters[0].holder == "h0"
 
 
@@ -260,13 +260,13 @@ def test_the_same_boot_keeps_everything(bed: Bed, store: SqliteStore) -> None:
 
 
 def test_fences_are_forgotten_a_day_after_the_last_use(bed: Bed, store: SqliteStore) -> None:
-    for number in range(3 * rules.SLICE):
+    for number in range(3 * transactions.SWEEP):
         take(bed, store, "one", name=f"old{number}", ttl=1.0)
-    bed.clock += rules.KEPT_FOR + 2
+    bed.clock += transactions.KEPT_FOR + 2
     for _ in range(8 * 256):
         take(bed, store, "one", name="new")
         bed.run(store.release("new", "one", LONG))
-    known = [f"old{number}" for number in range(3 * rules.SLICE)]
+    known = [f"old{number}" for number in range(3 * transactions.SWEEP)]
     assert [name for name in known if bed.run(store.inspect(name, LONG)).fence] == []
     assert bed.run(store.inspect("new", LONG)).fence
 
@@ -305,9 +305,9 @@ class Twin:
         for each in self.NAMES:
             self.agree(each, self.bed.run(self.store.inspect(each, LONG)), self.space.inspect(each, now))
         for holder, box in self.boxes.items():
-            for ours, theirs in zip_longest(box.news, self.told.pop(holder, [])):
+            for ours, theirs in zip_longest(box.notifications, self.told.pop(holder, [])):
                 self.agree(name, ours, theirs)
-            box.news.clear()
+            box.notifications.clear()
         assert self.told == {}
 
     def agree(self, name: str, ours: Any, theirs: Any) -> None:

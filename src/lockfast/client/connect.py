@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from lockfast.client.locks import AsyncLocks, Locks
-    from lockfast.stores.sqlite.quick import QuickGrant
+    from lockfast.stores.sqlite.fast_client import FastGrant
     from lockfast.values import Owner, Seconds
 
 
@@ -69,16 +69,16 @@ def connect_asyncio(
     )
 
 
-def take_at_once(target: str | None, name: str, ttl: float, label: str) -> QuickGrant | None:
+def take_at_once(target: str | None, name: str, ttl: float, label: str) -> FastGrant | None:
     """A lease on a free lock of the embedded store, without loading the library; None when that is not so simple, and
     `connect()` has to do it. For commands that are over before the library would be loaded."""
     url = target or os.environ.get("LOCKFAST_URL") or "sqlite://"
     if not url.startswith("sqlite:"):
         return None
-    from lockfast.stores.sqlite import quick
+    from lockfast.stores.sqlite import fast_client
 
-    path = quick.path_in(url)
-    return None if path is None else quick.take(path, name, ttl, f"{_host()}:{os.getpid()}:{label}")
+    path = fast_client.path_of(url)
+    return None if path is None else fast_client.acquire(path, name, ttl, f"{_host()}:{os.getpid()}:{label}")
 
 
 def _owner(label: str) -> Owner:

@@ -151,5 +151,5 @@ def _sqlite_store(rest: str, runtime: Runtime, flavour: str) -> tuple[Store, str
             "A sqlite URL has three slashes and then the path: sqlite:///locks.db is relative, "
             "sqlite:////var/lib/app/locks.db is absolute, and sqlite:// alone is the default place."
         )
-    path = rest[1:] or str(default_path())
+    path = rest[1:] or default_path()
     return SqliteStore(path, runtime, flavour=flavour), f"sqlite:///{path}"

@@ -48,7 +48,7 @@ class QuickHold:
         return LeaseHold(self._options, lease, lease.release)
 
     def give_back(self, code: int) -> None:
-        if not self._grant.give_back():
+        if not self._grant.release():
             self.load(lambda: None).give_back(code)
 
 

@@ -1,30 +1,30 @@
 """The embedded store: locks between the processes of one user on one machine, in an SQLite file.
 
-- `store.py`: the port: one statement for the common case, else one transaction
-- `rules.py`: what a transaction does to a lock and its queue; statements.sql and schema.sql are its words
-- `database.py`: one connection, asked again while the file is busy; opening.py, faults.py, forks.py,
-  checkpoint.py help it
-- `inbox.py`: how a waiter hears of its grant; leading.py on threads, looping.py on asyncio, pipe.py below both
-- `quick.py`: the common case alone, for commands that are over before all this is loaded
-- `folder.py`: where the file may lie and who may touch it; checks.py, mounts.py, boot.py
+- `store.py`: the port; one statement on the fast path, else one transaction
+- `transactions.py`: the rules for a lock and its queue
+- `database.py`: a connection shared by a client; retries, checkpoints, forks, errors
+- `connection.py`: opening the file, and the SQL of statements.sql and schema.sql
+- `inbox.py`: how waiters receive notifications, through named pipes
+- `location.py`, `boot.py`: which file, which file system and which boot are safe to use
+- `fast_client.py`: the fast path alone, for `lockfast run`
 """
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from lockfast.stores.sqlite.folder import default_path
+    from lockfast.stores.sqlite.location import default_path
     from lockfast.stores.sqlite.store import SqliteStore
 
 __all__ = ["SqliteStore", "default_path"]
 
 
 def __getattr__(name: str) -> object:
-    """Load the store when it is asked for: `quick.py` does without it."""
+    """Import the store on first use: `fast_client.py` does not need it."""
     if name == "SqliteStore":
         from lockfast.stores.sqlite.store import SqliteStore
 
         return SqliteStore
     if name == "default_path":
-        from lockfast.stores.sqlite.folder import default_path
+        from lockfast.stores.sqlite.location import default_path
 
         return default_path
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,15 +1,16 @@
 """One connection to the lock file, shared by all threads or tasks of a client.
 
-Rules kept here:
+Rules:
 
-- A transaction holds no await: it is over before anything else runs, so no task can be cancelled inside it, and
-  only a killed process leaves one half done, which SQLite then undoes for the others.
-- A busy file is asked again after a short pause, up to the caller's `until`; nothing waits inside SQLite.
-- Nothing of SQLite is carried across a fork. Its locks belong to the process that took them, and a child inherits
-  the belief to have them; even a connection that the child opens itself would share that belief. So the parent
-  closes its connection before the fork, and both open a new one when they next need it.
-- The file may be removed or replaced while it is open. Locks in a file that nobody else can see exclude nobody, so
-  each transaction looks first, and starts anew with what is there now.
+- A transaction contains no await. It ends before other code runs, so no task is cancelled inside it. Only a killed
+  process leaves one unfinished, and SQLite rolls it back for the others.
+- If the file is busy, the work is retried after a short pause, until the caller's `until`. SQLite itself never waits.
+- No SQLite connection survives a fork. SQLite's locks belong to one process, but a child inherits the state that says
+  it has them, and even a new connection in the child would share that state. So the parent closes its connection before
+  the fork, and both processes open a new one when they need it.
+- The file may be removed or replaced while it is open. Locks in a file that nobody else sees exclude nobody, so each
+  transaction first compares the open file with the one at the path, and reopens if they differ.
+- Only an I/O error leaves the outcome unknown: every other error comes with a rollback.
 """
 
 from __future__ import annotations
@@ -19,15 +20,22 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import closing
 from typing import TypeVar
 
-from lockfast.errors import ConfigurationError, closed_error
+from lockfast.errors import (
+    ConfigurationError,
+    LockError,
+    Outcome,
+    StoreError,
+    StoreProtocolError,
+    StoreRefused,
+    StoreUnavailable,
+    closed_error,
+)
 from lockfast.ports import Runtime
-from lockfast.stores.sqlite import folder
-from lockfast.stores.sqlite.checkpoint import log_is_long, shorten_log
-from lockfast.stores.sqlite.faults import BUSY, SPOILED, explained, primary_code, still_busy
-from lockfast.stores.sqlite.opening import open_connection
+from lockfast.stores.sqlite import location
+from lockfast.stores.sqlite.connection import open_or_create, wal_bytes
 
 log = logging.getLogger("lockfast")
 
@@ -36,10 +44,18 @@ Work = Callable[[sqlite3.Connection], T]
 
 FIRST_PAUSE = 0.0002
 LONGEST_PAUSE = 0.005
-LOOK_EVERY = 256
-"""Uses of the connection between two looks at the length of the log."""
+CHECK_LOG_EVERY = 256
+"""Uses of the connection between two checks of the log's size."""
+LONGEST_LOG_BYTES = 4_000_000
+"""Size of the write-ahead log that triggers a checkpoint, which takes some milliseconds."""
 FORK_PATIENCE = 1.0
-"""Seconds for which a fork waits for the transaction of another thread; they take well under a millisecond."""
+"""Seconds that a fork waits for another thread's transaction; one takes well under a millisecond."""
+
+BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
+"""Another connection is writing, or recovering the log of a killed process."""
+SPOILED = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+"""The connection must not be used any more; a new one reads the file again."""
+REFUSED = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
 
 
 class Database:
@@ -47,96 +63,97 @@ class Database:
 
     def __init__(self, path: str, runtime: Runtime, boot_id: Callable[[], str]) -> None:
         self.path = path
-        self._target = Path(path)
         self._runtime = runtime
         self._boot_id = boot_id
-        # A true lock also where all tasks share one thread: another thread may fork.
+        # A real lock on asyncio too: another thread may fork.
         self._mutex = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._file = (0, 0)
         self._pid = os.getpid()
         self._uses = 0
-        self._overdue = False
+        self._checkpoint_due = False
         self._paused = False
         self._orphaned = False
         self._closed = False
 
-    async def run(self, work: Work[T], until: float, *, though_closed: bool = False) -> T:
-        """What `work` returns. It runs once, or again from the start as long as the file is busy.
+    async def run(self, work: Work[T], until: float, *, even_closed: bool = False) -> T:
+        """Run `work` on the connection and return its result. While the file is busy, run it again from the start.
 
-        `work` gets the connection, either writes in one statement or wraps itself with `in_transaction`, and
-        blocks for no longer than the disk does. `though_closed` is for who cleans up after `close`.
+        `work` executes one statement or uses `in_transaction`. `even_closed` allows clean-up after `close`.
         """
         pause = FIRST_PAUSE
         while True:
             try:
                 with self._mutex:
-                    return self._do(work, though_closed)
+                    return self._run_once(work, even_closed)
             except sqlite3.Error as error:
                 if primary_code(error) not in BUSY:
                     raise self._failed(error) from error
             left = until - self._runtime.now()
             if left <= 0:
-                raise still_busy(self.path)
+                raise StoreUnavailable(
+                    f"The lock file {self.path} stayed busy: another process keeps a transaction open. Nothing was "
+                    f"changed. If this lasts, a process is stopped inside a transaction; fuser {self.path} lists them."
+                )
             await self._runtime.sleep(min(left, pause * (0.5 + self._runtime.random())))
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    def _do(self, work: Work[T], though_closed: bool) -> T:
+    def _run_once(self, work: Work[T], even_closed: bool) -> T:
         if not self._closed:
             connection = self._usable()
-            answer = work(connection)
-            self._tidy(connection)
-            return answer
-        if not though_closed:
+            result = work(connection)
+            self._limit_log(connection)
+            return result
+        if not even_closed:
             raise closed_error()
         try:
             return work(self._usable())
         finally:
             self._disconnect()
 
-    def _tidy(self, connection: sqlite3.Connection) -> None:
-        """Keep the log short; whatever goes wrong here, the work before it is done."""
+    def _limit_log(self, connection: sqlite3.Connection) -> None:
+        """Checkpoint a long log. A failure here does not affect the finished work."""
         self._uses += 1
-        if self._uses % LOOK_EVERY and not self._overdue:
+        if self._uses % CHECK_LOG_EVERY and not self._checkpoint_due:
             return
         try:
-            self._overdue = log_is_long(self._target) and not shorten_log(connection, self._target)
+            long = wal_bytes(self.path) > LONGEST_LOG_BYTES
+            self._checkpoint_due = long and not checkpoint(connection, self.path)
         except sqlite3.Error as error:
-            log.warning("The log of the lock file %s could not be shortened: %s", self.path, error)
+            log.warning("Could not checkpoint the lock file %s; its log keeps growing: %s", self.path, error)
 
     def _usable(self) -> sqlite3.Connection:
         if os.getpid() != self._pid:
             self._orphaned = True
         if self._orphaned:
             raise ConfigurationError(
-                "This process was forked in a way that Python did not see while the lock file was open, and SQLite "
-                "cannot be used across a fork. Nothing was changed. Call connect() after the fork."
+                "This process was forked without Python's knowledge while the lock file was open, and SQLite cannot be "
+                "used across a fork. Nothing was changed. Call connect() after the fork."
             )
-        if self._connection is not None and not self._still_there():
-            log.warning("The lock file %s was removed or replaced; its locks are gone.", self.path)
+        if self._connection is not None and self._file != self._file_at_path():
+            log.warning("The lock file was removed or replaced; its locks are gone: %s", self.path)
             self._disconnect()
         return self._connection or self._connect()
 
     def _connect(self) -> sqlite3.Connection:
-        path = folder.prepare(self.path)
-        # Looked at before it is opened: should it be replaced in between, the next transaction notices.
-        status = self._target.stat()
-        self._file = (status.st_dev, status.st_ino)
-        self._connection = open_connection(path, self._boot_id())
+        path = location.prepare(self.path)
+        # Read before opening: if the file is replaced in between, the next transaction notices.
+        self._file = self._file_at_path()
+        self._connection = open_or_create(path, self._boot_id())
         return self._connection
 
-    def _still_there(self) -> bool:
+    def _file_at_path(self) -> tuple[int, int]:
         try:
-            status = self._target.stat()
+            status = os.stat(self.path)
         except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == self._file
+            return (0, 0)
+        return (status.st_dev, status.st_ino)
 
-    def _failed(self, error: sqlite3.Error) -> Exception:
+    def _failed(self, error: sqlite3.Error) -> LockError:
         if primary_code(error) in SPOILED:
             with self._mutex:
                 self._disconnect()
-        return explained(error, self.path)
+        return lock_error(error, self.path)
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -144,7 +161,7 @@ class Database:
             connection.close()
 
     def close(self) -> None:
-        """Close for good; a second time, and in a forked child, it does nothing."""
+        """Close for good. A second call, or one in a forked child, does nothing."""
         if os.getpid() != self._pid:
             return
         with self._mutex:
@@ -152,7 +169,7 @@ class Database:
             self._disconnect()
 
     def pause(self) -> None:
-        """Before a fork: let go of SQLite, and keep other threads away until `resume`."""
+        """Before a fork: close the connection, and block other threads until `resume`."""
         self._paused = self._mutex.acquire(timeout=FORK_PATIENCE)
         if self._paused:
             self._disconnect()
@@ -164,7 +181,7 @@ class Database:
             self._mutex.release()
 
     def reset(self) -> bool:
-        """After a fork, in the child; False when that was done already."""
+        """After a fork, in the child; False if that was done already."""
         if os.getpid() == self._pid:
             return False
         self._pid = os.getpid()
@@ -177,7 +194,63 @@ class Database:
 
 
 def _never_close(connection: sqlite3.Connection) -> None:
-    """Keep a connection of the parent's alive beyond the end of the interpreter, which would close it."""
+    """Leak the parent's connection, because the end of the interpreter would close it."""
     import ctypes
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+def checkpoint(connection: sqlite3.Connection, path: str) -> bool:
+    """Copy the write-ahead log into the database. False if another connection was writing: try again later.
+
+    SQLite's automatic checkpoint runs while others write. Up to version 3.51.2, a checkpoint shortly after another can
+    miss that a writer has just restarted the log, and marks frames as copied that were not: a committed grant is lost,
+    and the lock is granted twice. So this one holds the write lock on one connection while it checkpoints through
+    another. It also syncs the disk once per round, where SQLite lets every writer try.
+    """
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:
+        return False
+    try:
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as helper:
+            helper.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    finally:
+        connection.execute("ROLLBACK")
+    return True
+
+
+def primary_code(error: sqlite3.Error) -> int:
+    """SQLite's error code without the extended part; 0 for an error that Python's module raised itself."""
+    code: int = getattr(error, "sqlite_errorcode", None) or 0
+    return code & 0xFF
+
+
+def lock_error(error: sqlite3.Error, path: str) -> LockError:
+    """Translate an error of SQLite."""
+    code = primary_code(error)
+    if code == sqlite3.SQLITE_NOTADB:
+        return ConfigurationError(f"{path} is not an SQLite database. Choose another path for the lock file.")
+    if code == sqlite3.SQLITE_CORRUPT:
+        return StoreProtocolError(
+            f"The lock file {path} is damaged, so no lock in it can be trusted. Stop the processes that use it, and "
+            "remove it with its -wal and -shm files: it is created again, without the locks."
+        )
+    if code in REFUSED:
+        return StoreRefused(
+            f"The lock file {path} cannot be written: {error}. Nothing was changed. Give this user the right to write "
+            "it, or choose another path."
+        )
+    if code == sqlite3.SQLITE_FULL:
+        return StoreUnavailable(f"The disk of the lock file {path} is full; nothing was changed. Free some space.")
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return StoreUnavailable(
+            f"The lock file {path} cannot be opened: {error}. Nothing was changed. Check that its folder exists, and "
+            "that this process has not too many files open."
+        )
+    if code == sqlite3.SQLITE_IOERR:
+        return StoreUnavailable(
+            f"The disk of the lock file {path} failed ({error}). The change may or may not have been made.",
+            outcome=Outcome.UNKNOWN,
+        )
+    return StoreError(f"SQLite could not use the lock file {path}: {error}. Nothing was changed.")

@@ -1,40 +1,219 @@
-"""The inbox of a client: one named pipe, and a mailbox for each acquisition that waits.
+"""How waiters receive notifications: one named pipe per client, and a mailbox per acquisition.
 
-    another process ──line──▶ pipe ──read by one who waits──▶ the mailbox of the holder it names
-    this process ───────────────────────────────────────────▶ the mailbox, without the pipe
+    another process ──line──▶ pipe ──read by one waiter──▶ the mailbox of the holder id in the line
+    this process ────────────────────────────────────────▶ the mailbox
 
-Rules kept here:
+Rules:
 
-- The pipe is made when the first mailbox opens, and serves all that follow. Lines wait in it until somebody reads,
-  so an open mailbox that nobody waits on misses nothing.
-- A push to a holder that has no mailbox here is dropped: that acquisition has ended, and cleans up after itself.
-- How one waits is what the two colours differ in: `leading.py` for threads, `looping.py` for asyncio.
+- The pipe is created with the first mailbox, serves all later ones, and only its own user can open it. Lines stay in it
+  until a waiter reads, so an open mailbox without a waiting thread or task misses nothing.
+- A line is `holder attempt fence` for a grant or `holder attempt next ttl_left`, short enough for an atomic write. A
+  line for a holder without a mailbox is dropped: that acquisition has ended, and cleans up after itself.
+- Opening a pipe for writing fails at once if it has no reader. This detects a dead process, however it died, as long as
+  no other process keeps the reading end: a forked child closes its copy.
+- The reader also keeps a writing end open; otherwise it would read "end of file" in a loop after the last writer.
+- On threads, there is no reader thread. One of the waiting threads reads for all:
+
+    no reader ──a thread waits──▶ it becomes the reader: polls the pipe and fills all mailboxes
+                                  │
+                  its own notification came, or it timed out: it wakes another waiter, the next reader
+
+  While threads wait, one of them is the reader or has been woken to become it. A thread that stops waiting for any
+  reason, interrupts included, ensures that.
+- On asyncio, the event loop watches the pipe while any task waits.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import select
+import signal
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockfast.errors import StoreRefused, StoreUnavailable, closed_error
 from lockfast.ports import Runtime, Waker
-from lockfast.stores.sqlite.folder import make_private
-from lockfast.stores.sqlite.pipe import Pipe, outlet_to, sweep
-from lockfast.stores.sqlite.rules import Outlet
-from lockfast.values import FirstNotification, GrantNotification
+from lockfast.stores.sqlite.location import make_private
+from lockfast.stores.sqlite.transactions import Channel
+from lockfast.values import FirstNotification, GrantNotification, Notification
+
+if TYPE_CHECKING:
+    import asyncio
+
+PREFIX = "inbox-"
+STALE_AFTER = 60.0
+"""Seconds after which a pipe without a reader is not one that its creator is about to open."""
+TRIES = 3
+LONGEST_POLL = 3600.0
+"""Seconds; the system call takes milliseconds as an int."""
+
+
+class Pipe:
+    """A named pipe in `folder` that this process reads."""
+
+    def __init__(self, folder: str) -> None:
+        self.name, self.fd = _create_pipe(folder)
+        self._path = f"{folder}/{self.name}"
+        self._writer = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
+        self._rest = b""
+
+    def read(self) -> list[tuple[str, Notification]]:
+        """Read all complete lines without blocking; skip invalid ones."""
+        try:
+            text = self._rest + os.read(self.fd, 65_536)
+        except BlockingIOError:
+            return []
+        *lines, self._rest = text.split(b"\n")
+        return [message for line in lines if (message := decode(line)) is not None]
+
+    def wake_reader(self) -> None:
+        try:
+            os.write(self._writer, b"\n")
+        except BlockingIOError:
+            pass  # full: the reader wakes anyway
+
+    def close(self, *, remove: bool) -> None:
+        os.close(self.fd)
+        os.close(self._writer)
+        if remove:
+            _remove(self._path)
+
+
+class PipeChannel:
+    """A connection to a client in another process, opened before its grant is committed."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def send(self, holder: str, notification: Notification) -> bool:
+        """False if the reader is gone. A full pipe counts as sent: its reader may be alive, and finds its grant at its
+        next request."""
+        try:
+            _write_without_sigpipe(self._fd, encode(holder, notification))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def is_full(self) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        return poll.poll(0) != [(self._fd, select.POLLOUT)]
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+def open_channel(folder: str, address: str) -> PipeChannel | None:
+    """Connect to the client that reads the pipe `address`.
+
+    None if the client is dead, whose pipe is then removed, or if the pipe is full because the client does not read.
+    """
+    path = f"{folder}/{address}"
+    try:
+        channel = PipeChannel(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            _remove(path)
+        return None
+    return None if channel.is_full() else channel
+
+
+def encode(holder: str, notification: Notification) -> bytes:
+    match notification:
+        case GrantNotification(fence=fence):
+            content = str(fence)
+        case FirstNotification(ttl_left=ttl_left):
+            content = f"next {ttl_left}"
+    return f"{holder} {notification.attempt} {content}\n".encode("ascii")
+
+
+def decode(line: bytes) -> tuple[str, Notification] | None:
+    """Parse a line; None if it is invalid.
+
+    >>> decode(b"moto 3 1700000000000000")
+    ('moto', GrantNotification(attempt=3, fence=1700000000000000))
+    >>> decode(b"moto 3 next 1.5")
+    ('moto', FirstNotification(attempt=3, ttl_left=1.5))
+    >>> decode(b"") is decode(b"moto three 4") is None
+    True
+    """
+    try:
+        holder, attempt, *content = line.decode("ascii").split(" ")
+        if len(content) == 1:
+            return holder, GrantNotification(int(attempt), int(content[0]))
+        kind, ttl_left = content
+        return (holder, FirstNotification(int(attempt), float(ttl_left))) if kind == "next" else None
+    except ValueError:
+        return None
+
+
+def remove_stale_pipes(folder: str) -> None:
+    """Remove the pipes of dead processes."""
+    before = time.time() - STALE_AFTER
+    with os.scandir(folder) as entries:
+        stale = [entry.name for entry in entries if _is_old_pipe(entry, before)]
+    for name in stale:
+        open_channel(folder, name)
+
+
+def _is_old_pipe(entry: os.DirEntry[str], before: float) -> bool:
+    try:
+        return entry.name.startswith(PREFIX) and entry.stat(follow_symlinks=False).st_mtime < before
+    except OSError:
+        return False  # already removed
+
+
+def _create_pipe(folder: str) -> tuple[str, int]:
+    for tries_left in reversed(range(TRIES)):
+        name = PREFIX + os.urandom(8).hex()
+        os.mkfifo(f"{folder}/{name}", 0o600)
+        try:
+            return name, os.open(f"{folder}/{name}", os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:  # this process was stopped for so long that another removed the pipe as stale
+            if not tries_left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _remove(path: str) -> None:
+    try:
+        Path(path).unlink()
+    except OSError:
+        pass  # another process removed it first
+
+
+def _write_without_sigpipe(fd: int, line: bytes) -> int:
+    """Write, even if the program restored SIGPIPE's default action, which would kill this process."""
+    if signal.getsignal(signal.SIGPIPE) is not signal.SIG_DFL:
+        return os.write(fd, line)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        return os.write(fd, line)
+    except BrokenPipeError:
+        signal.sigwait({signal.SIGPIPE})  # consume the pending signal
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 class SqliteMailbox:
-    """`ports.Mailbox`; `news` is what came and was not yet taken, in order."""
+    """`ports.Mailbox`. `notifications` are those received and not yet consumed, in order."""
 
-    __slots__ = ("_inbox", "holder", "news", "waker")
+    __slots__ = ("_inbox", "_waker", "holder", "notifications")
 
     def __init__(self, inbox: Inbox, holder: str) -> None:
         self._inbox = inbox
         self.holder = holder
-        self.news: deque[GrantNotification | FirstNotification] = deque()
-        self.waker: Waker | None = None
+        self.notifications: deque[Notification] = deque()
+        self._waker: Waker | None = None
 
     @property
     def address(self) -> str:
@@ -43,30 +222,48 @@ class SqliteMailbox:
     async def open(self, until: float) -> None:
         self._inbox.register(self)
 
-    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
-        return await self._inbox.wait(self, until)
+    async def wait(self, until: float) -> Notification | None:
+        if self._waker is None:
+            self._waker = self._inbox.runtime.waker()
+        return await self._inbox.wait(self, self._waker, until)
+
+    def wake(self) -> None:
+        if self._waker is not None:
+            self._waker.wake()
 
     def close(self) -> None:
         self._inbox.unregister(self)
 
-    def take(self) -> GrantNotification | FirstNotification | None:
-        return self.news.popleft() if self.news else None
+
+class LocalChannel:
+    """A connection to a waiter of the same client."""
+
+    __slots__ = ("_inbox",)
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def send(self, holder: str, notification: Notification) -> bool:
+        """Always True. If the mailbox is closed by now, its acquisition has the grant from a request and must keep it,
+        or it gave up and releases the grant itself."""
+        self._inbox.deliver(holder, notification)
+        return True
 
 
 class Inbox(ABC):
-    """What both colours share. Invariants: `_boxes` has every open mailbox by its holder, and changes only under
-    `_mutex`; `_pipe` is None until the first one opens, and again after `close` and `forget`."""
+    """The part that both flavours share. Invariants: `_boxes` has every open mailbox by its holder id, and changes only
+    under `_mutex`; `_pipe` is None before the first mailbox opens and after `close` or a fork."""
 
     def __init__(self, folder: str, runtime: Runtime) -> None:
         self._folder = folder
-        self._runtime = runtime
+        self.runtime = runtime
         self._mutex = runtime.mutex()
         self._boxes: dict[str, SqliteMailbox] = {}
         self._pipe: Pipe | None = None
         self._closed = False
 
     @property
-    def ready(self) -> bool:
+    def is_open(self) -> bool:
         return self._pipe is not None
 
     @property
@@ -76,28 +273,28 @@ class Inbox(ABC):
 
     @property
     def address(self) -> str:
-        """The name of the pipe; empty before there is one."""
+        """The name of the pipe; empty before it exists."""
         return "" if self._pipe is None else self._pipe.name
 
     def register(self, box: SqliteMailbox) -> None:
         with self._mutex:
             if self._pipe is None and not self._closed:
-                self._pipe = self._make_pipe()
+                self._pipe = self._new_pipe()
             self._boxes[box.holder] = box
 
-    def _make_pipe(self) -> Pipe:
+    def _new_pipe(self) -> Pipe:
         try:
-            make_private(Path(self._folder))
-            sweep(self._folder)
+            make_private(self._folder)
+            remove_stale_pipes(self._folder)
             return Pipe(self._folder)
         except PermissionError as error:
             raise StoreRefused(
-                f"No named pipe may be made in {self._folder}, so waiting is not possible: {error.strerror}. Give "
-                "this user the right to write there."
+                f"Cannot create a named pipe in {self._folder}: {error.strerror}. Waiting for a lock is not possible. "
+                "Give this user the right to write there."
             ) from error
         except OSError as error:
             raise StoreUnavailable(
-                f"No named pipe could be made in {self._folder}, so waiting is not possible: {error.strerror}."
+                f"Cannot create a named pipe in {self._folder}: {error.strerror}. Waiting for a lock is not possible."
             ) from error
 
     def unregister(self, box: SqliteMailbox) -> None:
@@ -105,63 +302,177 @@ class Inbox(ABC):
             if self._boxes.get(box.holder) is box:
                 del self._boxes[box.holder]
 
-    def reach(self, address: str, holder: str) -> Outlet | None:
-        """An open way to a waiter, None when it is gone."""
+    def channel_to(self, address: str, holder: str) -> Channel | None:
+        """Connect to a waiter; None if it is gone."""
         if address != self.address:
-            return outlet_to(self._folder, address)
-        return _LocalOutlet(self) if holder in self._boxes else None
+            return open_channel(self._folder, address)
+        return LocalChannel(self) if holder in self._boxes else None
 
-    def deliver(self, holder: str, news: GrantNotification | FirstNotification) -> None:
-        """Put news into the mailbox they are for, if there is one, and wake who waits there."""
+    def deliver(self, holder: str, notification: Notification) -> None:
+        """Put a notification into the mailbox of `holder`, if there is one, and wake its waiter."""
         with self._mutex:
             box = self._boxes.get(holder)
             if box is not None:
-                box.news.append(news)
-                self._alert(box)
+                box.notifications.append(notification)
+                self._wake(box)
 
-    def _read(self) -> None:
-        """Take everything out of the pipe."""
+    def _read_pipe(self) -> None:
         if self._pipe is not None:
-            for holder, news in self._pipe.read():
-                self.deliver(holder, news)
+            for holder, notification in self._pipe.read():
+                self.deliver(holder, notification)
 
-    def _taken(self, box: SqliteMailbox) -> GrantNotification | FirstNotification | None:
-        """What a wait on `box` ends with."""
+    def _consume(self, box: SqliteMailbox) -> Notification | None:
         if self._closed:
             raise closed_error()
-        return box.take()
+        return box.notifications.popleft() if box.notifications else None
+
+    def _close_pipe(self, *, remove: bool) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            pipe.close(remove=remove)
 
     @abstractmethod
-    async def wait(self, box: SqliteMailbox, until: float) -> GrantNotification | FirstNotification | None: ...
+    async def wait(self, box: SqliteMailbox, waker: Waker, until: float) -> Notification | None: ...
 
     @abstractmethod
-    def _alert(self, box: SqliteMailbox) -> None:
-        """Under `_mutex`: make who waits on `box` look."""
+    def _wake(self, box: SqliteMailbox) -> None:
+        """Wake the waiter of `box`; called under `_mutex`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Wake everyone, and remove the pipe; a second time it does nothing."""
+        """Wake all waiters and remove the pipe. A second call does nothing."""
 
     def reset(self, *, forked: bool) -> None:
-        """Drop all mailboxes: who waited there is gone, with its process or its event loop."""
+        """Drop all mailboxes: their waiters ended with the parent process or the event loop."""
         self._boxes = {}
         if forked:
-            self._mutex = self._runtime.mutex()
-            pipe, self._pipe = self._pipe, None
-            if pipe is not None:
-                pipe.close(remove=False)
+            self._mutex = self.runtime.mutex()
+            self._close_pipe(remove=False)
 
 
-class _LocalOutlet:
-    """The way to a waiter of the same client."""
+class ThreadInbox(Inbox):
+    """Invariants, under `_mutex`: only the thread of the mailbox `_reader` polls and reads the pipe; `_waiting` has
+    every mailbox that a thread waits on, oldest first."""
 
-    __slots__ = ("_inbox",)
+    def __init__(self, folder: str, runtime: Runtime) -> None:
+        super().__init__(folder, runtime)
+        self._waiting: dict[SqliteMailbox, None] = {}
+        self._reader: SqliteMailbox | None = None
 
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
+    async def wait(self, box: SqliteMailbox, waker: Waker, until: float) -> Notification | None:
+        with self._mutex:
+            self._waiting[box] = None
+        try:
+            while not box.notifications and not self._closed:
+                pipe = self._become_reader(box)
+                if pipe is not None:
+                    self._poll(pipe, until)
+                elif not await waker.wait(until):
+                    break
+                if self.runtime.now() >= until:
+                    break
+        finally:
+            self._leave(box)
+        return self._consume(box)
 
-    def send(self, holder: str, news: GrantNotification | FirstNotification) -> bool:
-        """True even if the mailbox was closed meanwhile: its acquisition has learnt of the grant by asking, and must
-        not lose it now, or it has given up, and gives back what it was given."""
-        self._inbox.deliver(holder, news)
-        return True
+    def _become_reader(self, box: SqliteMailbox) -> Pipe | None:
+        with self._mutex:
+            if self._reader is not None or self._pipe is None or box.notifications or self._closed:
+                return None
+            self._reader = box
+            return self._pipe
+
+    def _poll(self, pipe: Pipe, until: float) -> None:
+        left = min(until - self.runtime.now(), LONGEST_POLL)
+        try:
+            poll = select.poll()
+            poll.register(pipe.fd, select.POLLIN)
+            if poll.poll(max(0.0, left * 1000)):
+                self._read_pipe()
+        finally:
+            with self._mutex:
+                self._reader = None
+
+    def _leave(self, box: SqliteMailbox) -> None:
+        with self._mutex:
+            self._waiting.pop(box, None)
+            if self._reader is box:  # interrupted between becoming the reader and polling
+                self._reader = None
+            self._close_unread_pipe()
+            if self._reader is None and self._waiting:
+                # The newest waiter gets the lock last, so it can read for longest.
+                next(reversed(self._waiting)).wake()
+
+    def _wake(self, box: SqliteMailbox) -> None:
+        if box is self._reader and self._pipe is not None:
+            self._pipe.wake_reader()  # it polls the pipe, not its waker
+        else:
+            box.wake()
+
+    def close(self) -> None:
+        with self._mutex:
+            self._closed = True
+            for box in self._waiting:
+                self._wake(box)
+            self._close_unread_pipe()
+
+    def _close_unread_pipe(self) -> None:
+        if self._closed and self._reader is None:
+            self._close_pipe(remove=True)
+
+    def reset(self, *, forked: bool) -> None:
+        self._waiting = {}
+        self._reader = None
+        super().reset(forked=forked)
+
+
+class AsyncInbox(Inbox):
+    """Invariant: `_loop` watches the pipe exactly while `_waiting` is not empty."""
+
+    def __init__(self, folder: str, runtime: Runtime) -> None:
+        super().__init__(folder, runtime)
+        self._waiting: set[SqliteMailbox] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def wait(self, box: SqliteMailbox, waker: Waker, until: float) -> Notification | None:
+        self._watch(box)
+        try:
+            while not box.notifications and not self._closed and await waker.wait(until):
+                pass  # a wake-up may be left over from before this wait
+        finally:
+            self._waiting.discard(box)
+            if not self._waiting:
+                self._stop_watching()
+        return self._consume(box)
+
+    def _watch(self, box: SqliteMailbox) -> None:
+        if not self._waiting and self._pipe is not None:
+            import asyncio
+
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._pipe.fd, self._read_pipe)
+        self._waiting.add(box)
+
+    def _stop_watching(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None and self._pipe is not None and not loop.is_closed():
+            loop.remove_reader(self._pipe.fd)
+
+    def _wake(self, box: SqliteMailbox) -> None:
+        box.wake()
+
+    def close(self) -> None:
+        self._closed = True
+        self._stop_watching()
+        for box in self._waiting:
+            self._wake(box)
+        self._close_pipe(remove=True)
+
+    def reset(self, *, forked: bool) -> None:
+        # Leave the watch alone: the loop is closed, or in a forked child it belongs to the parent.
+        self._waiting = set()
+        self._loop = None
+        super().reset(forked=forked)
+
+
+INBOXES: dict[str, type[Inbox]] = {"threads": ThreadInbox, "asyncio": AsyncInbox}

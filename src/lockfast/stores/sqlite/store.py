@@ -1,8 +1,9 @@
-"""`SqliteStore`: `ports.Store` on a file that the processes of one user share; the embedded default.
+"""`ports.Store` on a file that the processes of one user share: the embedded default.
 
-Not guaranteed: exclusion between machines, or between users. Rules kept here: the common case is one statement,
-and everything else is one transaction of `rules.py`; a grant handed over is told after its commit, and one that
-cannot be told goes on to the next.
+Not guaranteed: exclusion between machines, or between users.
+
+The fast path is one statement; everything else is one transaction of `transactions.py`. A grant to a waiter is notified
+after the commit. If the waiter has gone by then, its grant is released to the next one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,13 +22,12 @@ from typing import TypeVar
 from lockfast.errors import ConfigurationError, StoreError
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
-from lockfast.stores.sqlite import forks, rules
-from lockfast.stores.sqlite import statements as sql
-from lockfast.stores.sqlite.boot import boot_id
+from lockfast.stores.sqlite import boot, transactions
+from lockfast.stores.sqlite.connection import SQL, in_transaction
 from lockfast.stores.sqlite.database import Database
-from lockfast.stores.sqlite.folder import checked_path
-from lockfast.stores.sqlite.inbox import Inbox, SqliteMailbox
-from lockfast.stores.sqlite.opening import in_transaction
+from lockfast.stores.sqlite.inbox import INBOXES, Inbox, SqliteMailbox
+from lockfast.stores.sqlite.location import checked_path
+from lockfast.stores.sqlite.transactions import Outgoing, Transaction
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal, shown
 
 log = logging.getLogger("lockfast")
@@ -34,9 +35,9 @@ log = logging.getLogger("lockfast")
 T = TypeVar("T")
 
 LEAVE_WITHIN = 0.3
-"""Seconds that a closing store gives to those who wait, to leave the queue."""
+"""Seconds that `cancel_waits` gives the waiters to leave the queue."""
 SWEEP_EVERY = 256
-"""Requests between two sweeps, each of which looks at twice as many locks: so it keeps up with any use."""
+"""Requests between two sweeps. Each sweep checks twice as many locks, so sweeping keeps up with any load."""
 
 
 def _wall_us() -> int:
@@ -44,7 +45,7 @@ def _wall_us() -> int:
 
 
 class SqliteStore(Store):
-    """Locks in the file at `path`. `colour` must be the runtime's: "threads" or "asyncio"."""
+    """Locks in the file at `path`. `flavour` must match the runtime: "threads" or "asyncio"."""
 
     grace = 0.08
     capabilities = Capabilities(fence_blocks=True)
@@ -56,145 +57,143 @@ class SqliteStore(Store):
         *,
         flavour: str = "threads",
         wall_us: Callable[[], int] = _wall_us,
-        boot_id: Callable[[], str] = boot_id,
+        boot_id: Callable[[], str] = boot.boot_id,
     ) -> None:
         path = checked_path(path)
+        if flavour not in INBOXES:
+            raise ConfigurationError(f"A store's flavour is threads or asyncio, not {shown(flavour)}.")
         self._runtime = runtime
         self._now = runtime.now
         self._wall_us = wall_us
         self._database = Database(path, runtime, boot_id)
-        # All names of the file must lead to one folder, or its processes could not reach each other.
-        self._inbox = _inbox(flavour, f"{Path(path).resolve()}-inbox", runtime)
-        self._asks = 0
-        self._colour = flavour
+        # Symbolic links to the file must lead to one inbox folder, or its processes could not notify each other.
+        self._inbox = INBOXES[flavour](f"{Path(path).resolve()}-inbox", runtime)
+        self._requests = 0
+        self._flavour = flavour
         self._finalizer = self._finalize()
-        forks.remember(self)
+        _follow_forks(self)
 
     def _finalize(self) -> weakref.finalize[[Database, Inbox, int], SqliteStore]:
-        finalizer = weakref.finalize(self, _shut, self._database, self._inbox, os.getpid())
-        # On threads a connection is closed when the program ends, and then gives back what it holds. This must not come
-        # before: whoever waits would be told that it was closed, as if the program had done that.
-        finalizer.atexit = self._colour != "threads"
+        finalizer = weakref.finalize(self, _close, self._database, self._inbox, os.getpid())
+        # On threads, the session closes at exit and releases its leases. Closing the store before that would report
+        # "closed" to the waiters, as if the program had called close().
+        finalizer.atexit = self._flavour != "threads"
         return finalizer
 
     @property
     def inbox_open(self) -> bool:
-        return self._inbox.ready
+        return self._inbox.is_open
 
     def mailbox(self, holder: str) -> Mailbox:
         return SqliteMailbox(self._inbox, holder)
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
-        if self._asks % SWEEP_EVERY == 0:
+        if self._requests % SWEEP_EVERY == 0:
             await self._sweep()
-        self._asks += 1
+        self._requests += 1
         if enqueue is None or enqueue.ticket is None:
-            fence = await self._take(claim, until)
+            fence = await self._acquire_free(claim, until)
             if fence is not None:
                 return Granted(fence)
-        return await self._transact(lambda scene: rules.acquire(scene, claim, enqueue), until)
+        return await self._transact(lambda tx: transactions.acquire(tx, claim, enqueue), until)
 
-    async def _take(self, claim: Claim, until: float) -> int | None:
-        """The fence, when the lock was free and nobody waited for it."""
+    async def _acquire_free(self, claim: Claim, until: float) -> int | None:
+        """Fast path: return the fence if the lock was free and had no waiters."""
 
         def work(connection: sqlite3.Connection) -> int | None:
             now, fence = self._now(), self._wall_us()
             row = (claim.name, fence, claim.holder, claim.owner, now, now + claim.ttl, claim.fences)
-            return fence if connection.execute(sql.TAKE, row).rowcount else None
+            return fence if connection.execute(SQL["acquire_free"], row).rowcount else None
 
         return await self._database.run(work, until)
 
     async def _sweep(self) -> None:
         try:
-            await self._transact(rules.sweep, until=0.0)  # at once or not at all: it has time
+            await self._transact(transactions.sweep, until=0.0)  # one try: it is not urgent
         except StoreError as error:
-            log.debug("Old rows of the lock file were left for later: %s", error)
+            log.debug("Could not sweep the lock file now: %s", error)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
         def work(connection: sqlite3.Connection) -> list[bool]:
-            return in_transaction(connection, lambda: [prolonged(connection, line) for line in renewals])
+            return in_transaction(connection, lambda: [renewed(connection, renewal) for renewal in renewals])
 
-        def prolonged(connection: sqlite3.Connection, line: Renewal) -> bool:
+        def renewed(connection: sqlite3.Connection, renewal: Renewal) -> bool:
             now = self._now()
-            statement = sql.END_AT if line.final else sql.RENEW
-            return connection.execute(statement, (now + line.ttl, line.name, line.holder, now)).rowcount > 0
+            statement = SQL["set_expiry" if renewal.final else "renew"]
+            return connection.execute(statement, (now + renewal.ttl, renewal.name, renewal.holder, now)).rowcount > 0
 
         return await self._database.run(work, until)
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         def work(connection: sqlite3.Connection) -> int:
             now = self._now()
-            return connection.execute(sql.GIVE, (now, name, holder, now, name)).rowcount
+            return connection.execute(SQL["release_uncontended"], (now, name, holder, now, name)).rowcount
 
-        # Also after `close`: whoever waited then still has a place to give back.
-        if await self._database.run(work, until, though_closed=True):
+        # Even after `close`: a waiter of that moment still has a ticket to remove.
+        if await self._database.run(work, until, even_closed=True):
             return True
-        return await self._transact(lambda scene: rules.release(scene, name, holder), until, though_closed=True)
+        return await self._transact(lambda tx: transactions.release(tx, name, holder), until, even_closed=True)
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
-        return await self._transact(lambda scene: rules.adopt(scene, claim, old_holder), until)
+        return await self._transact(lambda tx: transactions.adopt(tx, claim, old_holder), until)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
-        return await self._transact(lambda scene: rules.inspect(scene, name), until, begin="BEGIN")
+        return await self._transact(lambda tx: transactions.inspect(tx, name), until, begin="BEGIN")
 
     async def facts(self, until: float) -> Facts:
         version = sqlite3.sqlite_version
         return Facts("sqlite", reach="host", version=version, persistence=Persistence.FILE, clock_offset=0.0)
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
-        return await self._transact(lambda scene: rules.listing(scene, pattern, cursor), until, begin="BEGIN")
+        return await self._transact(lambda tx: transactions.listing(tx, pattern, cursor), until, begin="BEGIN")
 
     async def force_release(self, name: str, holder: str, until: float) -> bool:
-        return await self._transact(lambda scene: rules.force_release(scene, name, holder), until)
+        return await self._transact(lambda tx: transactions.force_release(tx, name, holder), until)
 
     async def _transact(
         self,
-        step: Callable[[rules.Scene], T],
+        step: Callable[[Transaction], T],
         until: float,
         *,
         begin: str = "BEGIN IMMEDIATE",
-        though_closed: bool = False,
+        even_closed: bool = False,
     ) -> T:
-        """What `step` decided, after it is committed and told to whom it concerns."""
-        answer, letters = await self._commit(step, until, begin, though_closed)
-        while letters:
-            letter = letters.pop(0)
-            if not letter.outlet.send(letter.holder, letter.news):
-                letters += await self._give_back_for(letter, until)
-        return answer
+        """Commit `step`, send its notifications, and return its result."""
+        result, outgoing = await self._commit(step, until, begin, even_closed)
+        while outgoing:
+            message = outgoing.pop(0)
+            if not message.channel.send(message.holder, message.notification):
+                outgoing += await self._release_for(message, until)
+        return result
 
-    async def _give_back_for(self, letter: rules.Letter, until: float) -> list[rules.Letter]:
-        """Give back the grant or the place of a waiter that went away after the commit; whom to tell now."""
+    async def _release_for(self, message: Outgoing, until: float) -> list[Outgoing]:
+        """Release the grant or ticket of a waiter that died after the commit; return the next notifications."""
         try:
-            step = partial(rules.release, name=letter.name, holder=letter.holder)
-            return (await self._commit(step, until, though_closed=True))[1]
+            step = partial(transactions.release, name=message.name, holder=message.holder)
+            return (await self._commit(step, until, "BEGIN IMMEDIATE", even_closed=True))[1]
         except StoreError as error:
-            # What was asked for is done all the same; what the waiter left ends with its ttl.
-            log.warning("A waiter for the lock %s is gone and could not be removed: %s", shown(letter.name), error)
+            log.warning(
+                "Could not remove a dead waiter; its grant or ticket expires with its ttl: lock %s: %s",
+                shown(message.name),
+                error,
+            )
             return []
 
     async def _commit(
-        self,
-        step: Callable[[rules.Scene], T],
-        until: float,
-        begin: str = "BEGIN IMMEDIATE",
-        though_closed: bool = False,
-    ) -> tuple[T, list[rules.Letter]]:
-        def work(connection: sqlite3.Connection) -> tuple[T, list[rules.Letter]]:
-            return in_transaction(connection, lambda: self._play(step, connection), begin)
+        self, step: Callable[[Transaction], T], until: float, begin: str, even_closed: bool
+    ) -> tuple[T, list[Outgoing]]:
+        def work(connection: sqlite3.Connection) -> tuple[T, list[Outgoing]]:
+            def run_step() -> tuple[T, list[Outgoing]]:
+                inbox = self._inbox
+                tx = Transaction(connection.execute, self._now(), self._wall_us(), inbox.channel_to, inbox.address, [])
+                return step(tx), tx.outgoing
 
-        return await self._database.run(work, until, though_closed=though_closed)
+            return in_transaction(connection, run_step, begin)
 
-    def _play(self, step: Callable[[rules.Scene], T], connection: sqlite3.Connection) -> tuple[T, list[rules.Letter]]:
-        inbox = self._inbox
-        scene = rules.Scene(connection.execute, self._now(), self._wall_us(), inbox.reach, inbox.address, [])
-        return step(scene), scene.letters
-
-    def disconnect(self) -> None:
-        """The database is closed once nobody can use the store any more (`_finalizer`)."""
+        return await self._database.run(work, until, even_closed=even_closed)
 
     async def cancel_waits(self) -> None:
-        """Send away who waits, and give them a moment to leave the queue."""
+        """Cancel all waits, and give the waiters a moment to leave the queue."""
         self._inbox.close()
         give_up_at = self._runtime.now() + LEAVE_WITHIN
         while self._inbox.in_use and self._runtime.now() < give_up_at:
@@ -212,27 +211,48 @@ class SqliteStore(Store):
         self._database.resume()
 
     def reset(self, *, forked: bool) -> None:
-        """Once more after a fork it changes nothing: `forks.py` may have been first."""
+        """A second call after a fork changes nothing: the session and `_after_fork_in_child` both call it."""
         self._inbox.reset(forked=forked)
         if forked and self._database.reset():
             self._finalizer.detach()
             self._finalizer = self._finalize()
 
 
-def _inbox(flavour: str, folder: str, runtime: Runtime) -> Inbox:
-    if flavour == "threads":
-        from lockfast.stores.sqlite.leading import LeadingInbox
-
-        return LeadingInbox(folder, runtime)
-    if flavour == "asyncio":
-        from lockfast.stores.sqlite.looping import LoopingInbox
-
-        return LoopingInbox(folder, runtime)
-    raise ConfigurationError(f"A store's colour is threads or asyncio, not {shown(flavour)}.")
-
-
-def _shut(database: Database, inbox: Inbox, pid: int) -> None:
-    """Close everything, unless this is a forked child: then it is the parent's."""
+def _close(database: Database, inbox: Inbox, pid: int) -> None:
+    """Close everything, unless this is a forked child: the parent owns it then."""
     if os.getpid() == pid:
         inbox.close()
         database.close()
+
+
+_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
+_fork_mutex = threading.Lock()
+"""Held while `_stores` changes, and from before a fork until after it."""
+
+
+def _follow_forks(store: SqliteStore) -> None:
+    with _fork_mutex:
+        _stores.add(store)
+
+
+def _before_fork() -> None:
+    _fork_mutex.acquire()
+    for store in list(_stores):
+        store.pause()
+
+
+def _after_fork_in_parent() -> None:
+    for store in list(_stores):
+        store.resume()
+    _fork_mutex.release()
+
+
+def _after_fork_in_child() -> None:
+    global _fork_mutex
+    _fork_mutex = threading.Lock()
+    for store in list(_stores):
+        store.reset(forked=True)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

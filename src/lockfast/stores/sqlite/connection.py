@@ -1,0 +1,168 @@
+"""Open a connection to the lock file, and load the SQL of this store.
+
+Rules:
+
+- No busy handler (`timeout=0`): SQLite would sleep inside the call and block the event loop. `database.py` retries.
+- WAL with `synchronous=NORMAL`: a commit reaches the operating system, and only a checkpoint syncs the disk. A killed
+  process loses nothing. A power cut may lose the last commits but never damages the file; the next boot voids the lost
+  grants anyway, and fences continue from the wall clock.
+- No automatic checkpoint: see `database.checkpoint`.
+- Small pages: a transaction changes one or two rows, and a commit writes whole pages.
+- `_sqlite3` instead of `sqlite3`, and no imports that a healthy file does not need: `lockfast run` uses this module.
+"""
+
+from __future__ import annotations
+
+import os
+
+from lockfast.stores.sqlite.location import refuse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
+else:
+    import _sqlite3 as sqlite3
+
+APPLICATION_ID = 0x6C6F636B
+"""Marks the file as ours in SQLite's header: "lock"."""
+LAYOUT = 1
+PAGE_BYTES = 1024
+
+
+def _text(file_name: str) -> str:
+    with open(os.path.join(os.path.dirname(__file__), file_name), encoding="utf-8") as file:
+        return file.read()
+
+
+def _statements() -> dict[str, str]:
+    """Each statement of statements.sql, without comments and semicolon, under the name that starts its contract."""
+    found = {}
+    for part in _text("statements.sql").split("\n\n"):
+        lines = part.strip().splitlines()
+        body = [line for line in lines if not line.startswith("--")]
+        if body:
+            found[lines[0].removeprefix("-- ").partition(":")[0]] = "\n".join(body).removesuffix(";")
+    return found
+
+
+SQL = _statements()
+
+
+def in_transaction(connection: sqlite3.Connection, work: Callable[[], T], begin: str = "BEGIN IMMEDIATE") -> T:
+    """Run `work` in a transaction; roll back on any exception, interrupts included."""
+    try:
+        connection.execute(begin)
+        result = work()
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return result
+
+
+def open_or_create(path: str, boot: str) -> sqlite3.Connection:
+    """Open the lock file in autocommit mode, create its tables if it is empty, and void grants of earlier boots."""
+    connection = _connect(path)
+    try:
+        # One transaction: another process may create the tables between the reads.
+        if not in_transaction(connection, lambda: _is_lock_file(connection, path), "BEGIN"):
+            _create_tables(connection, path)
+        _configure(connection)
+        _void_earlier_boots(connection, boot)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_if_current(path: str, boot: str) -> sqlite3.Connection | None:
+    """Open the lock file if it has its tables and is of this boot; change nothing."""
+    connection = _connect(path)
+    try:
+        if _is_lock_file(connection, path) and _stored_boot(connection) == boot:
+            _configure(connection)
+            return connection
+    except BaseException:
+        connection.close()
+        raise
+    connection.close()
+    return None
+
+
+def wal_bytes(path: str) -> int:
+    """The size of the write-ahead log. SQLite truncates it when it restarts the log (`journal_size_limit`)."""
+    try:
+        return os.stat(path + "-wal").st_size
+    except OSError:
+        return 0
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64)
+
+
+def _configure(connection: sqlite3.Connection) -> None:
+    """Apply the settings that SQLite does not store in the file."""
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA secure_delete = OFF")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA journal_size_limit = 0")
+
+
+def _is_lock_file(connection: sqlite3.Connection, path: str) -> bool:
+    """False for an empty file; `ConfigurationError` for a file of another program or release."""
+    application: int = connection.execute("PRAGMA application_id").fetchone()[0]
+    layout: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application == APPLICATION_ID:
+        if layout != LAYOUT:
+            refuse(
+                f"The lock file {path} was made by another release of lockfast (layout {layout}, here {LAYOUT}). "
+                "Nothing was locked. Use the same release in all processes, or another path."
+            )
+        return True
+    if application or layout or connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+        refuse(f"{path} is the database of another program; it was not changed. Choose another path for the lock file.")
+    return False
+
+
+def _create_tables(connection: sqlite3.Connection, path: str) -> None:
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    mode: str = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        refuse(
+            f"The file system of {path} does not support shared memory, which the lock file needs. Nothing was locked. "
+            "Choose a folder on a local disk, or use a Redis or Valkey server."
+        )
+
+    def create() -> None:
+        if not _is_lock_file(connection, path):  # another process may have been first
+            code = "\n".join(line for line in _text("schema.sql").splitlines() if not line.startswith("--"))
+            for statement in filter(None, map(str.strip, code.split(";"))):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {LAYOUT}")
+
+    in_transaction(connection, create)
+
+
+def _void_earlier_boots(connection: sqlite3.Connection, boot: str) -> None:
+    """Void all grants and tickets if the machine has restarted: their holders and their clock are gone."""
+
+    def void() -> None:
+        if _stored_boot(connection) != boot:
+            connection.execute(SQL["void_grants"])
+            connection.execute(SQL["void_waiters"])
+            connection.execute(SQL["set_boot"], (boot,))
+
+    if _stored_boot(connection) != boot:
+        in_transaction(connection, void)
+
+
+def _stored_boot(connection: sqlite3.Connection) -> str:
+    boot: str = connection.execute(SQL["state"]).fetchone()[0]
+    return boot

@@ -1,0 +1,278 @@
+"""The rules for a lock and its queue. Each public function is the work of one transaction.
+
+- A transaction that finds a lock free grants it to the first waiter that can be reached. A waiter loses its ticket if
+  its process is dead, or if it did not refresh the ticket for its whole ttl.
+- A grant to a waiter is valid only after the commit. So a transaction opens the channel to the waiter before, which
+  proves that the waiter is alive, and collects notifications for its caller to send after the commit.
+- A waiter that becomes first in the queue is notified how long the holder may still hold.
+- fence = max(last + 1, wall time in µs): it grows even if the file is lost or the wall clock is set back.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from lockfast.stores.sqlite.connection import SQL
+from lockfast.values import (
+    Answer,
+    Claim,
+    Enqueue,
+    FirstNotification,
+    Granted,
+    GrantNotification,
+    LockInfo,
+    Notification,
+    Owner,
+    Page,
+    Queued,
+    Taken,
+    WaiterInfo,
+    fits,
+)
+
+MOST_SHOWN = 1000
+SWEEP = 512
+"""Locks that one sweep checks."""
+PAGE = 500
+KEPT_FOR = 86_400.0
+"""Seconds that a fence is kept after the last use of its lock."""
+
+
+class Channel(Protocol):
+    """An open connection to one client's inbox."""
+
+    def send(self, holder: str, notification: Notification) -> bool:
+        """False if the client is gone."""
+
+
+class Outgoing(NamedTuple):
+    """A notification to send after the commit."""
+
+    name: str
+    holder: str
+    notification: Notification
+    channel: Channel
+
+
+class Transaction(NamedTuple):
+    """The context of one transaction. `channel_to(address, holder)` returns None for a dead waiter; `address` is this
+    client's own inbox."""
+
+    execute: Callable[..., sqlite3.Cursor]
+    now: float
+    wall_us: int
+    channel_to: Callable[[str, str], Channel | None]
+    address: str
+    outgoing: list[Outgoing]
+
+
+class Head(NamedTuple):
+    """The first waiter of a queue."""
+
+    holder: str
+    address: str
+    attempt: int
+    ttl: float
+    owner: str
+    fences: int
+    expires_at: float
+
+
+class LockRow(NamedTuple):
+    """The state of one lock. `holder` is None if it is free; `fence` is the last one, 0 for none."""
+
+    fence: int
+    holder: str | None = None
+    ttl_left: float = 0.0
+    owner: str = ""
+    since: float = 0.0
+
+
+def _read(tx: Transaction, name: str) -> LockRow:
+    row = tx.execute(SQL["read"], (name,)).fetchone()
+    return LockRow(0) if row is None else _live(tx, *row)
+
+
+def _live(tx: Transaction, fence: int, holder: str | None, expires_at: float, owner: str, since: float) -> LockRow:
+    if holder is None or expires_at <= tx.now:
+        return LockRow(fence)
+    return LockRow(fence, holder, expires_at - tx.now, owner, since)
+
+
+def acquire(tx: Transaction, claim: Claim, enqueue: Enqueue | None) -> Answer:
+    lock = _read(tx, claim.name)
+    if lock.holder is None:
+        if enqueue is not None:  # a returning waiter may have the first ticket
+            _enqueue(tx, claim, enqueue)
+        lock = _grant_to_head(tx, claim.name, lock.fence, claim.holder)
+        if lock.holder is None:
+            return Granted(_grant(tx, claim, lock.fence))
+    elif lock.holder == claim.holder:
+        _renew(tx, claim)
+    if lock.holder == claim.holder:
+        return Granted(lock.fence)
+    if enqueue is None:
+        return Taken(lock.ttl_left)
+    ticket = _enqueue(tx, claim, enqueue)
+    position: int = tx.execute(SQL["position"], (claim.name, ticket)).fetchone()[0]
+    return Queued(ticket, position, lock.ttl_left)
+
+
+def release(tx: Transaction, name: str, holder: str) -> bool:
+    lock = _read(tx, name)
+    if lock.holder == holder:
+        if _grant_to_head(tx, name, lock.fence).holder is None:
+            tx.execute(SQL["release"], (lock.fence, tx.now, name))
+        return True
+    head = _head(tx, name)
+    tx.execute(SQL["remove_waiter"], (name, holder))
+    if lock.holder is None:
+        _grant_to_head(tx, name, lock.fence)
+    elif head is not None and head.holder == holder:
+        _notify_head(tx, name, lock.ttl_left)
+    return False
+
+
+def adopt(tx: Transaction, claim: Claim, old_holder: str) -> Granted | None:
+    lock = _read(tx, claim.name)
+    if lock.holder == claim.holder:
+        _renew(tx, claim)
+        return Granted(lock.fence)
+    if lock.holder is None or lock.holder != old_holder:
+        return None
+    return Granted(_grant(tx, claim, lock.fence))
+
+
+def force_release(tx: Transaction, name: str, holder: str) -> bool:
+    lock = _read(tx, name)
+    if lock.holder is None or lock.holder != holder:
+        return False
+    fence = _next_fence(tx, lock.fence)
+    tx.execute(SQL["release"], (fence, tx.now, name))
+    _grant_to_head(tx, name, fence)
+    return True
+
+
+def listing(tx: Transaction, pattern: str, cursor: str) -> Page:
+    rows = tx.execute(SQL["page"], (tx.now, cursor, PAGE)).fetchall()
+    infos = tuple(
+        _with_holder(tx, _live(tx, *row), LockInfo(name, waiting=waiting))
+        for name, *row, waiting in rows
+        if fits(name, pattern)
+    )
+    return Page(infos, rows[-1][0] if len(rows) == PAGE else "")
+
+
+def inspect(tx: Transaction, name: str) -> LockInfo:
+    rows = tx.execute(SQL["waiters"], (name, tx.now, MOST_SHOWN)).fetchall()
+    waiters = tuple(WaiterInfo(holder, Owner.decode(owner), tx.now - since) for holder, owner, since in rows)
+    waiting = len(rows)
+    if waiting == MOST_SHOWN:
+        waiting = tx.execute(SQL["waiting"], (name, tx.now)).fetchone()[0]
+    return _with_holder(tx, _read(tx, name), LockInfo(name, waiters=waiters, waiting=waiting))
+
+
+def _with_holder(tx: Transaction, lock: LockRow, info: LockInfo) -> LockInfo:
+    if lock.holder is None:
+        return info._replace(fence=lock.fence or None)
+    return info._replace(
+        fence=lock.fence,
+        holder=lock.holder,
+        owner=Owner.decode(lock.owner),
+        held_for=tx.now - lock.since,
+        ttl_left=lock.ttl_left,
+    )
+
+
+def sweep(tx: Transaction) -> None:
+    """Delete rows without use among the next few names."""
+    start: str = tx.execute(SQL["state"]).fetchone()[1]
+    end: str | None = tx.execute(SQL["sweep_end"], (start, SWEEP)).fetchone()[0]
+    if end is not None:
+        tx.execute(SQL["sweep_waiters"], (start, end, tx.now))
+        tx.execute(SQL["sweep_locks"], (start, end, tx.now - KEPT_FOR))
+    if start or end:
+        tx.execute(SQL["set_swept"], (end or "",))
+
+
+def _head(tx: Transaction, name: str) -> Head | None:
+    row = tx.execute(SQL["head"], (name,)).fetchone()
+    return None if row is None else Head(*row)
+
+
+def _grant_to_head(tx: Transaction, name: str, fence: int, caller: str | None = None) -> LockRow:
+    """Grant a free lock to the first live waiter. The `caller` is alive, and needs no notification."""
+    while (head := _head(tx, name)) is not None:
+        channel = None
+        if head.holder != caller:
+            if head.expires_at <= tx.now:
+                tx.execute(SQL["remove_waiter"], (name, head.holder))
+                continue
+            channel = _channel_to(tx, name, head)
+            if channel is None:
+                continue
+        tx.execute(SQL["remove_waiter"], (name, head.holder))
+        fence = _grant(tx, Claim(name, head.holder, head.ttl, head.owner, head.fences), fence)
+        if channel is not None:
+            tx.outgoing.append(Outgoing(name, head.holder, GrantNotification(head.attempt, fence), channel))
+        _notify_head(tx, name, head.ttl)
+        return LockRow(fence, head.holder, head.ttl, head.owner, tx.now)
+    return LockRow(fence)
+
+
+def _notify_head(tx: Transaction, name: str, ttl_left: float) -> None:
+    """Notify the first live waiter that it is first now."""
+    while (head := _head(tx, name)) is not None:
+        channel = _channel_to(tx, name, head)
+        if channel is not None:
+            tx.outgoing.append(Outgoing(name, head.holder, FirstNotification(head.attempt, ttl_left), channel))
+            return
+
+
+def _channel_to(tx: Transaction, name: str, waiter: Head) -> Channel | None:
+    """Open the channel to a waiter. If it is gone, remove it from the queue."""
+    channel = tx.channel_to(waiter.address, waiter.holder)
+    if channel is None:
+        if waiter.address == tx.address:
+            tx.execute(SQL["remove_waiter"], (name, waiter.holder))
+        else:  # its process is gone with all its waiters, perhaps thousands
+            tx.execute(SQL["remove_client"], (name, waiter.address))
+    return channel
+
+
+def _grant(tx: Transaction, claim: Claim, last_fence: int) -> int:
+    fence = _next_fence(tx, last_fence, claim.fences)
+    tx.execute(SQL["grant"], (claim.name, fence, claim.holder, claim.owner, tx.now, tx.now + claim.ttl))
+    return fence
+
+
+def _next_fence(tx: Transaction, last: int, count: int = 1) -> int:
+    return max(last + count, tx.wall_us)
+
+
+def _renew(tx: Transaction, claim: Claim) -> None:
+    tx.execute(SQL["renew"], (tx.now + claim.ttl, claim.name, claim.holder, tx.now))
+
+
+def _enqueue(tx: Transaction, claim: Claim, enqueue: Enqueue) -> int:
+    """Refresh the waiter's ticket, or add the waiter; return the ticket."""
+    name, holder, expires_at = claim.name, claim.holder, tx.now + claim.ttl
+    refreshed = (enqueue.address, enqueue.attempt, expires_at, name, holder)
+    if tx.execute(SQL["refresh_waiter"], refreshed).rowcount:
+        ticket: int = tx.execute(SQL["ticket"], (name, holder)).fetchone()[0]
+        if enqueue.ticket is None or enqueue.ticket >= ticket:
+            return ticket
+        tx.execute(SQL["set_ticket"], (enqueue.ticket, name, holder))  # the earlier ticket counts
+        return enqueue.ticket
+    # A waiter that was removed because it was unreachable returns with its ticket, to its old position.
+    ticket = _new_ticket(tx, name) if enqueue.ticket is None else enqueue.ticket
+    waiter = (name, ticket, holder, enqueue.address, enqueue.attempt, claim.ttl, claim.owner, claim.fences)
+    tx.execute(SQL["enqueue"], (*waiter, tx.now, expires_at))
+    return ticket
+
+
+def _new_ticket(tx: Transaction, name: str) -> int:
+    last: int | None = tx.execute(SQL["last_ticket"], (name,)).fetchone()[0]
+    return max((last or 0) + 1, tx.wall_us)
