@@ -10,7 +10,7 @@ from lockfast.runtime.runner import run
 from lockfast.stores.redis.lua.scripts import ACQUIRE, RELEASE, acquire_request, release_request
 from lockfast.stores.redis.protocol.notifications import PING
 from lockfast.stores.redis.store import RedisStore
-from lockfast.stores.redis.topology.quorum_node import RedisVoter
+from lockfast.stores.redis.topology.quorum_member import RedisMember
 from lockfast.values import Claim, Enqueue
 from verify.virtual_server import VirtualRedis
 
@@ -105,6 +105,6 @@ def test_a_release_has_a_ping_in_front_or_every_other_has(ahead: int, pings: lis
 def test_a_voter_of_a_quorum_keeps_no_release_ready() -> None:
     """Its releases are others, and would never take it up."""
     wire: Any = Wire([1000, 7, 0])
-    store = RedisVoter(wire, None)  # type: ignore[arg-type] # nobody is told anything here
+    store = RedisMember(wire, None)  # type: ignore[arg-type] # nobody is told anything here
     wait_in_line(store, "A")
     assert not store.ready

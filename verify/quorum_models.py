@@ -44,7 +44,7 @@ async def vote(me: Process, *, raises: bool) -> tuple[dict[int, int], int]:
             break
     if len(fences) < ENOUGH:
         return fences, 0
-    most, behind = rules.highest(fences, SERVERS)
+    most, behind = rules.choose_fence(fences, SERVERS)
     for server in behind if raises else []:
         raised = await request(me, server, floor=most)
         if raised is None:
@@ -57,7 +57,7 @@ async def vote(me: Process, *, raises: bool) -> tuple[dict[int, int], int]:
 async def attempt(me: Process, *, raises: bool) -> bool:
     sent_at = me.now()
     _, fence = await vote(me, raises=raises)
-    held = bool(fence) and rules.is_worth_it(me.now(), sent_at, TTL)
+    held = bool(fence) and rules.has_enough_validity(me.now(), sent_at, TTL)
     if held:
         me.enters(until=valid_until(sent_at, TTL), fence=fence)
         await me.work()

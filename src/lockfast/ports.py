@@ -178,10 +178,10 @@ class Store(Protocol):
         """Drop connections without touching them: in a forked child, or after the event loop was closed."""
 
 
-class NodeStore(Store, Protocol):
-    """A store that can be one node of a quorum.
+class MemberStore(Store, Protocol):
+    """A store that can be one member of a quorum.
 
-    Its requests never connect: they fail at once if the node is down, so that one node cannot delay the others.
+    Its requests never connect: they fail at once if the server is down, so that one server cannot delay the others.
     `connect()` runs in the background.
     """
 
@@ -195,7 +195,7 @@ class NodeStore(Store, Protocol):
     async def identity(self, until: float) -> Facts:
         """Return only which server it is and how long it has been running: cheaper than `facts()`."""
 
-    async def probe(self, secret: str, number: int, until: float) -> int | None:
+    async def mark(self, secret: str, number: int, until: float) -> int | None:
         """Store `number` under `secret` for some seconds unless one exists, and return the stored one.
 
         None if the engine denies it.

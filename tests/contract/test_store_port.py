@@ -24,7 +24,9 @@ Check = Callable[[Bench], Coroutine[Any, Any, None]]
 @scenario
 async def test_store_keeps_the_contract(d: Driver, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     if d.store == "quorum":
-        monkeypatch.setattr("lockfast.core.quorum.store.PATIENCE", 10.0)  # a check asks once, a lock would ask again
+        monkeypatch.setattr(
+            "lockfast.core.quorum.store.REPLY_TIMEOUT", 10.0
+        )  # a check asks once, a lock would ask again
         monkeypatch.setattr(contract, "BRIEF", 0.4)  # each client dials ten connections before its first request
     await run_check(check, lambda: d.connect().store, d.locks.runtime)
 

@@ -111,7 +111,7 @@ async def test_a_look_at_all_locks_bears_a_node_that_is_ahead(
     d: Driver, fragile: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What reaches one of the nodes late gets a fence by that node's clock, greater than what the others agreed on."""
-    monkeypatch.setattr("lockfast.core.quorum.store.PATIENCE", 10.0)  # a check asks once, a lock would ask again
+    monkeypatch.setattr("lockfast.core.quorum.store.REPLY_TIMEOUT", 10.0)  # a check asks once, a lock would ask again
     with FaultProxy(fragile[2].port) as proxy:
         proxy.delay_requests(b"contract:", 0.02)
         urls = [server.url for server in fragile]

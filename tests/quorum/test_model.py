@@ -53,12 +53,12 @@ def test_two_majorities_always_share_a_node() -> None:
 
 
 def test_the_floor_follows_the_nodes_clocks_and_not_itself() -> None:
-    floor = rules.Floor()
+    floor = rules.FenceFloor()
     assert floor.propose(100.0) == 0
-    floor.see(100.0, 1_000_000.0)
+    floor.observe_clock(100.0, 1_000_000.0)
     first = floor.propose(100.0)
     assert first == 1_000_000_000_000 + rules.LEAD_US
-    floor.learn(100.0, [first, first, first])  # they agree: nothing to learn, and no creeping ahead
+    floor.observe_fences(100.0, [first, first, first])  # they agree: nothing to learn, and no creeping ahead
     assert floor.propose(100.0) == first
-    floor.learn(100.0, [first, first + 500_000])
+    floor.observe_fences(100.0, [first, first + 500_000])
     assert floor.propose(100.0) == first + 500_000 + rules.LEAD_US

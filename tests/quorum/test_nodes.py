@@ -119,7 +119,7 @@ async def test_nodes_that_restarted_lately_sit_out(d: Driver, fragile: list[Serv
     locks = d.connect(sits_out=3600)
     with pytest.raises(lockfast.QuorumNotReached) as caught:
         await done(locks.lock("thing").acquire(timeout=0.5))
-    assert {vote for _, vote in caught.value.votes} == {"restarted, does not count yet"}
+    assert {vote for _, vote in caught.value.votes} == {"restarted, does not vote yet"}
     assert [server.raw("EXISTS", "thing") for server in fragile] == [0] * 5
     assert (await done(locks.guarantees())).facts.sits_out == 3600
 

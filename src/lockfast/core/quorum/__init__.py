@@ -1,5 +1,1 @@
-"""A quorum: several independent servers that together are one store. `rules.py` decides, `store.py` does.
-
-`nodes.py` knows which servers can be asked now, and looks after those that cannot; `round.py` asks all at once and
-counts; `mailbox.py` waits for the votes that come later.
-"""
+"""A store made of several independent servers: a lock is held by the holder of a majority of them."""

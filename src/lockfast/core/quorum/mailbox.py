@@ -1,18 +1,16 @@
-"""Waiting for a majority: one mailbox made of the nodes' mailboxes, in all of their queues at the same time.
+"""Wait for a majority: one mailbox over the mailboxes of all members, with a ticket in each member's queue.
 
-A release reaches all nodes, and each hands its vote to the first in its own queue: nearly always the same waiter, who
-then has a majority without asking. Where the queues differ, or votes were taken while nodes were away, the vote is
-split. Then each contender looks who holds the nodes, and all but the one with the most votes give theirs to the next
-in the queue.
+A release reaches all members, and each hands its vote to the first waiter in its own queue. That is nearly always the
+same waiter, which then has a majority without another request. If the queues differ, the vote can be split. Then each
+contender inspects the members, and all but the one with the most votes pass their votes to the next waiter.
 
-Rules kept here:
-
-- A vote counts only if it answers the last turn, as every push; so a majority is never made of old and new votes.
-- A split vote is never waited out: after a moment, chosen at random, those who are behind give way; and so does one
-  that is ahead and gets nowhere, for it may lack nodes that others can reach.
-- First in the queue is who is first on as many nodes as it lacks: told by fewer, it would count on a holder that most
-  nodes no longer have.
-- A node that cannot be heard any more is left out and dialled in the background; the wait goes on with the others.
+Rules:
+- A vote counts only if it answers the current attempt, so old and new votes never add up to a majority.
+- A split vote does not wait for a ttl. After a random delay, contenders that are behind yield. A contender that stays
+  ahead without a majority yields too: it may lack members that others can reach.
+- A waiter is first in the queue if it is first on as many members as it lacks. Fewer could report a holder that most
+  members no longer have.
+- A member whose inbox fails is left out and reconnected in the background; the wait continues on the others.
 """
 
 from __future__ import annotations
@@ -20,24 +18,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockfast.core import backoff
+from lockfast.core.quorum.members import TOO_FEW_INBOXES
 from lockfast.core.quorum.rules import Standing
 from lockfast.errors import StoreError, StoreUnavailable, closed_error
 from lockfast.ports import Mailbox
-from lockfast.values import Claim, Enqueue, FirstNotification, Granted, GrantNotification, Queued
+from lockfast.values import Enqueue, FirstNotification, Granted, GrantNotification, Queued
 
 if TYPE_CHECKING:
-    from lockfast.core.quorum.nodes import Node
-    from lockfast.core.quorum.round import Round
-    from lockfast.core.quorum.store import QuorumStore
+    from lockfast.core.quorum.members import Member
+    from lockfast.core.quorum.store import ClaimRecord, QuorumStore
+    from lockfast.core.quorum.votes import Votes
 
-LOOK_AGAIN = 0.25
-"""Seconds after which who holds some votes beside another's majority looks again, at the least."""
-MOST_PATIENCE = 3
-"""How often one who is ahead in a split vote waits for the others to give way, before it does so itself."""
+RECHECK = 0.25
+"""Least seconds between two inspections by a contender that has votes beside another's majority."""
+MAX_TIMES_AHEAD = 3
+"""How often a contender that is ahead in a split vote waits for the others before it yields too."""
 
 
 class QuorumMailbox:
-    """One acquisition's. `_boxes` are by node number, and open; `_news` has come and was not looked at yet."""
+    """One acquisition's mailbox. `_boxes` are the members' open mailboxes by member number."""
 
     def __init__(self, store: QuorumStore, holder: str) -> None:
         self._store = store
@@ -45,140 +44,143 @@ class QuorumMailbox:
         self.ticket = 0
         self._boxes: dict[int, Mailbox] = {}
         self._tickets: dict[int, int] = {}
-        self._news: list[tuple[int, Any]] = []
-        self._ask: Claim | None = None
-        self._round: Round | None = None
-        self._give_way_at = 0.0
+        self._received: list[tuple[int, Any]] = []
+        self._record: ClaimRecord | None = None
+        self._votes: Votes | None = None
+        self._yield_at = 0.0
         self._splits = 0
         self._missed = False
 
     @property
     def address(self) -> str:
-        return self.holder  # the nodes have addresses of their own: this is how the store finds them
+        return self.holder  # only the store uses it, to find this mailbox; each member has an address of its own
 
     async def open(self, until: float) -> None:
-        self._store.add_box(self)
-        await self._store.nodes.listen(until)
+        self._store.add_mailbox(self)
+        await self._store.members.connect_inboxes(until)
         await self.refresh(until)
-        if len(self._boxes) < self._store.nodes.majority:
-            raise StoreUnavailable("Too few nodes of the quorum could be listened to, so nothing was sent.")
+        if len(self._boxes) < self._store.members.majority:
+            raise StoreUnavailable(TOO_FEW_INBOXES)
 
     async def refresh(self, until: float) -> None:
-        """Listen also to nodes that have come back."""
-        for node in self._store.nodes.all:
-            if node.number not in self._boxes and node.store.inbox_open:
-                box = node.store.mailbox(self.holder)
+        """Open a mailbox on each member that has (re)connected its inbox."""
+        for member in self._store.members.all:
+            if member.number not in self._boxes and member.store.inbox_open:
+                box = member.store.mailbox(self.holder)
                 try:
-                    await box.open(until)  # no wait: it is connected already
-                    self._boxes[node.number] = box
+                    await box.open(until)  # does not wait: the inbox is connected
+                    self._boxes[member.number] = box
                 except StoreUnavailable:
                     box.close()
 
-    def enqueue(self, node: Node, attempt: int) -> Enqueue | None:
-        """Where that node is to push to; None for one that we cannot hear, which then keeps no place for us."""
-        box = self._boxes.get(node.number)
+    def enqueue(self, member: Member, attempt: int) -> Enqueue | None:
+        """Return how `member` is to enqueue the claim; None if it cannot notify us, so that it keeps no ticket."""
+        box = self._boxes.get(member.number)
         if box is None:
             return None
-        return Enqueue(box.address, attempt, self._tickets.get(node.number, self.ticket) or None)
+        return Enqueue(box.address, attempt, self._tickets.get(member.number, self.ticket) or None)
 
-    def start(self, claim: Claim, round_: Round) -> None:
-        """From now on wait for the votes that `round_` lacks."""
-        self._ask, self._round = claim, round_
-        for number, enqueue in round_.queued.items():
-            self._tickets[number] = enqueue.ticket
-        # On a node where we lose our place, we come back with the ticket of the others: their clocks agree roughly.
+    def start(self, record: ClaimRecord, votes: Votes) -> None:
+        """From now on, wait for the votes that are missing."""
+        self._record, self._votes = record, votes
+        for number, queued in votes.queued.items():
+            self._tickets[number] = queued.ticket
+        # A member that has lost our ticket gets the one of the others: their clocks agree roughly.
         self.ticket = self.ticket or max(self._tickets.values(), default=0)
-        self._schedule()
+        self._schedule_yield()
 
-    def _schedule(self) -> None:
-        randomness = self._store.runtime.random()
-        self._give_way_at = self._store.runtime.now() + backoff.pause(self._splits + 1, randomness)
+    def _schedule_yield(self) -> None:
+        runtime = self._store.runtime
+        self._yield_at = runtime.now() + backoff.pause(self._splits + 1, runtime.random())
 
     async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
-        runtime, nodes = self._store.runtime, self._store.nodes
-        while self._round is not None and self._ask is not None and not nodes.closed:
-            round_ = self._round
-            if len(round_.granted) >= nodes.majority:
-                granted = await self._store.settle(self._ask, round_, until)
-                return None if granted is None else GrantNotification(round_.attempt, granted.fence)
+        runtime, members = self._store.runtime, self._store.members
+        while self._votes is not None and self._record is not None and not members.closed:
+            votes = self._votes
+            if len(votes.granted) >= members.majority:
+                granted = await self._store.settle(self._record, votes, until)
+                return None if granted is None else GrantNotification(votes.attempt, granted.fence)
             now = runtime.now()
             if now >= until:
                 return None
-            if round_.granted and now >= self._give_way_at:
-                await self._give_way(self._ask, round_, until)
+            if votes.granted and now >= self._yield_at:
+                await self._resolve_split(self._record, votes, until)
                 continue
-            limit = min(until, self._give_way_at) if round_.granted else until
-            if not self._news:
-                await self._hear(limit)
-            news = self._take_news(round_)
-            if news is not None or (not self._news and self._missed):
-                return news
+            if not self._received:
+                await self._receive(min(until, self._yield_at) if votes.granted else until)
+            first = self._count_received(votes)
+            if first is not None or self._missed:
+                return first
         raise closed_error()
 
-    async def _hear(self, limit: float) -> None:
-        """Wait for news of any node."""
+    async def _receive(self, limit: float) -> None:
+        """Wait for a notification from any member."""
         self._missed = False
-        heard = list(self._boxes)
-        if len(heard) < self._store.nodes.majority:
-            raise StoreUnavailable("Too few nodes of the quorum can be heard; they are being dialled.")
+        numbers = list(self._boxes)
+        if len(numbers) < self._store.members.majority:
+            raise StoreUnavailable(TOO_FEW_INBOXES)
 
-        def tell(which: int, outcome: Any) -> bool:
+        def record(index: int, outcome: Any) -> bool:
             if outcome is None:
                 self._missed = self._missed or self._store.runtime.now() < limit
             else:
-                self._news.append((heard[which], outcome))
+                self._received.append((numbers[index], outcome))
             return True
 
-        works = [self._boxes[number].wait(limit) for number in heard]
-        await self._store.nodes.gather(works, tell)
+        await self._store.runtime.gather([self._boxes[number].wait(limit) for number in numbers], record)
 
-    def _take_news(self, round_: Round) -> FirstNotification | None:
-        """Count what came; what the core should know, if anything."""
-        told: FirstNotification | None = None
-        while self._news:
-            number, news = self._news.pop(0)
-            node = self._store.nodes.all[number]
-            if isinstance(news, StoreError):
+    def _count_received(self, votes: Votes) -> FirstNotification | None:
+        """Count what the members sent; return a notification if the waiter is now first in the queue."""
+        members = self._store.members
+        first: FirstNotification | None = None
+        while self._received:
+            number, received = self._received.pop(0)
+            member = members.all[number]
+            if isinstance(received, StoreError):
                 self._boxes.pop(number).close()
-                node.wants_inbox = True
-                self._store.nodes.probe(node)
-            elif news.attempt == round_.attempt and isinstance(news, GrantNotification):
-                if not round_.granted:
-                    self._schedule()
-                round_.note(node, Granted(news.fence))
-            elif news.attempt == round_.attempt and number in round_.queued:
-                round_.note(node, Queued(round_.queued[number].ticket, 0, news.ttl_left))
-                if round_.position(self._store.nodes) == 0:
-                    told = FirstNotification(round_.attempt, round_.time_left(self._store.nodes))
-        return told
+                member.wants_inbox = True
+                members.probe(member)
+            elif received.attempt != votes.attempt:
+                continue
+            elif isinstance(received, GrantNotification):
+                if not votes.granted:
+                    self._schedule_yield()
+                votes.count(member, Granted(received.fence))
+            elif number in votes.queued:
+                votes.count(member, Queued(votes.queued[number].ticket, 0, received.ttl_left))
+                if votes.position(members.majority) == 0:
+                    first = FirstNotification(votes.attempt, votes.time_left(members.majority))
+        return first
 
-    async def _give_way(self, claim: Claim, round_: Round, until: float) -> None:
-        """The vote seems split: see who stands where, and hand our votes on unless we are the one to get the rest."""
-        where = await self._store.standing(claim, until)
-        if where is Standing.TAKEN:
-            self._give_way_at = self._store.runtime.now() + LOOK_AGAIN * (1 + self._store.runtime.random())
+    async def _resolve_split(self, record: ClaimRecord, votes: Votes, until: float) -> None:
+        """Inspect the members; yield our votes unless another has a majority or we are ahead."""
+        store = self._store
+        claim = record.claim
+        standing = await store.standing(claim, until)
+        if standing is Standing.TAKEN:
+            self._yield_at = store.runtime.now() + RECHECK * (1 + store.runtime.random())
             return
         self._splits += 1
-        self._schedule()
-        if where is Standing.AHEAD and self._splits % (MOST_PATIENCE + 1):
+        self._schedule_yield()
+        if standing is Standing.AHEAD and self._splits % (MAX_TIMES_AHEAD + 1):
             return
-        among = [self._store.nodes.all[number] for number in round_.granted]
-        round_.granted.clear()
-        limit = self._store.limit(until)
+        among = [store.members.all[number] for number in votes.granted]
+        votes.granted.clear()
+        limit = store.reply_limit(until)
 
-        async def hand_on(node: Node) -> Any:
-            await node.store.release(claim.name, claim.holder, limit)
-            return await node.store.acquire(claim, self.enqueue(node, round_.attempt), limit)
+        async def release_and_enqueue(member: Member) -> Any:
+            await member.store.release(claim.name, claim.holder, limit)
+            return await member.store.acquire(claim, self.enqueue(member, votes.attempt), limit)
 
-        def tell(node: Node, outcome: Any) -> bool:
-            round_.note(node, outcome)
-            if isinstance(outcome, Queued):
-                self._tickets[node.number] = outcome.ticket
+        def count(member: Member, reply: Any) -> bool:
+            votes.count(member, reply)
+            if isinstance(reply, Queued):
+                self._tickets[member.number] = reply.ticket
             return False
 
-        await self._store.nodes.request(among, hand_on, tell)
+        await store.members.broadcast(among, release_and_enqueue, count)
 
     def close(self) -> None:
-        self._store.remove_box(self)
+        self._store.remove_mailbox(self)
         for box in self._boxes.values():
             box.close()

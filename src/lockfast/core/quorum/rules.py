@@ -1,11 +1,10 @@
-"""What votes mean: majorities, fences, split votes and how much a grant is worth. Nothing here asks anyone.
+"""Pure decisions of a quorum: majorities, split votes, fences, remaining validity and merged views.
 
-Why a majority's grants exclude one another: any two majorities share a node, and a node grants to one at a time.
+Mutual exclusion: any two majorities share a member, and a member grants a lock to one holder at a time.
 
-Why fences increase across majorities: a fence is used only once a majority of the nodes holds it as their last. The
-next grant's majority shares a node with that one, which gives more than its last; and the next fence is the largest
-given. That nodes agree at once is the rule (see `Floor`); else the largest is written to those that have less before
-it is used.
+Fences: a fence is used only when a majority has it as its last fence. The next majority shares a member with that one.
+A member grants only fences above its last, and the new fence is the highest granted, so fences increase. Members
+normally grant the same fence (see `FenceFloor`). If they do not, the highest is first written to the others.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from lockfast.core.validity import valid_until
+from lockfast.values import LockInfo
 
 LEAD_US = 5_000
-"""How far ahead of the nodes' clocks a fence is proposed: more than a request takes to arrive, as a rule."""
-LEAST_WORTH = 0.25
-"""The share of its ttl that a grant must still be good for when the last vote has been counted."""
+"""Microseconds between the members' clocks and a proposed fence: usually more than a request needs to arrive."""
+MIN_VALIDITY = 0.25
+"""Share of the ttl that must be left when the last vote has been counted."""
 
 
 def majority(count: int) -> int:
-    """How many of `count` nodes are more than half.
+    """Return the smallest number of members that is more than half.
 
     >>> [majority(count) for count in (1, 2, 3, 4, 5)]
     [1, 2, 2, 3, 3]
@@ -31,25 +31,25 @@ def majority(count: int) -> int:
     return count // 2 + 1
 
 
-def is_worth_it(now: float, sent_at: float, ttl: float) -> bool:
-    """Whether enough is left of a grant whose first request was sent at `asked_at`.
+def has_enough_validity(now: float, sent_at: float, ttl: float) -> bool:
+    """Tell whether a grant first requested at `sent_at` is valid for long enough to be used.
 
-    >>> is_worth_it(now=101.0, asked_at=100.0, ttl=10.0), is_worth_it(now=108.0, asked_at=100.0, ttl=10.0)
+    >>> has_enough_validity(101.0, sent_at=100.0, ttl=10.0), has_enough_validity(108.0, sent_at=100.0, ttl=10.0)
     (True, False)
     """
-    return valid_until(sent_at, ttl) - now >= ttl * LEAST_WORTH
+    return valid_until(sent_at, ttl) - now >= ttl * MIN_VALIDITY
 
 
 class Standing(enum.Enum):
-    """Where a contender stands who has some votes, but no majority."""
+    """Position of a contender that has some votes but no majority."""
 
-    TAKEN = "another has a majority"
-    AHEAD = "nobody has a majority, and nobody more votes than we"
-    BEHIND = "nobody has a majority, and another has more votes, or as many and the better id"
+    TAKEN = "another contender has a majority"
+    AHEAD = "split vote: no contender has more votes than this one"
+    BEHIND = "split vote: another contender has more votes, or as many and the greater id"
 
 
 def standing(holders: Iterable[str | None], me: str, count: int) -> Standing:
-    """Who of several contenders should give way: all but one, and all of them judge alike.
+    """Rank `me` among the holders of the members' votes. In a split vote exactly one contender is AHEAD.
 
     >>> standing(["a", "a", "b"], "b", 3).name, standing(["a", "b", None], "a", 3).name
     ('TAKEN', 'BEHIND')
@@ -64,57 +64,77 @@ def standing(holders: Iterable[str | None], me: str, count: int) -> Standing:
     return Standing.BEHIND if (most, best) > (mine, me) else Standing.AHEAD
 
 
-def highest(fences: Mapping[int, int], count: int, before: int = 0) -> tuple[int, list[int]]:
-    """The fence to use, given what each node gave; and the nodes that must be raised to it first.
+def choose_fence(fences: Mapping[int, int], count: int, before: int = 0) -> tuple[int, list[int]]:
+    """Return the fence of a majority's grants, and the members whose fence must be raised before it is used.
 
-    `before` is what the same request got before: it stays so if a majority still has it. If not, the lock was another's
-    meanwhile, and only a greater one will do.
+    `before` is the fence that an earlier request of the same claim got. It stays if a majority still has it. Otherwise
+    another client may have held the lock in between, and only a higher fence is safe.
 
-    >>> highest({0: 7, 1: 7, 2: 5}, count=3), highest({0: 7, 1: 6}, count=3)
+    >>> choose_fence({0: 7, 1: 7, 2: 5}, count=3), choose_fence({0: 7, 1: 6}, count=3)
     ((7, []), (7, [1]))
-    >>> highest({0: 7, 1: 7, 2: 9}, count=3, before=7), highest({0: 7, 1: 9}, count=3, before=7)
+    >>> choose_fence({0: 7, 1: 7, 2: 9}, count=3, before=7), choose_fence({0: 7, 1: 9}, count=3, before=7)
     ((7, []), (9, [0]))
     """
     if before and sum(fence == before for fence in fences.values()) >= majority(count):
         return before, []
-    most = max(fences.values())
-    behind = [node for node, fence in fences.items() if fence < most]
-    return most, behind if len(fences) - len(behind) < majority(count) else []
+    highest = max(fences.values())
+    lower = [member for member, fence in fences.items() if fence < highest]
+    return highest, lower if len(fences) - len(lower) < majority(count) else []
 
 
-def time_to_majority(lefts: Sequence[float | None], votes: int, count: int) -> float | None:
-    """When the nodes that others hold will have freed enough for a majority, going by their holders' ttls.
+def time_to_majority(ttls: Iterable[float | None], missing: int) -> float | None:
+    """Return the seconds until `missing` more members are free, by their holders' ttls; None if that is unknown.
 
-    >>> time_to_majority([3.0, 1.0, None], votes=0, count=3), time_to_majority([None, None, 1.0], votes=0, count=3)
+    >>> time_to_majority([3.0, 1.0, None], missing=2), time_to_majority([None, None, 1.0], missing=2)
     (3.0, None)
     """
-    known = sorted(left for left in lefts if left is not None)
-    missing = majority(count) - votes
+    known = sorted(ttl for ttl in ttls if ttl is not None)
     return known[missing - 1] if 0 < missing <= len(known) else None
 
 
-class Floor:
-    """The fence to propose to all nodes, so that they give the same one and nothing has to be written back.
+def merge_views(name: str, views: Sequence[LockInfo], needed: int) -> LockInfo:
+    """Combine the members' views of one lock. Only the holder of a majority is shown as the holder.
 
-    It follows the nodes' own clocks, as seen in the fences that they gave when they did not agree; ours does not
-    matter.
+    >>> views = [LockInfo("x", "a", ttl_left=2.0), LockInfo("x", "a", ttl_left=1.0), LockInfo("x", "b")]
+    >>> merge_views("x", views, needed=2)[1:6]
+    ('a', None, None, None, 1.0)
+    """
+    longest = max(views, key=lambda view: view.waiting)
+    fences = sorted((view.fence for view in views if view.fence is not None), reverse=True)
+    fence = fences[min(needed, len(fences)) - 1] if fences else None  # the highest that a majority has reached
+    holders = Counter(view.holder for view in views if view.holder is not None)
+    holder = next((holder for holder, count in holders.items() if count >= needed), None)
+    free = LockInfo(name, fence=fence, waiters=longest.waiters, waiting=longest.waiting)
+    if holder is None:
+        return free
+    votes = sorted((view for view in views if view.holder == holder), key=lambda view: -(view.ttl_left or 1e18))
+    deciding = votes[needed - 1]  # the majority ends with this vote
+    held_for = max((view.held_for for view in votes if view.held_for is not None), default=None)
+    return free._replace(holder=holder, owner=deciding.owner, held_for=held_for, ttl_left=deciding.ttl_left)
+
+
+class FenceFloor:
+    """Proposes a fence slightly ahead of all members' clocks, so that they grant the same one in one round trip.
+
+    It follows the members' clocks, as they report them and as the fences show on which they disagree. The client's own
+    clock only measures intervals.
     """
 
     def __init__(self) -> None:
         self._ahead_us: int | None = None
 
     def propose(self, now: float) -> int:
-        """0 while nothing is known: then each node gives its own."""
+        """Return the fence to propose at `now`; 0 while no member's clock is known."""
         return 0 if self._ahead_us is None else int(now * 1e6) + self._ahead_us + LEAD_US
 
-    def see(self, now: float, clock: float | None) -> None:
-        """A node's clock shows `clock` seconds at `now`."""
+    def observe_clock(self, now: float, clock: float | None) -> None:
+        """Record that a member's clock showed `clock` seconds at `now`."""
         if clock is not None:
             ahead_us = int((clock - now) * 1e6)
             self._ahead_us = ahead_us if self._ahead_us is None else max(self._ahead_us, ahead_us)
 
-    def learn(self, sent_at: float, fences: Iterable[int]) -> None:
-        """The nodes gave these to a request of `asked_at`."""
+    def observe_fences(self, sent_at: float, fences: Iterable[int]) -> None:
+        """Record the fences that the members granted to a request sent at `sent_at`."""
         found = set(fences)
         if len(found) > 1:
             self._ahead_us = max(found) - int(sent_at * 1e6)

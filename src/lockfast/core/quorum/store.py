@@ -1,329 +1,410 @@
-"""`QuorumStore`: `ports.Store` made of the stores of several independent servers.
+"""`QuorumStore`: `ports.Store` over the stores of several independent servers.
 
-    ask all at once ──majority granted, one fence──▶ GRANTED
-          │          ──majority granted, fences differ──▶ raise the lower ones ──▶ GRANTED
-          │          ──too few answers──▶ QuorumNotReached
-          └─ no majority ──with a place──▶ QUEUED: `mailbox.py` waits for the other votes
-                         └─without──▶ split vote? give way or insist, and ask again; else give back, TAKEN
+    claim ──to all at once──▶ majority, same fence ──▶ GRANTED
+                              majority, fences differ ──raise the lower ones──▶ GRANTED
+                              fewer than a majority replied ──▶ QuorumNotReached
+                              no majority, enqueued ──▶ QUEUED: `mailbox.py` waits for the missing votes
+                              no majority, not enqueued ──split vote: retry; else release──▶ TAKEN
 
-Rules kept here:
-
-- What may have been left on a node is given back there too, whatever it answered: what it did not answer is unknown.
-- A grant counts from before the first request of its round, and is not given when little is left of its ttl.
-- A lease is renewed when a majority renews it, and lost when that is impossible.
-- Not promised: order. Each node has its queue, and they can differ.
+Rules:
+- A missing reply means unknown: whatever the claim may have left on a member is released there too.
+- A grant is valid from before the first request was sent. It is not used if little of its ttl is left.
+- A lease is renewed when a majority renews it, and lost when no majority can. Members that have forgotten a renewed
+  lease get it back, so that others may fail later.
+- Not promised: order. Each member has its own queue, and the queues can differ.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from lockfast.core import backoff
-from lockfast.core.quorum import keeping, looking, rules
+from lockfast.core.quorum import rules
 from lockfast.core.quorum.mailbox import QuorumMailbox
-from lockfast.core.quorum.nodes import PATIENCE, Node, Nodes
-from lockfast.core.quorum.round import Round, vote
+from lockfast.core.quorum.members import REPLY_TIMEOUT, Member, Members
 from lockfast.core.quorum.rules import Standing
+from lockfast.core.quorum.votes import RenewalVotes, Votes, failure
 from lockfast.errors import QuorumNotReached, StoreError
-from lockfast.facts import Facts
-from lockfast.ports import Capabilities, Mailbox, NodeStore, Runtime, Store
+from lockfast.facts import Facts, Topology
+from lockfast.ports import Capabilities, Mailbox, MemberStore, Runtime, Store
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean
 
 log = logging.getLogger("lockfast")
 
-MOST_ROUNDS = 8
-"""Rounds of a try that others split; each time those who are behind give way."""
-MOST_TRACES = 100_000
+MAX_ROUNDS = 8
+"""Rounds of a claim that does not wait, while the vote is split."""
+MAX_RECORDS = 100_000
+CLEAN_UP_TIMEOUT = 1.0
+UNKNOWN_TTL = 60.0
+"""Seconds for which a release is retried if the ttl of its claim is not known."""
 
 
-class Trace(NamedTuple):
-    """What an acquisition may have left on the nodes: what it asked for, which nodes, and what fence it was given."""
+class ClaimRecord:
+    """A claim as it was sent, the numbers of the members that got it, and the fence it was granted (0: none yet)."""
 
-    claim: Claim
-    asked: set[int]
-    fence: int = 0
+    __slots__ = ("claim", "fence", "sent_to")
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.sent_to: set[int] = set()
+        self.fence = 0
 
 
 class QuorumStore(Store):
-    """`traces` are by holder id and `_boxes` by address: one of an acquisition each."""
+    """`_records` are by holder id, `_mailboxes` by address; each acquisition has one of both."""
 
     def __init__(
         self,
-        stores: Sequence[tuple[NodeStore, str]],
+        stores: Sequence[tuple[MemberStore, str]],
         runtime: Runtime,
         *,
         sits_out: float = 0.0,
     ) -> None:
-        self._floor = rules.Floor()
-        self.nodes = Nodes(stores, runtime, self._floor, sits_out)
+        self._floor = rules.FenceFloor()
+        self.members = Members(stores, runtime, self._floor, sits_out)
         self.runtime = runtime
-        self.traces: dict[str, Trace] = {}
-        self._boxes: dict[str, QuorumMailbox] = {}
+        self._records: dict[str, ClaimRecord] = {}
+        self._mailboxes: dict[str, QuorumMailbox] = {}
 
     @property
     def capabilities(self) -> Capabilities:
         """Without fence blocks: local hand-off would delay the waiters of other hosts even more."""
-        return Capabilities(change_events=any(node.store.capabilities.change_events for node in self.nodes.all))
+        return Capabilities(change_events=any(member.store.capabilities.change_events for member in self.members.all))
 
     @property
     def grace(self) -> float:
-        graces = sorted(node.store.grace for node in self.nodes.all)
-        return graces[self.nodes.majority - 1]
+        graces = sorted(member.store.grace for member in self.members.all)
+        return graces[self.members.majority - 1]
 
     @property
     def inbox_open(self) -> bool:
-        return all(node.store.inbox_open for node in self.nodes.all if node.admitted) and any(
-            node.admitted for node in self.nodes.all
-        )
+        admitted = [member for member in self.members.all if member.admitted]
+        return bool(admitted) and all(member.store.inbox_open for member in admitted)
 
     def mailbox(self, holder: str) -> Mailbox:
         return QuorumMailbox(self, holder)
 
-    def add_box(self, box: QuorumMailbox) -> None:
-        self._boxes[box.holder] = box
+    def add_mailbox(self, mailbox: QuorumMailbox) -> None:
+        self._mailboxes[mailbox.address] = mailbox
 
-    def remove_box(self, box: QuorumMailbox) -> None:
-        self._boxes.pop(box.holder, None)
+    def remove_mailbox(self, mailbox: QuorumMailbox) -> None:
+        self._mailboxes.pop(mailbox.address, None)
 
-    def limit(self, until: float) -> float:
-        """Until when one node may take: others may have answered long ago."""
-        return min(until, self.runtime.now() + PATIENCE)
+    def reply_limit(self, until: float) -> float:
+        """Return the end of one member's request: a slow member must not use up the caller's time."""
+        return min(until, self.runtime.now() + REPLY_TIMEOUT)
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
-        among = await self.nodes.reach(until)
-        box = None if enqueue is None else self._boxes.get(enqueue.address)
-        round_ = Round(self.runtime.now(), 0 if enqueue is None else enqueue.attempt)
-        claim = self._traced(claim, round_.sent_at)
-        if box is not None and enqueue is not None:
-            await box.refresh(until)
-            box.ticket = box.ticket or enqueue.ticket or 0
-        await self.ask_for_votes(claim, among, round_, box, until)
-        granted = await self.settle(claim, round_, until)
+        among = await self.members.reach(until)
+        mailbox = None if enqueue is None else self._mailboxes.get(enqueue.address)
+        votes = Votes(self.runtime.now(), 0 if enqueue is None else enqueue.attempt)
+        record = self._record(claim, votes.sent_at)
+        if mailbox is not None and enqueue is not None:
+            await mailbox.refresh(until)
+            mailbox.ticket = mailbox.ticket or enqueue.ticket or 0
+        granted = await self._claim(record, among, votes, mailbox, until)
         if granted is not None:
             return granted
-        if round_.answered < self.nodes.majority:
-            raise round_.failure(self.nodes)
-        if box is not None and enqueue is not None:
-            box.start(claim, round_)
-            ticket = box.ticket if enqueue.ticket is None else enqueue.ticket
-            return Queued(ticket, round_.position(self.nodes), round_.time_left(self.nodes))
-        return await self._try_again(claim, round_, until)
+        if len(votes.granted) + len(votes.denied) < self.members.majority:
+            raise votes.failure(self.members)
+        if mailbox is not None and enqueue is not None:
+            mailbox.start(record, votes)
+            ticket = mailbox.ticket if enqueue.ticket is None else enqueue.ticket
+            return Queued(ticket, votes.position(self.members.majority), votes.time_left(self.members.majority))
+        return await self._retry_split(record, votes, until)
 
-    def _traced(self, claim: Claim, now: float) -> Claim:
-        """`ask` with the fence to propose; the same for each request of an acquisition, so that a repeat is one."""
-        trace = self.traces.get(claim.holder)
-        floor = self._floor.propose(now) if trace is None else trace.fence or trace.claim.floor
-        claim = claim._replace(floor=floor)
-        if len(self.traces) >= MOST_TRACES:
-            for holder in list(self.traces)[: MOST_TRACES // 100]:  # of leases that were never given back
-                self.traces.pop(holder, None)
-        self.traces[claim.holder] = Trace(claim, set()) if trace is None else trace._replace(claim=claim)
-        return claim
+    def _record(self, claim: Claim, now: float) -> ClaimRecord:
+        """Record the claim with the fence to propose. A repeat proposes the same one, so that it changes nothing."""
+        record = self._records.get(claim.holder)
+        if record is not None:
+            record.claim = claim._replace(floor=record.fence or record.claim.floor)
+            return record
+        if len(self._records) >= MAX_RECORDS:
+            for holder in list(self._records)[: MAX_RECORDS // 100]:  # the oldest: probably never released
+                self._records.pop(holder, None)
+        record = self._records[claim.holder] = ClaimRecord(claim._replace(floor=self._floor.propose(now)))
+        return record
 
-    async def ask_for_votes(
-        self, claim: Claim, among: Sequence[Node], round_: Round, box: QuorumMailbox | None, until: float
-    ) -> None:
-        limit = self.limit(until)
-        attempt = round_.attempt
-        before = self._note_asked(claim, among)
+    async def _claim(
+        self,
+        record: ClaimRecord,
+        among: Sequence[Member],
+        votes: Votes,
+        mailbox: QuorumMailbox | None,
+        until: float,
+    ) -> Granted | None:
+        limit = self.reply_limit(until)
 
-        def work(node: Node) -> Any:
-            enqueue = None if box is None else box.enqueue(node, attempt)
-            return node.store.acquire(claim, enqueue, limit)
+        def request(member: Member) -> Coroutine[Any, Any, Answer]:
+            enqueue = None if mailbox is None else mailbox.enqueue(member, votes.attempt)
+            return member.store.acquire(record.claim, enqueue, limit)
 
-        await vote(self.nodes, among, round_, work, before)
+        return await self._vote(record, among, votes, request, until)
 
-    def _note_asked(self, claim: Claim, among: Sequence[Node]) -> int:
-        """Remember where traces may be left; the fence that the same acquisition got before, if it did."""
-        trace = self.traces.get(claim.holder)
-        if trace is None:
-            return 0
-        if len(trace.asked) < len(self.nodes.all):
-            trace.asked.update([node.number for node in among])
-        return trace.fence
+    async def _vote(
+        self,
+        record: ClaimRecord,
+        among: Sequence[Member],
+        votes: Votes,
+        request: Callable[[Member], Coroutine[Any, Any, Any]],
+        until: float,
+    ) -> Granted | None:
+        """Send `request` until a majority has granted. If the claim already has a fence, until a majority has that one:
+        the other members may have granted a higher one."""
+        record.sent_to.update(member.number for member in among)
 
-    async def settle(self, claim: Claim, round_: Round, until: float) -> Granted | None:
-        """The grant, if a majority gave it, all of these have one fence, and enough of its ttl is left."""
-        nodes = self.nodes
-        if len(round_.granted) < nodes.majority:
+        def count(member: Member, reply: Any) -> bool:
+            votes.count(member, reply)
+            fences = list(votes.granted.values())
+            return (fences.count(record.fence) if record.fence else len(fences)) >= self.members.majority
+
+        await self.members.broadcast(among, request, count)
+        return await self.settle(record, votes, until)
+
+    async def settle(self, record: ClaimRecord, votes: Votes, until: float) -> Granted | None:
+        """Return the grant if a majority has granted, has one fence, and enough of the ttl is left."""
+        members, granted = self.members, votes.granted
+        if len(granted) < members.majority:
             return None
-        self._floor.learn(round_.sent_at, round_.granted.values())
-        trace = self.traces.get(claim.holder)
-        before = 0 if trace is None else trace.fence
-        fence, behind = rules.highest(round_.granted, len(nodes.all), before)
-        if behind:
-            await self._raise(claim, fence, behind, round_, until)
-            if len(round_.granted) < nodes.majority or rules.highest(round_.granted, len(nodes.all), before)[1]:
+        self._floor.observe_fences(votes.sent_at, granted.values())
+        fence, lower = rules.choose_fence(granted, len(members.all), record.fence)
+        if lower:
+            await self._raise_fence(record.claim, fence, lower, votes, until)
+            if len(granted) < members.majority or rules.choose_fence(granted, len(members.all), record.fence)[1]:
                 return None
-        if not rules.is_worth_it(self.runtime.now(), round_.sent_at, claim.ttl):
-            log.debug("A majority granted a lock, but so slowly that little is left of its ttl of %g s.", claim.ttl)
+        if not rules.has_enough_validity(self.runtime.now(), votes.sent_at, record.claim.ttl):
+            log.debug("A majority granted a lock so late that little of its ttl of %g s is left.", record.claim.ttl)
             return None
-        if trace is not None:
-            self.traces[claim.holder] = trace._replace(fence=fence)
+        record.fence = fence
         return Granted(fence)
 
-    async def _raise(self, claim: Claim, fence: int, behind: Sequence[int], round_: Round, until: float) -> None:
-        """Write the largest fence to the nodes that gave less, before anyone uses it."""
+    async def _raise_fence(self, claim: Claim, fence: int, lower: Sequence[int], votes: Votes, until: float) -> None:
+        """Write the highest fence to the members that granted a lower one, before it is used."""
         higher = claim._replace(floor=fence)
-        among = [self.nodes.all[number] for number in behind]
-        limit = self.limit(until)
-        for number in behind:
-            del round_.granted[number]
+        limit = self.reply_limit(until)
+        for number in lower:
+            del votes.granted[number]
 
-        def tell(node: Node, outcome: Any) -> bool:
-            round_.note(node, outcome)
-            return sum(one >= fence for one in round_.granted.values()) >= self.nodes.majority
+        def count(member: Member, reply: Any) -> bool:
+            votes.count(member, reply)
+            return sum(one >= fence for one in votes.granted.values()) >= self.members.majority
 
-        await self.nodes.request(among, lambda node: node.store.acquire(higher, None, limit), tell)
+        among = [self.members.all[number] for number in lower]
+        await self.members.broadcast(among, lambda member: member.store.acquire(higher, None, limit), count)
 
-    async def _try_again(self, claim: Claim, round_: Round, until: float) -> Answer:
-        """A try without a majority: while the vote is split and time is left, those who are behind give way."""
-        for attempt in range(1, MOST_ROUNDS):
-            if not round_.granted:
+    async def _retry_split(self, record: ClaimRecord, votes: Votes, until: float) -> Answer:
+        """Repeat a claim that does not wait while the vote is split; a contender that is behind yields its votes."""
+        claim = record.claim
+        for failures in range(1, MAX_ROUNDS):
+            if not votes.granted:
                 break
-            where = await self.standing(claim, until)
-            if where is Standing.TAKEN:
+            standing = await self.standing(claim, until)
+            if standing is Standing.TAKEN:
                 break
-            if where is Standing.BEHIND:
-                await self._undo(claim, until)
-            pause = backoff.pause(attempt, self.runtime.random()) / 4
+            if standing is Standing.BEHIND:
+                await self._undo(record, until)
+            pause = backoff.pause(failures, self.runtime.random()) / 4
             if self.runtime.now() + pause >= until:
                 break
             await self.runtime.sleep(pause)
-            round_ = Round(self.runtime.now())
-            await self.ask_for_votes(claim, await self.nodes.reach(until), round_, None, until)
-            granted = await self.settle(claim, round_, until)
+            votes = Votes(self.runtime.now())
+            granted = await self._claim(record, await self.members.reach(until), votes, None, until)
             if granted is not None:
                 return granted
-        left = round_.time_left(self.nodes)
-        await self._undo(claim, until)
-        self.traces.pop(claim.holder, None)
-        return Taken(left)
+        time_left = votes.time_left(self.members.majority)
+        await self._undo(record, until)
+        self._records.pop(claim.holder, None)
+        return Taken(time_left)
 
-    async def _undo(self, claim: Claim, until: float) -> None:
-        """Remove all traces of a try; what a node does not confirm is left to the background or the ttl."""
+    async def _undo(self, record: ClaimRecord, until: float) -> None:
+        """Release everything the claim may have left; a probe or the ttl removes what a member does not confirm."""
         try:
-            await self.give_back(claim.name, claim.holder, until, self.traces.get(claim.holder), thorough=True)
+            await self._release(record.claim.name, record.claim.holder, until, record, wait_for_all=True)
         except QuorumNotReached:
             pass
 
     async def standing(self, claim: Claim, until: float) -> Standing:
-        """Who holds the nodes that we do not."""
-        holders: list[str | None] = []
-
-        def tell(node: Node, outcome: Any) -> bool:
-            if isinstance(outcome, LockInfo):
-                holders.append(outcome.holder)
-            return False
-
-        limit = self.limit(until)
-        among = self.nodes.ready(self.runtime.now())
-        await self.nodes.request(among, lambda node: node.store.inspect(claim.name, limit), tell)
-        return rules.standing(holders, claim.holder, len(self.nodes.all))
+        """Rank this claim among the contenders that the members report."""
+        limit = self.reply_limit(until)
+        views = await self.members.replies(
+            self.members.available(), lambda member: member.store.inspect(claim.name, limit)
+        )
+        holders = [view.holder for view in views.values() if isinstance(view, LockInfo)]
+        return rules.standing(holders, claim.holder, len(self.members.all))
 
     async def release(self, name: str, holder: str, until: float) -> bool:
-        trace = self.traces.pop(holder, None)  # first: what mends a lease meanwhile sees that it is given back
+        record = self._records.pop(holder, None)  # first: `_restore` then sees that the lease is being released
         try:
-            return await self.give_back(name, holder, until, trace, thorough=False)
+            return await self._release(name, holder, until, record, wait_for_all=False)
         except BaseException:
-            if trace is not None:
-                self.traces[holder] = trace
+            if record is not None:
+                self._records[holder] = record
             raise
 
-    async def give_back(self, name: str, holder: str, until: float, trace: Trace | None, *, thorough: bool) -> bool:
-        """Give back on all nodes: on those that are connected now, on the others when they come back."""
-        nodes, now = self.nodes, self.runtime.now()
-        among = [node for node in nodes.all if node.store.connected]
-        gone_at = now + (trace.claim.ttl if trace is not None else 60.0)
-        for node in nodes.all:
-            if not node.store.connected and (trace is None or node.number in trace.asked):
-                node.owe(name, holder, gone_at)
-        awake = {node.number for node in among if node.can_be_asked(now)}
-        said: dict[int, str] = {}
+    async def _release(
+        self, name: str, holder: str, until: float, record: ClaimRecord | None, *, wait_for_all: bool
+    ) -> bool:
+        """Release on the connected members now, and on the others when they are back."""
+        members, now = self.members, self.runtime.now()
+        among = [member for member in members.all if member.store.connected]
+        expires_at = now + (UNKNOWN_TTL if record is None else record.claim.ttl)
+        for member in members.all:
+            if not member.store.connected and (record is None or member.number in record.sent_to):
+                member.release_later(name, holder, expires_at)
+        awaited = {member.number for member in among if member.is_available(now)}
+        errors: dict[int, str] = {}
         votes: dict[int, bool] = {}
 
-        def tell(node: Node, outcome: Any) -> bool:
-            awake.discard(node.number)
-            if isinstance(outcome, StoreError):
-                said[node.number] = clean(str(outcome))
-                node.owe(name, holder, gone_at)
+        def count(member: Member, reply: Any) -> bool:
+            awaited.discard(member.number)
+            if isinstance(reply, StoreError):
+                errors[member.number] = clean(str(reply))
+                member.release_later(name, holder, expires_at)
             else:
-                votes[node.number] = outcome
-            return not awake or (not thorough and sum(votes.values()) >= nodes.majority)
+                votes[member.number] = reply
+            return not awaited or (not wait_for_all and sum(votes.values()) >= members.majority)
 
-        limit = self.limit(until)
-        await nodes.request(among, lambda node: node.store.release(name, holder, limit), tell)
-        for node in among:  # it is sent, and comes after what we asked before; but a silent node may lose it
-            if node.number not in votes and node.number not in said and not node.can_be_asked(now):
-                node.owe(name, holder, gone_at)
-        freed = sum(votes.values())
-        unheard = sum(node.number not in votes and node.store.connected for node in among)
-        # With nodes that may still say yes, "it had gone" would be a guess: a repeat tells.
-        if len(votes) < nodes.majority or freed < nodes.majority <= freed + unheard:
-            raise nodes.not_reached(said, sent=bool(among))
-        return freed >= nodes.majority
+        limit = self.reply_limit(until)
+        await members.broadcast(among, lambda member: member.store.release(name, holder, limit), count)
+        for member in among:  # the request is sent, but a silent member may never receive it
+            if member.number not in votes and member.number not in errors and not member.is_available(now):
+                member.release_later(name, holder, expires_at)
+        released = sum(votes.values())
+        missing = sum(member.number not in votes and member.store.connected for member in among)
+        # While missing replies could still make a majority, False ("not held any more") would be a guess.
+        if len(votes) < members.majority or released < members.majority <= released + missing:
+            raise members.not_reached(errors, sent=bool(among))
+        return released >= members.majority
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool | None]:
-        return await keeping.renew(self, renewals, until)
+        among = await self.members.reach(until)
+        votes = RenewalVotes(renewals, self.members)
+        limit = self.reply_limit(until)
+        await self.members.broadcast(among, lambda member: member.store.renew(renewals, limit), votes.count)
+        results = votes.results()
+        lost, forgotten = votes.lost(), votes.forgotten()
+        if lost or forgotten:
+            self.runtime.spawn(lambda: self._repair(lost, forgotten), "repair")
+        return results
+
+    async def _repair(self, lost: Sequence[Renewal], forgotten: Sequence[tuple[Member, Renewal]]) -> None:
+        """Remove lost leases from all members, and restore renewed ones where they are missing."""
+        try:
+            for renewal in lost:
+                record = self._records.pop(renewal.holder, None)
+                until = self.runtime.now() + CLEAN_UP_TIMEOUT
+                await self._release(renewal.name, renewal.holder, until, record, wait_for_all=True)
+            for member, renewal in forgotten:
+                await self.members.call(self._restore(member, renewal))
+        except StoreError as error:
+            log.debug("Could not repair a server of the quorum: %s", error)
+
+    async def _restore(self, member: Member, renewal: Renewal) -> None:
+        record = self._records.get(renewal.holder)
+        if record is None or not record.fence or not member.store.capabilities.reassert:
+            return
+        limit = self.runtime.now() + REPLY_TIMEOUT
+        await member.store.reassert(record.claim._replace(ttl=renewal.ttl), record.fence, limit)
+        if renewal.holder not in self._records:  # released meanwhile
+            await member.store.release(renewal.name, renewal.holder, limit)
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
-        among = await self.nodes.reach(until)
-        round_ = Round(self.runtime.now())
-        claim = self._traced(claim, round_.sent_at)
-        limit = self.limit(until)
+        among = await self.members.reach(until)
+        votes = Votes(self.runtime.now())
+        record = self._record(claim, votes.sent_at)
+        limit = self.reply_limit(until)
 
-        async def work(node: Node) -> Granted | Taken:
-            return await node.store.adopt(claim, old_holder, limit) or Taken(None)
+        async def request(member: Member) -> Granted | Taken:
+            return await member.store.adopt(record.claim, old_holder, limit) or Taken(None)
 
-        await vote(self.nodes, among, round_, work, self._note_asked(claim, among))
-        granted = await self.settle(claim, round_, until)
-        if granted is None and len(round_.lefts) < self.nodes.majority:
-            raise round_.failure(self.nodes)  # it is gone only if a majority says so: the silent may have it
+        granted = await self._vote(record, among, votes, request, until)
+        if granted is None and len(votes.denied) < self.members.majority:
+            raise votes.failure(self.members)  # silent members may have the grant: only a majority can deny it
         if granted is None:
-            await self._undo(claim, until)
+            await self._undo(record, until)
         return granted
 
     def on_change(self, callback: Callable[[str | None], None]) -> None:
-        for node in self.nodes.all:
-            node.store.on_change(callback)
+        for member in self.members.all:
+            member.store.on_change(callback)
 
     def poll_events(self) -> None:
-        for node in self.nodes.all:
-            node.store.poll_events()
+        for member in self.members.all:
+            member.store.poll_events()
+
+    async def _majority_of_replies(
+        self, request: Callable[[Member, float], Coroutine[Any, Any, Any]], until: float
+    ) -> list[Any]:
+        """Return the replies of all available members; raise unless they are a majority."""
+        among = await self.members.reach(until)
+        limit = self.reply_limit(until)
+        found = await self.members.replies(among, lambda member: request(member, limit))
+        errors = {number: reply for number, reply in found.items() if isinstance(reply, StoreError)}
+        if len(found) - len(errors) < self.members.majority:
+            raise failure(self.members, errors, dict.fromkeys(found.keys() - errors.keys(), "answered"))
+        return [reply for number, reply in found.items() if number not in errors]
 
     async def inspect(self, name: str, until: float) -> LockInfo:
-        return await looking.inspect(self.nodes, name, self.limit(until), until)
+        views = await self._majority_of_replies(lambda member, limit: member.store.inspect(name, limit), until)
+        return rules.merge_views(name, views, self.members.majority)
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
-        return await looking.listing(self.nodes, pattern, cursor, self.limit(until), until)
+        """List one member after another, each as it sees its locks, until every majority has a member among them.
+
+        Asking all members about each of thousands of locks would cost too much. One of the listed members has at least
+        the fence of the last grant. A member can be ahead of that, if its vote was not needed; `inspect` is exact.
+        """
+        among = await self.members.reach(until)
+        number, _, inner = cursor.partition(":")
+        index = int(number or 0)
+        member = among[min(index, len(among) - 1)]
+        page: Page = await self.members.call(member.store.listing(pattern, inner, self.reply_limit(until)))
+        if page.cursor:
+            return page._replace(cursor=f"{index}:{page.cursor}")
+        enough = len(self.members.all) - self.members.majority + 1
+        more = index + 1 < min(enough, len(among))
+        return page._replace(cursor=f"{index + 1}:" if more else "")
 
     async def force_release(self, name: str, holder: str, until: float) -> bool:
-        return await looking.force_release(self.nodes, name, holder, self.limit(until), until)
+        replies = await self._majority_of_replies(
+            lambda member, limit: member.store.force_release(name, holder, limit), until
+        )
+        return sum(map(bool, replies)) >= self.members.majority
 
     async def facts(self, until: float) -> Facts:
-        return await looking.facts(self.nodes, self.runtime.now(), self.limit(until), until)
+        """Return the facts of all members; a member that does not answer is a fact too."""
+        try:
+            among = await self.members.reach(until)
+        except QuorumNotReached:
+            among = self.members.available()
+        limit = self.reply_limit(until)
+        found = await self.members.replies(among, lambda member: member.store.facts(limit))
+        nodes = []
+        for member in self.members.all:
+            facts = found.get(member.number)
+            nodes.append(facts if isinstance(facts, Facts) else Facts("server", silent=clean(member.reason)))
+        return Facts(
+            "quorum", topology=Topology.QUORUM, nodes=tuple(nodes), queue=False, sits_out=self.members.sits_out
+        )
 
     def disconnect(self) -> None:
-        for node in self.nodes.all:
-            node.store.disconnect()
-
-    async def cancel_waits(self) -> None:
-        """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
+        for member in self.members.all:
+            member.store.disconnect()
 
     async def close(self) -> None:
-        self.nodes.close()
-        first, *others = self.nodes.all
-        await first.store.close()  # this tells all who wait, and gives them time to leave all queues
-        for box in list(self._boxes.values()):
-            box.close()
-        for node in others:
-            await node.store.close()
+        self.members.close()
+        first, *others = self.members.all
+        await first.store.close()  # ends all waits, and gives the waiters time to leave the other queues
+        for mailbox in list(self._mailboxes.values()):
+            mailbox.close()
+        for member in others:
+            await member.store.close()
 
     def reset(self, *, forked: bool) -> None:
-        self.traces.clear()
-        self._boxes.clear()
-        for node in self.nodes.all:
-            node.store.reset(forked=forked)
-        self.nodes.reset()
+        self._records.clear()
+        self._mailboxes.clear()
+        for member in self.members.all:
+            member.store.reset(forked=forked)
+        self.members.reset()

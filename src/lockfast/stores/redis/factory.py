@@ -12,7 +12,7 @@ from typing import Any
 
 from lockfast.errors import ConfigurationError
 from lockfast.facts import Topology
-from lockfast.ports import NodeStore, Runtime, Store
+from lockfast.ports import MemberStore, Runtime, Store
 from lockfast.stores.redis.assembly import Builder
 from lockfast.stores.redis.multi_urls import cluster_address, sentinel_address
 from lockfast.stores.redis.options import Choices
@@ -70,9 +70,9 @@ def store_of_client(client: Any, runtime: Runtime, flavour: str, choices: Choice
     return _store_of_pool(client.connection_pool, builder)
 
 
-def node_of(target: Any, runtime: Runtime, flavour: str) -> tuple[NodeStore, str]:
+def node_of(target: Any, runtime: Runtime, flavour: str) -> tuple[MemberStore, str]:
     """One node of a quorum, from a URL or a client of one server."""
-    from lockfast.stores.redis.topology.quorum_node import RedisVoter, TaskVotingInbox, TaskVotingWire
+    from lockfast.stores.redis.topology.quorum_member import redis_member
 
     if isinstance(target, str):
         if "+" in target.partition("://")[0]:
@@ -84,12 +84,7 @@ def node_of(target: Any, runtime: Runtime, flavour: str) -> tuple[NodeStore, str
             raise ConfigurationError("The nodes of a quorum are single servers, not clusters or groups with sentinels.")
         pool = target.connection_pool
     settings = _ours(pool.connection_kwargs)
-    dial = _dial(pool.connection_class, settings)
-    if flavour == "threads":
-        from lockfast.stores.redis.transport.parking import ThreadVotingInbox, ThreadVotingWire
-
-        return RedisVoter(ThreadVotingWire(dial, runtime), ThreadVotingInbox(dial, runtime)), _address(settings)
-    return RedisVoter(TaskVotingWire(dial, runtime), TaskVotingInbox(dial, runtime)), _address(settings)
+    return redis_member(_dial(pool.connection_class, settings), runtime, flavour), _address(settings)
 
 
 def _refuse_service(choices: Choices) -> None:
