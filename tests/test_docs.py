@@ -1,8 +1,8 @@
-"""What the pages show works: the Python in README.md and docs/ is run, and so are the examples in docstrings.
+"""The documentation is true: its Python examples run, and the files that it names exist.
 
-The fences of a page share their names and run from top to bottom, with the embedded store in a file of their own as
-the default target. An address on localhost is replaced by that of a real server. `await` may stand at the top level,
-as in a notebook. A fence that begins with `>>>` is checked as a doctest. Only ```` ```python no-run ```` is not run.
+The code blocks of a page share one namespace and run from top to bottom, with an embedded store of their own as the
+default target. A URL on localhost is replaced by that of a real server. `await` works at the top level, as in a
+notebook. A block that starts with `>>>` is a doctest. Only ```` ```python no-run ```` blocks do not run.
 """
 
 import ast
@@ -26,12 +26,13 @@ from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROSE = [*PAGES, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL)
 SERVER = re.compile(r"(?:redis|valkey)://(?:localhost|127\.0\.0\.1)(?::6379)?(?:/0)?")
 
 
 class Fence(NamedTuple):
-    """One piece of Python on a page; `line` is that of its first line."""
+    """One block of Python on a page; `line` is the line number of its first line."""
 
     line: int
     body: str
@@ -44,14 +45,14 @@ def fences(text: str) -> list[Fence]:
         language, *marks = match["info"].split() or [""]
         if language in ("python", "py", "pycon"):
             if marks not in ([], ["no-run"]):
-                raise ValueError(f"a Python fence is marked {marks}; no-run is the only mark there is")
+                raise ValueError(f"A Python block is marked {marks}. The only valid mark is no-run.")
             body = "\n".join(line.removeprefix(match["indent"]) for line in match["body"].split("\n"))
             found.append(Fence(text.count("\n", 0, match.start("body")) + 1, body, not marks))
     return found
 
 
 def run_page(text: str, path: str) -> int:
-    """Run what is to be run of a page; how many fences that were."""
+    """Run the code blocks of a page and return their number."""
     names: dict[str, Any] = {"__name__": "__page__"}
     chosen = [fence for fence in fences(text) if fence.run]
     with asyncio.Runner() as runner:
@@ -64,8 +65,8 @@ def run_page(text: str, path: str) -> int:
 
 
 def _run_code(fence: Fence, names: dict[str, Any], path: str, runner: asyncio.Runner) -> None:
-    moved = "\n" * (fence.line - 1) + fence.body  # so that a traceback names the line on the page
-    code = compile(moved, path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    padded = "\n" * (fence.line - 1) + fence.body  # a traceback then names the line on the page
+    code = compile(padded, path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = eval(code, names)
     if code.co_flags & inspect.CO_COROUTINE:
         runner.run(result)
@@ -73,14 +74,14 @@ def _run_code(fence: Fence, names: dict[str, Any], path: str, runner: asyncio.Ru
 
 def _run_examples(fence: Fence, names: dict[str, Any], path: str) -> None:
     test = doctest.DocTestParser().get_doctest(fence.body, names, path, path, fence.line - 1)
-    said: list[str] = []
-    failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append, clear_globs=False)
+    report: list[str] = []
+    failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append, clear_globs=False)
     names.update(test.globs)
-    assert not failed, "".join(said)
+    assert not failed, "".join(report)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_page(
+def test_examples_of_a_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_server: Callable[[str], Server]
 ) -> None:
     text = page.read_text(encoding="utf-8")
@@ -89,14 +90,14 @@ def test_page(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOCKFAST_URL", f"sqlite:///{tmp_path}/locks.db")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # a page leaves its clients to the end of the program
+        warnings.simplefilter("ignore", ResourceWarning)  # pages do not close their clients
         run_page(text, str(page))
         gc.collect()
 
 
-def test_the_readme_shows_something_that_runs() -> None:
+def test_the_readme_has_examples_that_run() -> None:
     found = fences((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert not found or any(fence.run for fence in found)
+    assert any(fence.run for fence in found)
 
 
 PAGE = """
@@ -117,7 +118,7 @@ $ not python
    ```
 
 ```python no-run
-raise AssertionError("not to be run")
+raise AssertionError("must not run")
 ```
 
 ```python
@@ -134,7 +135,7 @@ async with asyncio.timeout(1):
 """
 
 
-def test_a_page_is_run_from_top_to_bottom() -> None:
+def test_code_blocks_run_from_top_to_bottom() -> None:
     assert run_page(PAGE, "page.md") == 4
 
 
@@ -148,12 +149,12 @@ def test_a_page_is_run_from_top_to_bottom() -> None:
         ("```python skip\n1\n```", ValueError),
     ],
 )
-def test_a_page_that_is_wrong_fails(fence: str, error: type[Exception]) -> None:
+def test_a_broken_example_fails(fence: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         run_page(f"Text.\n\n{fence}\n", "page.md")
 
 
-def test_an_error_names_the_line_on_the_page() -> None:
+def test_a_traceback_names_the_line_of_the_page() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         run_page("One.\n\n```python\nx = 1\ny = x / 0\n```\n", "page.md")
     last = traceback.extract_tb(caught.tb)[-1]
@@ -168,8 +169,26 @@ MODULES = ["lockfast"] + [
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOCKFAST_URL", f"sqlite:///{tmp_path}/locks.db")
     outcome = doctest.testmod(importlib.import_module(name), report=True)
     assert outcome.failed == 0
+
+
+PACKAGE = ROOT / "src" / "lockfast"
+PLACES = (ROOT, ROOT / "src", PACKAGE, PACKAGE / "stores" / "redis")
+NAMED_FILE = re.compile(r"`((?:[\w*]+/)+(?:[\w*]+\.(?:py|lua|sql|md))?)`")
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/verification.md"])
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    named = [name for name in NAMED_FILE.findall((ROOT / page).read_text("utf-8")) if "NAME" not in name]
+    assert named
+    assert [name for name in named if not any(any(place.glob(name)) for place in PLACES)] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PROSE:
+        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text("utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
