@@ -1,7 +1,7 @@
-"""What a store found out about its engine: plain facts, from which `guarantees.py` draws the conclusions.
+"""Facts about the engine behind a store. `client/guarantees.py` derives the guarantees from them.
 
-Rules kept here: unknown is an answer (None), never a guess; no fact carries a password or an address; whatever text a
-server chose is cleaned before it gets here.
+Rules: an unknown fact is None, never a guess. No fact contains a password or an address. Text from a server is cleaned
+before it gets here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Persistence(enum.Enum):
-    """What an engine remembers after it was stopped at once, as by a power cut.
+    """What an engine remembers after a sudden stop, such as a power cut.
 
     >>> Persistence.NONE.value
     'nothing'
@@ -25,7 +25,7 @@ class Persistence(enum.Enum):
 
 
 class Topology(enum.Enum):
-    """How many servers stand behind a connection, and how they belong together.
+    """The kind of servers behind a connection.
 
     >>> Topology.QUORUM.value
     'a quorum of independent servers'
@@ -38,14 +38,14 @@ class Topology(enum.Enum):
 
 
 class Facts(NamedTuple):
-    """What is known of the engine behind a connection; None where it would not say.
+    """Known facts about the engine behind a connection; None where the engine does not reveal one.
 
-    `reach` is how far its locks reach: a "process", a "host" or the "network". `eviction` is the policy by which it
-    drops keys when `memory_limit` bytes are full (0: no limit). `acknowledged` is how many of its `replicas` confirm
-    a grant before it counts. `clock` is its wall clock in seconds since 1970 when it was asked, `clock_offset` how
-    far that was ahead of ours. `identity` marks the running server, so that one that was given twice is recognised.
-    `queue` tells whether waiters are served in order. `sits_out` is for how many seconds a quorum does not count a
-    node that restarted. `silent` says why nothing could be learnt of a node that did not answer.
+    `reach`: the range of its locks: a "process", a "host" or the "network". `eviction`: the policy that drops keys when
+    `memory_limit` bytes are used (0: no limit). `acknowledged`: how many of the `replicas` must confirm a grant before
+    it counts. `clock`: the server's wall clock, in seconds since 1970; `clock_offset`: how far it is ahead of ours.
+    `identity`: id of the running server, to recognise one that is listed twice. `queue`: waiters are served in order.
+    `nodes`: the facts of each server of a quorum. `sits_out`: seconds for which a restarted one does not vote.
+    `silent`: why one did not answer.
 
     >>> Facts("valkey", version="9.1.2").role is None
     True
@@ -72,7 +72,7 @@ class Facts(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The engine in a few words.
+        """Describe the engine in a few words.
 
         >>> Facts("valkey", version="9.1.2", role="master").shown
         'valkey 9.1.2, master'
