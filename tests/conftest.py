@@ -33,7 +33,7 @@ LONGEST = (
     "tests/topology/test_lost_lock.py",
     "tests/topology/test_failover.py",
     "tests/test_mutants.py",
-    "tests/quorum/test_nodes.py",
+    "tests/quorum/test_failures.py",
 )
 """They start first: a worker has a file to itself, and the end of a round should not be one worker with a long one."""
 

@@ -1,4 +1,4 @@
-"""`locks.guarantees()`: on each engine, from real answers; by an account that may ask nothing; what it concludes."""
+"""`locks.guarantees()` on each engine, with and without permissions, and the conclusions from known facts."""
 
 import logging
 import pickle
@@ -16,8 +16,8 @@ from tests.support.servers import Server
 FLAVOUR = pytest.mark.parametrize("flavour", FLAVOURS)
 
 
-def asked(flavour: str, url: str) -> Guarantees:
-    """What a connection to `url` says of itself."""
+def guarantees_at(flavour: str, url: str) -> Guarantees:
+    """Return the guarantees of a connection to `url`."""
     found: list[Guarantees] = []
 
     async def request(d: Driver) -> None:
@@ -28,12 +28,12 @@ def asked(flavour: str, url: str) -> Guarantees:
 
 
 @FLAVOUR
-def test_memory_and_sqlite(flavour: str, tmp_path: Path) -> None:
+def test_local_stores_promise_one_holder_within_their_reach(flavour: str, tmp_path: Path) -> None:
     for url, engine, reach in (
         ("memory://guarantees", "memory", "process"),
         (f"sqlite:///{tmp_path}/a.db", "sqlite", "host"),
     ):
-        found = asked(flavour, url)
+        found = guarantees_at(flavour, url)
         assert (found.facts.engine, found.facts.reach) == (engine, reach)
         assert found.about("one holder").verdict is Verdict.YES
         assert found.about("reach").verdict is Verdict.NO
@@ -42,8 +42,8 @@ def test_memory_and_sqlite(flavour: str, tmp_path: Path) -> None:
 
 
 @FLAVOUR
-def test_every_kind_of_server_tells_of_itself(flavour: str, any_server: Server) -> None:
-    facts = asked(flavour, any_server.url).facts
+def test_every_kind_of_server_reveals_its_facts(flavour: str, any_server: Server) -> None:
+    facts = guarantees_at(flavour, any_server.url).facts
     assert facts.engine == ("valkey" if any_server.kind == "valkey9" else "redis")
     assert facts.version is not None
     assert facts.version[0].isdigit()
@@ -57,9 +57,9 @@ def test_every_kind_of_server_tells_of_itself(flavour: str, any_server: Server) 
 
 
 @FLAVOUR
-def test_with_resp3_and_without(flavour: str, valkey: Server) -> None:
+def test_facts_are_the_same_with_resp2_and_resp3(flavour: str, valkey: Server) -> None:
     for protocol in (2, 3):
-        assert asked(flavour, f"{valkey.url}?protocol={protocol}").facts.persistence is Persistence.NONE
+        assert guarantees_at(flavour, f"{valkey.url}?protocol={protocol}").facts.persistence is Persistence.NONE
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +68,9 @@ def durable() -> Iterator[Server]:
         yield server
 
 
-def test_what_a_server_keeps(durable: Server) -> None:
+def test_the_restart_verdict_follows_the_persistence_settings(durable: Server) -> None:
     def found() -> Guarantees:
-        return asked("threads", durable.url)
+        return guarantees_at("threads", durable.url)
 
     assert found().about("restart").verdict is Verdict.YES
     durable.raw("CONFIG", "SET", "appendfsync", "everysec")
@@ -81,32 +81,32 @@ def test_what_a_server_keeps(durable: Server) -> None:
     assert found().about("restart").verdict is Verdict.NO
 
 
-def test_an_eviction_policy_that_throws_locks_away(fresh_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_evicts_locks_is_a_danger(fresh_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     fresh_server.raw("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
-    assert asked("threads", fresh_server.url).about("eviction").verdict is Verdict.IF
+    assert guarantees_at("threads", fresh_server.url).about("eviction").verdict is Verdict.IF
     fresh_server.raw("CONFIG", "SET", "maxmemory", "100mb")
     caplog.clear()
     with caplog.at_level(logging.WARNING, "lockfast"):
-        found = asked("threads", fresh_server.url)
+        found = guarantees_at("threads", fresh_server.url)
     assert found.about("eviction").verdict is Verdict.DANGER
     assert any("volatile-ttl" in record.getMessage() for record in caplog.records)
 
 
 @FLAVOUR
 def test_a_danger_is_logged_once(flavour: str, valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
-    async def ask_twice(d: Driver) -> None:
+    async def request_twice(d: Driver) -> None:
         for _ in range(2):
             await done(d.locks.guarantees())
 
     with caplog.at_level(logging.WARNING, "lockfast"):
-        scenario(ask_twice)(FLAVOURS[flavour]("valkey9", valkey.url))
+        scenario(request_twice)(FLAVOURS[flavour]("valkey9", valkey.url))
     assert len([record for record in caplog.records if "restart" in record.getMessage()]) == 1
 
 
 @FLAVOUR
-def test_an_account_that_may_ask_nothing_gets_unknowns(flavour: str, fresh_server: Server) -> None:
+def test_an_account_without_permissions_gets_unknowns(flavour: str, fresh_server: Server) -> None:
     fresh_server.raw("ACL", "SETUSER", "mute", "on", ">secret", "~*", "&*", "-@all", "+ping", "+client", "+hello")
-    found = asked(flavour, fresh_server.url.replace("redis://", "redis://mute:secret@"))
+    found = guarantees_at(flavour, fresh_server.url.replace("redis://", "redis://mute:secret@"))
     facts = found.facts
     assert (facts.version, facts.role, facts.persistence, facts.eviction, facts.identity) == (None,) * 5
     for topic in ("restart", "eviction", "outage", "clock"):
@@ -115,14 +115,14 @@ def test_an_account_that_may_ask_nothing_gets_unknowns(flavour: str, fresh_serve
 
 
 @FLAVOUR
-def test_a_replica_is_no_place_for_locks(flavour: str, valkey: Server) -> None:
+def test_a_replica_is_a_danger(flavour: str, valkey: Server) -> None:
     with Server(args=("--replicaof", "127.0.0.1", str(valkey.port))) as replica:
-        found = asked(flavour, replica.url)
+        found = guarantees_at(flavour, replica.url)
     assert found.about("one holder").verdict is Verdict.DANGER
     assert found.facts.role == "replica"
 
 
-def test_replicas_and_what_they_are_worth() -> None:
+def test_the_outage_verdict_follows_the_replicas() -> None:
     beside = Facts("valkey", role="master", replicas=2)
     assert guarantees_of(beside).about("outage").verdict is Verdict.NO
     assert guarantees_of(beside._replace(acknowledged=1)).about("outage").verdict is Verdict.IF
@@ -130,7 +130,7 @@ def test_replicas_and_what_they_are_worth() -> None:
     assert guarantees_of(watched).about("outage").verdict is Verdict.NO
 
 
-def test_a_clock_that_differs() -> None:
+def test_the_clock_verdict_follows_the_offset() -> None:
     for offset, wanted in ((0.2, Verdict.YES), (40.0, Verdict.IF), (-3600.0, Verdict.IF), (None, Verdict.UNKNOWN)):
         assert guarantees_of(Facts("valkey", clock_offset=offset)).about("clock").verdict is wanted
     assert "40 s ahead" in guarantees_of(Facts("valkey", clock_offset=40.0)).about("clock").text
@@ -146,7 +146,7 @@ DOWN = Facts("valkey", silent="no connection")
 
 
 @pytest.mark.system("C6")
-def test_a_quorum_is_judged_by_its_nodes() -> None:
+def test_the_verdicts_of_a_quorum_follow_its_servers() -> None:
     sound = quorum(KEEPS, KEEPS, KEEPS)
     assert not sound.dangers
     assert sound.about("order").verdict is Verdict.NO
@@ -160,8 +160,8 @@ def test_a_quorum_is_judged_by_its_nodes() -> None:
     assert quorum(KEEPS, KEEPS, evicts).about("eviction").verdict is Verdict.DANGER
 
 
-def test_as_a_value_and_as_text(shared_server: Callable[[str], Server]) -> None:
-    found = asked("threads", shared_server("valkey9").url)
+def test_guarantees_pickle_and_print(shared_server: Callable[[str], Server]) -> None:
+    found = guarantees_at("threads", shared_server("valkey9").url)
     assert pickle.loads(pickle.dumps(found)) == found
     text = str(found)
     assert all(line.topic in text and line.verdict.value in text for line in found.lines)

@@ -1,1 +1,1 @@
-"""A quorum on five real servers: lists that make none, nodes that fail, rivals, fences, and what is left behind."""
+"""Tests of the quorum store, most of them on five real servers."""

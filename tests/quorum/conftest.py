@@ -1,4 +1,4 @@
-"""Five servers, shared or to be harmed, and a driver of either colour for the quorum that they make."""
+"""Five servers, shared by all tests or owned by one, and a driver of either flavour for a quorum of them."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,19 +16,19 @@ def flavour(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def five(shared_group: Callable[[str], Group]) -> list[Server]:
-    """Five servers that nobody may harm."""
+def shared_servers(shared_group: Callable[[str], Group]) -> list[Server]:
+    """Five servers that a test must not disturb."""
     return shared_group("quorum").servers
 
 
 @pytest.fixture
-def d(flavour: str, five: list[Server]) -> Driver:
-    """A quorum of servers that nobody may harm."""
-    return FLAVOURS[flavour]("quorum", [server.url for server in five])  # type: ignore[arg-type]
+def d(flavour: str, shared_servers: list[Server]) -> Driver:
+    """A quorum of the shared servers."""
+    return FLAVOURS[flavour]("quorum", [server.url for server in shared_servers])  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def fragile() -> Iterator[list[Server]]:
-    """Five servers of the test's own, to kill, pause or restart."""
+def own_servers() -> Iterator[list[Server]]:
+    """Five servers that the test may kill, pause or restart."""
     with Five() as group:
         yield group.servers

@@ -1,4 +1,4 @@
-"""A network that loses what goes to some nodes, or what comes from them."""
+"""A network that loses requests to some servers, or their replies."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from tests.contract.driver import FLAVOURS, Driver, done, scenario
-from tests.quorum.cycling import QUICK, cycles
+from tests.quorum.cycles import QUICK, cycles
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 
 
 @pytest.fixture
-def proxies(five: list[Server]) -> Iterator[list[FaultProxy]]:
+def proxies(shared_servers: list[Server]) -> Iterator[list[FaultProxy]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(FaultProxy(server.port)) for server in five]
+        yield [stack.enter_context(FaultProxy(server.port)) for server in shared_servers]
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def d(flavour: str, proxies: list[FaultProxy]) -> Driver:
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 @scenario
-async def test_nodes_that_are_unreachable_one_way(
-    d: Driver, proxies: list[FaultProxy], five: list[Server], direction: Any
+async def test_servers_unreachable_in_one_direction_delay_nobody(
+    d: Driver, proxies: list[FaultProxy], shared_servers: list[Server], direction: Any
 ) -> None:
     lock = d.lock()
     await cycles(lock, 3)
@@ -37,17 +37,19 @@ async def test_nodes_that_are_unreachable_one_way(
     for proxy in proxies[:2]:
         proxy.unstall(direction)
     await cycles(lock, 3)
-    await d.until(lambda: all(server.raw("EXISTS", "thing") == 0 for server in five), "no key to be left")
+    await d.until(lambda: all(server.raw("EXISTS", "thing") == 0 for server in shared_servers), "no key to be left")
 
 
 @scenario
-async def test_a_vote_whose_answer_was_lost_is_given_back_too(
-    d: Driver, proxies: list[FaultProxy], five: list[Server]
+async def test_a_vote_whose_reply_was_lost_is_released_too(
+    d: Driver, proxies: list[FaultProxy], shared_servers: list[Server]
 ) -> None:
-    for server in five[2:]:
+    for server in shared_servers[2:]:
         server.raw("SET", "thing", "another", "PX", "60000")
     await cycles(d.lock("warm"), 1)
     rule = proxies[0].drop_reply(b"thing", then="silence")
     assert await done(d.lock().acquire(timeout=0)) is None
     assert rule is not None
-    await d.until(lambda: [server.raw("EXISTS", "thing") for server in five[:2]] == [0, 0], "no vote to be left")
+    await d.until(
+        lambda: [server.raw("EXISTS", "thing") for server in shared_servers[:2]] == [0, 0], "no vote to be left"
+    )

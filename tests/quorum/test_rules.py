@@ -1,4 +1,4 @@
-"""The voting rules in every interleaving of small worlds, and the fences that they give."""
+"""The voting rules and fences, explored in every interleaving of small models."""
 
 import itertools
 
@@ -19,24 +19,24 @@ def check(model: Model, most_seconds: float) -> None:
 
 
 @pytest.mark.parametrize("model", quorum.models(), ids=lambda model: str(model.name))
-def test_fences_increase_and_one_holds_in_every_interleaving(model: Model) -> None:
+def test_fences_grow_and_one_client_holds_in_every_interleaving(model: Model) -> None:
     check(model, 60.0)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("model", quorum.thorough(), ids=lambda model: str(model.name))
-def test_the_same_in_larger_worlds(model: Model) -> None:
+def test_the_same_holds_in_larger_models(model: Model) -> None:
     check(model, 300.0)
 
 
-def test_without_writing_the_largest_fence_back_one_repeats() -> None:
+def test_a_fence_repeats_if_the_highest_is_not_written_to_a_majority() -> None:
     report = Explorer(quorum.broken()).run(most_seconds=60.0)
     assert report.violation is not None
     assert report.violation.rule == "FT"
 
 
-def test_of_contenders_without_a_majority_exactly_one_stays() -> None:
-    """Whoever holds what on five nodes: all judge alike, and somebody is always left to win."""
+def test_exactly_one_contender_is_ahead_in_a_split_vote() -> None:
+    """For every distribution of five votes, the contenders agree on which of them stays."""
     for holders in itertools.product("abc", repeat=5):
         found = {one: rules.standing(holders, one, 5) for one in set(holders)}
         owner = next((one for one in found if holders.count(one) >= 3), None)
@@ -47,18 +47,18 @@ def test_of_contenders_without_a_majority_exactly_one_stays() -> None:
             assert all(where is Standing.TAKEN for one, where in found.items() if one != owner)
 
 
-def test_two_majorities_always_share_a_node() -> None:
+def test_two_majorities_share_a_member() -> None:
     for count in range(1, 10):
         assert 2 * rules.majority(count) > count
 
 
-def test_the_floor_follows_the_nodes_clocks_and_not_itself() -> None:
+def test_the_fence_floor_follows_the_members_clocks_and_not_itself() -> None:
     floor = rules.FenceFloor()
     assert floor.propose(100.0) == 0
     floor.observe_clock(100.0, 1_000_000.0)
     first = floor.propose(100.0)
     assert first == 1_000_000_000_000 + rules.LEAD_US
-    floor.observe_fences(100.0, [first, first, first])  # they agree: nothing to learn, and no creeping ahead
+    floor.observe_fences(100.0, [first, first, first])  # they agree, so the floor must not creep ahead
     assert floor.propose(100.0) == first
     floor.observe_fences(100.0, [first, first + 500_000])
     assert floor.propose(100.0) == first + 500_000 + rules.LEAD_US

@@ -1,4 +1,4 @@
-"""Lists of servers that make no quorum are refused, as soon as that can be known; nothing is locked then."""
+"""Lists of servers that are no quorum are refused as early as possible, before anything is locked."""
 
 import logging
 from typing import Any
@@ -31,18 +31,18 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("targets", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
 @pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect], ids=["threads", "asyncio"])
-def test_a_list_that_makes_no_quorum(connect: Any, targets: Any, words: str) -> None:
+def test_a_list_that_is_no_quorum_is_refused(connect: Any, targets: Any, words: str) -> None:
     with pytest.raises(lockfast.ConfigurationError, match=words):
         connect(targets)
 
 
 @pytest.mark.parametrize("option", [{"sits_out": -1}, {"sits_out": "30"}, {"sits_out": float("nan")}, {"replicas": 1}])
-def test_an_option_that_makes_no_sense(option: dict[str, Any]) -> None:
+def test_an_invalid_option_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(lockfast.ConfigurationError):
         lockfast.connect(URLS, **option)
 
 
-def test_clients_of_another_colour() -> None:
+def test_clients_of_the_other_flavour_are_refused() -> None:
     mixed = [redis.Redis(port=1), redis.Redis(port=2), redis.asyncio.Redis(port=3)]
     with pytest.raises(lockfast.ConfigurationError, match=r"lockfast\.aio\.connect"):
         lockfast.connect(mixed)
@@ -50,34 +50,36 @@ def test_clients_of_another_colour() -> None:
         lockfast.aio.connect(mixed)
 
 
-def test_an_even_number_works_and_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_even_number_of_servers_works_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "lockfast"):
         lockfast.connect(URLS[:4]).close()
     assert "no more failures than one of 3" in caplog.text
 
 
-def test_no_password_shows() -> None:
+def test_repr_hides_passwords() -> None:
     urls = [url.replace("//", "//user:s3cret@") for url in URLS]
     assert "s3cret" not in repr(lockfast.connect(urls))
 
 
 @scenario
-async def test_one_server_under_two_names_is_refused_at_the_first_use(d: Driver, five: list[Server]) -> None:
-    twice = [five[0].url, five[1].url, five[0].url.replace("127.0.0.1", "localhost")]
+async def test_one_server_under_two_addresses_is_refused_at_the_first_use(
+    d: Driver, shared_servers: list[Server]
+) -> None:
+    twice = [shared_servers[0].url, shared_servers[1].url, shared_servers[0].url.replace("127.0.0.1", "localhost")]
     client = d.open(twice)
     with pytest.raises(lockfast.ConfigurationError, match="one and the same server"):
         await done(client.lock("thing").acquire(timeout=5))
     await done(client.close())
-    assert [server.raw("EXISTS", "thing") for server in five[:2]] == [0, 0]
+    assert [server.raw("EXISTS", "thing") for server in shared_servers[:2]] == [0, 0]
 
 
 @scenario
-async def test_clients_instead_of_urls(d: Driver, five: list[Server]) -> None:
+async def test_clients_work_like_urls(d: Driver, shared_servers: list[Server]) -> None:
     kind: Any = redis.Redis if d.flavour == "threads" else redis.asyncio.Redis
-    clients = [kind(port=server.port) for server in five]
-    locks = d.open([*clients[:3], five[3].url, five[4].url])
+    clients = [kind(port=server.port) for server in shared_servers]
+    locks = d.open([*clients[:3], shared_servers[3].url, shared_servers[4].url])
     lease = await done(locks.lock("thing").acquire(timeout=1))
-    assert [server.raw("GET", "thing") for server in five].count(lease.holder) >= 3
+    assert [server.raw("GET", "thing") for server in shared_servers].count(lease.holder) >= 3
     assert await done(lease.release()) is True
     await done(locks.close())
     for client in clients:
@@ -85,14 +87,16 @@ async def test_clients_instead_of_urls(d: Driver, five: list[Server]) -> None:
 
 
 @scenario
-async def test_one_server_under_two_names_that_may_not_say_who_it_is(d: Driver, five: list[Server]) -> None:
-    for server in five[:2]:
+async def test_one_server_under_two_addresses_is_refused_without_a_run_id(
+    d: Driver, shared_servers: list[Server]
+) -> None:
+    for server in shared_servers[:2]:
         server.raw("ACL", "SETUSER", "mute", "on", ">secret", "~*", "&*", "+@all", "-info")
-    urls = [server.url.replace("//", "//mute:secret@") for server in five[:2]]
+    urls = [server.url.replace("//", "//mute:secret@") for server in shared_servers[:2]]
     client = d.open([*urls, urls[0].replace("127.0.0.1", "localhost")])
     with pytest.raises(lockfast.ConfigurationError, match="one and the same server") as caught:
         await done(client.lock("thing").acquire(timeout=5))
     assert "secret" not in str(caught.value)
     await done(client.close())
-    for server in five[:2]:
+    for server in shared_servers[:2]:
         server.raw("ACL", "DELUSER", "mute")

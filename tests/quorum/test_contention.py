@@ -1,4 +1,4 @@
-"""Many who want the same lock: one at a time, fences in order, split votes that end, and nothing left behind."""
+"""Many clients compete for one lock: one holder at a time, growing fences, split votes that end, nothing left."""
 
 import random
 from functools import partial
@@ -8,14 +8,14 @@ import pytest
 
 import lockfast
 from tests.contract.driver import FLAVOURS, Driver, done, scenario
-from tests.quorum.cycling import cycles
+from tests.quorum.cycles import cycles
 from tests.support.servers import Server
 
 ENOUGH = 60.0
 
 
-class Watch:
-    """What must not be seen twice at a time; each entry notes its fence."""
+class Section:
+    """A critical section that checks that it has one holder, and records the fences."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -23,7 +23,7 @@ class Watch:
 
     def enter(self, fence: int) -> None:
         self.inside += 1
-        assert self.inside == 1, "two hold the lock at the same time"
+        assert self.inside == 1, "two clients hold the lock at the same time"
         self.fences.append(fence)
 
     def leave(self) -> None:
@@ -31,16 +31,16 @@ class Watch:
 
 
 async def attempt(lock: Any) -> Any:
-    """One try; servers that are too busy to answer one within its moment count as a refusal."""
+    """Try once; servers that are too busy to reply in time count as a denial."""
     try:
         return await done(lock.acquire(timeout=0))
     except lockfast.StoreUnavailable:
         return None
 
 
-async def contend(d: Driver, rounds: int, rivals: int, *, tries: bool) -> Watch:
-    """So many rounds by each of so many rivals, who wait for the lock or try until they get it."""
-    watch = Watch()
+async def contend(d: Driver, rounds: int, rivals: int, *, tries: bool) -> Section:
+    """Let `rivals` clients acquire the lock `rounds` times each, by waiting or by repeated tries."""
+    section = Section()
 
     async def rival(number: int) -> None:
         lock = d.connect().lock("thing", ttl=10)
@@ -50,74 +50,78 @@ async def contend(d: Driver, rounds: int, rivals: int, *, tries: bool) -> Watch:
                 lease = await (attempt(lock) if tries else done(lock.acquire(timeout=ENOUGH)))
                 if lease is None:
                     await d.pause()
-            watch.enter(lease.fence)
+            section.enter(lease.fence)
             if random.random() < 0.2:
                 await d.pause()
-            watch.leave()
+            section.leave()
             assert await done(lease.release()) is True
 
     contenders = [d.start(rival, number) for number in range(rivals)]
     for contender in contenders:
-        await d.until(partial(getattr, contender, "ended"), "a rival to be done", ENOUGH)
+        await d.until(partial(getattr, contender, "ended"), "a rival to finish", ENOUGH)
         await contender.result()
-    return watch
+    return section
 
 
 def left_behind(servers: list[Server]) -> list[Any]:
-    """Keys of the lock and its queue; what remembers the last fence stays, on purpose."""
+    """Return the keys of the lock and its queue, without the key of the last fence."""
     found = [key for server in servers for key in server.raw("KEYS", "*")]
     return [key for key in found if not key.endswith(":m")]
 
 
 @pytest.mark.parametrize("tries", [False, True], ids=["waiting", "trying"])
 @scenario
-async def test_rivals_take_turns_and_leave_nothing_behind(d: Driver, five: list[Server], tries: bool) -> None:
-    watch = await contend(d, rounds=12, rivals=4, tries=tries)
-    assert watch.fences == sorted(set(watch.fences))
-    assert len(watch.fences) == 48
-    await d.until(lambda: left_behind(five) == [], "nothing to be left behind")
+async def test_rivals_exclude_each_other_and_leave_nothing_behind(
+    d: Driver, shared_servers: list[Server], tries: bool
+) -> None:
+    section = await contend(d, rounds=12, rivals=4, tries=tries)
+    assert section.fences == sorted(set(section.fences))
+    assert len(section.fences) == 48
+    await d.until(lambda: left_behind(shared_servers) == [], "nothing to be left behind")
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("tries", [False, True], ids=["waiting", "trying"])
 @scenario
-async def test_a_thousand_contended_rounds(d: Driver, five: list[Server], tries: bool) -> None:
-    watch = await contend(d, rounds=200, rivals=5, tries=tries)
-    assert watch.fences == sorted(set(watch.fences))
-    assert len(watch.fences) == 1000
-    await d.until(lambda: left_behind(five) == [], "nothing to be left behind")
+async def test_a_thousand_contended_rounds(d: Driver, shared_servers: list[Server], tries: bool) -> None:
+    section = await contend(d, rounds=200, rivals=5, tries=tries)
+    assert section.fences == sorted(set(section.fences))
+    assert len(section.fences) == 1000
+    await d.until(lambda: left_behind(shared_servers) == [], "nothing to be left behind")
 
 
 @pytest.mark.faults
 @scenario
-async def test_rivals_while_nodes_come_and_go(d: Driver, fragile: list[Server]) -> None:
-    """At any time at most two of five are away: fences go on rising, and nobody meets another."""
-    victims = FLAVOURS[d.flavour]("quorum", [server.url for server in fragile])  # type: ignore[arg-type]
-    d.url = victims.url
+async def test_rivals_exclude_each_other_while_servers_pause(d: Driver, own_servers: list[Server]) -> None:
+    """At most two of five servers are paused at any time."""
+    own = FLAVOURS[d.flavour]("quorum", [server.url for server in own_servers])  # type: ignore[arg-type]
+    d.url = own.url
 
     async def disturb() -> None:
         for number in range(12):
-            server = fragile[number % 5]
+            server = own_servers[number % 5]
             server.pause()
             for _ in range(100):
                 await d.pause()
             server.resume()
 
     disturbing = d.start(disturb)
-    watch = await contend(d, rounds=60, rivals=3, tries=False)
+    section = await contend(d, rounds=60, rivals=3, tries=False)
     await d.until(lambda: disturbing.ended, "the disturbance to end", ENOUGH)
-    assert watch.fences == sorted(set(watch.fences))
-    await d.until(lambda: left_behind(fragile) == [], "nothing to be left behind", ENOUGH)
+    assert section.fences == sorted(set(section.fences))
+    await d.until(lambda: left_behind(own_servers) == [], "nothing to be left behind", ENOUGH)
 
 
 @scenario
-async def test_a_rival_that_hammers_does_not_lock_a_waiter_out(d: Driver, five: list[Server]) -> None:
+async def test_a_rival_that_retries_constantly_does_not_starve_a_waiter(
+    d: Driver, shared_servers: list[Server]
+) -> None:
     over = d.gate()
-    done_with: list[int] = []
+    stopped: list[int] = []
 
     async def hammer() -> int:
         lock, count = d.connect().lock("thing"), 0
-        while not done_with:
+        while not stopped:
             lease = await attempt(lock)
             if lease is not None:
                 count += 1
@@ -130,18 +134,18 @@ async def test_a_rival_that_hammers_does_not_lock_a_waiter_out(d: Driver, five: 
         lease = await done(lock.acquire(timeout=9))
         assert lease is not None
         await done(lease.release())
-    done_with.append(1)
+    stopped.append(1)
     over.open()
     assert await hammering.result() >= 0
-    await d.until(lambda: left_behind(five) == [], "nothing to be left behind")
+    await d.until(lambda: left_behind(shared_servers) == [], "nothing to be left behind")
 
 
 @scenario
-async def test_a_split_vote_is_not_waited_out(d: Driver, five: list[Server]) -> None:
-    """Each of three holds some nodes and waits for the rest; they hold them for a minute."""
+async def test_a_split_vote_ends_before_the_ttl(d: Driver, shared_servers: list[Server]) -> None:
+    """Three waiters with a ttl of a minute share the votes of two crashed holders."""
     await cycles(d.lock("warm"), 1)
-    for number, server in enumerate(five[:4]):
-        server.raw("SET", "thing", f"gone-{number % 2}", "PX", "300")  # two and two, of holders that are dead
+    for number, server in enumerate(shared_servers[:4]):
+        server.raw("SET", "thing", f"gone-{number % 2}", "PX", "300")  # two votes each of two crashed holders
 
     async def waiter(number: int) -> int:
         lease = await done(d.connect().lock("thing", ttl=60).acquire(timeout=9))
@@ -155,18 +159,18 @@ async def test_a_split_vote_is_not_waited_out(d: Driver, five: list[Server]) -> 
 
 
 @scenario
-async def test_an_abandoned_wait_leaves_no_vote_and_no_place(d: Driver, five: list[Server]) -> None:
+async def test_an_abandoned_wait_leaves_no_vote_and_no_ticket(d: Driver, shared_servers: list[Server]) -> None:
     lease = await done(d.lock().acquire())
-    for server in five[:2]:  # so that the waiter gets votes at once, and keeps them while it waits
+    for server in shared_servers[:2]:  # the waiter gets these votes at once and keeps them
         server.raw("DEL", "thing")
     assert await done(d.connect().lock("thing").acquire(timeout=0.3)) is None
-    await d.until(lambda: left_behind(five[:2]) == [], "the votes to be given back")
+    await d.until(lambda: left_behind(shared_servers[:2]) == [], "the votes to be released")
     assert await done(lease.release()) is True
-    await d.until(lambda: left_behind(five) == [], "nothing to be left behind")
+    await d.until(lambda: left_behind(shared_servers) == [], "nothing to be left behind")
 
 
 @scenario
-async def test_who_holds_and_who_waits_can_be_seen(d: Driver) -> None:
+async def test_inspect_shows_the_holder_and_the_waiters(d: Driver) -> None:
     lease = await done(d.lock(ttl=20, label="first").acquire())
 
     async def waiter() -> Any:
@@ -182,22 +186,24 @@ async def test_who_holds_and_who_waits_can_be_seen(d: Driver) -> None:
     assert await waiting.result() is True
 
 
-# Troubles of other libraries, by name
+# Known defects of other libraries
 
 
 @scenario
-async def test_one_of_three_servers_down_does_not_leave_the_majority_locked(d: Driver, fragile: list[Server]) -> None:
-    fragile[2].kill()
-    locks = d.open([server.url for server in fragile[:3]])
+async def test_a_release_with_one_of_three_servers_down_frees_the_majority(
+    d: Driver, own_servers: list[Server]
+) -> None:
+    own_servers[2].kill()
+    locks = d.open([server.url for server in own_servers[:3]])
     lease = await done(locks.lock("thing").acquire(timeout=5))
-    assert [server.raw("GET", "thing") for server in fragile[:2]] == [lease.holder] * 2
+    assert [server.raw("GET", "thing") for server in own_servers[:2]] == [lease.holder] * 2
     assert await done(lease.release()) is True
-    assert left_behind(fragile[:2]) == []
+    assert left_behind(own_servers[:2]) == []
     await done(locks.close())
 
 
 @scenario
-async def test_a_second_failed_acquire_on_a_shared_lock_object_does_not_touch_the_first(d: Driver) -> None:
+async def test_a_failed_acquire_on_a_shared_lock_object_keeps_the_first_lease(d: Driver) -> None:
     lock = d.lock()
     lease = await done(lock.acquire(timeout=5))
 
@@ -211,7 +217,7 @@ async def test_a_second_failed_acquire_on_a_shared_lock_object_does_not_touch_th
 
 
 @scenario
-async def test_who_did_not_get_it_is_told_so_and_no_error_is_raised(d: Driver) -> None:
+async def test_a_denied_try_returns_none_and_raises_nothing(d: Driver) -> None:
     await done(d.lock(renew=False).acquire())
     assert await done(d.lock().acquire(timeout=0)) is None
     with pytest.raises(lockfast.NotHeld):

@@ -1,4 +1,4 @@
-"""What many of these tests do: take the lock and give it back, and look how long that takes."""
+"""Acquire and release a lock repeatedly, and measure how long that takes."""
 
 import time
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from tests.contract.driver import done
 
 QUICK = 0.15
-"""Seconds within which a cycle ends though nodes are away; waiting for one of them would take longer."""
+"""Seconds within which a cycle ends although servers are down; waiting for one of them would take longer."""
 
 
 async def cycles(lock: Any, count: int) -> float:
-    """Take and give back so many times, fences growing; the time of the cycle in the middle."""
+    """Acquire and release `count` times, check that fences grow, and return the median time."""
     times, fences = [], []
     for _ in range(count):
         began = time.monotonic()
