@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from lockfast.stores.redis.transport import connect
+from tests.support import signals
 from tests.support.proxy import FaultProxy
 from tests.support.servers import KINDS, NEEDS, Server, available
 from tests.support.topologies import GROUPS, Group
@@ -62,6 +63,12 @@ def pytest_collection_finish() -> None:
     """What was collected stays to the end: looking through it again and again for garbage would take a core's time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_signals() -> None:
+    """Runs in the processes that run tests, not in one that only distributes them."""
+    signals.reset_for_children()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 An absence is shown by order, never by waiting: a stream that ends, or goes on, without what was lost.
 """
 
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ from tests.support.resp import ReplyError, Splitter, encode, parse
 from tests.support.servers import Server, available, find
 from tests.support.waiting import LONG, until
 from tests.support.wire import WireClient
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -174,8 +177,7 @@ class TestServers:
             "starter = threading.Thread(target=server.start); starter.start(); starter.join();"
             "print(server.raw('PING'), server.pid, server.directory, flush=True); signal.pause()"
         )
-        root = Path(__file__).parents[1]
-        with subprocess.Popen([sys.executable, "-c", program], cwd=root, stdout=subprocess.PIPE, text=True) as owner:
+        with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
             assert owner.stdout is not None
             answer, pid, directory = owner.stdout.readline().split()
             owner.send_signal(signal.SIGKILL)
@@ -191,6 +193,43 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)
+
+
+class TestSignals:
+    PROGRAM = """
+import signal, subprocess, sys
+for number in map(int, sys.argv[1:]):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+print(subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout)
+
+from tests.support.signals import reset_for_children
+reset_for_children()
+signal.raise_signal(signal.SIGHUP)
+print(subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout)
+"""
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+    def test_children_start_with_defaults_and_this_process_still_ignores(self) -> None:
+        command = [sys.executable, "-c", self.PROGRAM, *(str(int(number)) for number in IGNORED)]
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        ignored, blocked = (
+            [int(mask, 16) for mask in re.findall(rf"{field}:\s*(\w+)", shown)] for field in ("SigIgn", "SigBlk")
+        )
+        planted = sum(1 << number - 1 for number in IGNORED)
+        assert ignored[0] & planted == planted, "a child inherits ignored signals"
+        assert blocked[0] == 1 << signal.SIGUSR2 - 1
+        assert (ignored[1] & planted, blocked[1]) == (0, 0)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM], ids=str)
+    def test_every_test_runs_with_defaults_in_its_children(self, number: signal.Signals) -> None:
+        """However this run was started."""
+        with subprocess.Popen(["sleep", "60"]) as process:
+            process.send_signal(number)
+            assert process.wait(LONG) == -number
 
 
 class TestReplies:
