@@ -1,40 +1,55 @@
-# Each environment is made once, and again when pyproject.toml changes.
+# The environment is built once, and rebuilt when pyproject.toml changes.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-# Tests start interpreters by the hundred: without compiled files each would compile the library anew.
+# The tests start hundreds of interpreters; without bytecode files each one would compile the library.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 SEEDS ?= 10000
 JOBS ?= 2
 
-.PHONY: help env demo test faults soak explore simulate gallery pictures check format bench bench-docs docs clean
+.PHONY: help env demo test test-all coverage faults soak explore simulate gallery pictures check format bench \
+	bench-docs docs clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-env: $(VENV)/.dev ## Make .venv with everything that development needs
+env: $(VENV)/.dev ## Create .venv with all development tools
 
-demo: $(VENV)/.base ## Show the lock at work; needs no server
+demo: $(VENV)/.base ## Show locks at work; needs no server
 	$(BIN)/lockfast demo
 
-# Two rounds, so that tests that count milliseconds do not share the cores with those that count states. A file stays
-# with one worker, so that its servers are started once; the longest are first (see tests/conftest.py). There are more
-# workers than cores, as a test waits for most of its time.
-TIMED = $(shell grep -rl --include='*.py' '^pytestmark = pytest.mark.timing' tests)
+# Two rounds: tests that measure milliseconds do not share the cores with tests that need much CPU. A file stays in one
+# worker, which starts its servers once; the longest files start first (see tests/conftest.py). There are more workers
+# than cores because most tests wait most of the time.
 SPREAD := --dist loadfile --no-loadscope-reorder
+TIMED = $(shell grep -rl --include='*.py' '^pytestmark = pytest.mark.timing' tests)
+ROUND_1 = -m pytest -n 5 $(SPREAD) $(TIMED)
+ROUND_2 = -m pytest -n 5 $(SPREAD)
+LONG := faults or soak
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/python -m pytest -n 5 $(SPREAD) -m "timing and not faults and not soak" $(TIMED)
-	$(BIN)/python -m pytest -n 4 $(SPREAD) -m "not timing and not faults and not soak"
+	$(BIN)/python $(ROUND_1) -m "timing and not repeat and not ($(LONG))"
+	$(BIN)/python $(ROUND_2) -m "not timing and not repeat and not ($(LONG))"
 
-faults: $(VENV)/.dev ## Run the long tests of real faults: failovers, migrations, nodes down
+test-all: test ## Run the tests, and repeat their checks on every other server and topology
+	$(BIN)/python $(ROUND_1) -m "timing and repeat and not ($(LONG))"
+	$(BIN)/python $(ROUND_2) -m "not timing and repeat and not ($(LONG))"
+
+# Processes that the tests start are measured too; the patch in pyproject.toml starts coverage in them.
+coverage: $(VENV)/.dev ## Run the tests and report line and branch coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run $(ROUND_2) -m "not repeat and not ($(LONG))"
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --sort=cover
+
+faults: $(VENV)/.dev ## Run minutes of real faults: failovers, migrations, nodes down
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m faults
 
-soak: $(VENV)/.dev ## Run what takes ten thousand rounds: releases that race renewals, memory
+soak: $(VENV)/.dev ## Run ten thousand rounds of the races, and watch the memory
 	$(BIN)/python -m pytest -m soak
 
 explore: $(VENV)/.dev ## Search every interleaving of the models, and write the gallery of broken locks
@@ -45,10 +60,10 @@ explore: $(VENV)/.dev ## Search every interleaving of the models, and write the 
 simulate: $(VENV)/.dev ## Simulate many clients under faults: make simulate SEEDS=10000
 	$(BIN)/python -m verify.simulate --seeds $(SEEDS) --jobs $(JOBS)
 
-gallery: $(VENV)/.dev ## Write docs/gallery.md anew
+gallery: $(VENV)/.dev ## Write docs/gallery.md
 	$(BIN)/python -m verify.gallery
 
-pictures: $(VENV)/.dev ## Draw the pictures of the command in docs/images anew, from real runs
+pictures: $(VENV)/.dev ## Draw the pictures in docs/images from real runs of the command
 	$(BIN)/python -m tools.pictures
 
 check: $(VENV)/.dev ## Check format, lint and types
@@ -56,7 +71,7 @@ check: $(VENV)/.dev ## Check format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(VENV)/.dev ## Format the code and repair what the linter can
+format: $(VENV)/.dev ## Format the code and apply the fixes of the linter
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -70,8 +85,8 @@ bench-docs: $(VENV)/.bench ## Write docs/benchmarks.md and the README's table fr
 docs: $(VENV)/.docs ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet
 
-clean: ## Remove what was built, .venv included
-	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean: ## Remove all build results, .venv included
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -39,6 +39,8 @@ LONGEST = (
 """They start first: a worker has a file to itself, and the end of a round should not be one worker with a long one."""
 
 
+OTHER_SERVERS = set(KINDS) - {"valkey9"}
+"""A test with one of these as a parameter repeats the test on valkey9, and gets the marker `repeat`."""
 USES_SERVERS = {"shared_server", "shared_group", "fresh_server"}
 
 
@@ -46,11 +48,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--system", metavar="ID", help="run only the tests of one row of docs/systems.md, such as C5")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` deselects by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if not OTHER_SERVERS.isdisjoint(parameters(item)):
+            item.add_marker(pytest.mark.repeat)
     if wanted := config.getoption("--system"):
         select(config, items, lambda item: any(wanted in mark.args for mark in item.iter_markers("system")))
     ranks = {path: rank for rank, path in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
+def parameters(item: pytest.Item) -> Iterator[object]:
+    """The parameters of a test; a tuple counts as its parts."""
+    for given in getattr(getattr(item, "callspec", None), "params", {}).values():
+        yield from (one for one in (given if isinstance(given, tuple) else (given,)) if isinstance(one, str))
 
 
 def select(config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]) -> None:

@@ -1,6 +1,6 @@
-"""What every store does in both colours: one suite, written once.
+"""One suite for every store in both flavours.
 
-driver.py        threads and asyncio behind one face
-conftest.py      the stores: a new one is one line there
-test_*.py        the promises, through the public names; test_store_port.py checks the stores below them
+driver.py        one interface to threads and asyncio, so that a scenario is written once
+stores.py        the stores; a new one is one line
+test_*.py        scenarios through the public names; test_store_port.py checks the port below them
 """

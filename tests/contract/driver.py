@@ -1,10 +1,10 @@
-"""Threads and asyncio behind one face, so that each scenario is written once.
+"""One interface to threads and asyncio, so that each scenario is written once.
 
-A scenario is a coroutine. On asyncio it runs in an event loop. On threads nothing in it suspends: every call has
-blocked and returned before `done` sees its result, so that one `send(None)` runs it to the end, in the thread of the
-test; contenders run in threads of their own, as tasks do on asyncio.
+A scenario is a coroutine. On asyncio it runs in an event loop. On threads it never suspends: each call blocks until it
+has a result, which `done` passes through, so one `send(None)` runs the scenario in the thread of the test. Contenders
+run in other threads, or in tasks on asyncio.
 
-Every wait has a bound: what never happens fails a test, and does not hang it.
+Every wait has a bound, so that a missing event fails the test instead of hanging it.
 """
 
 import asyncio
@@ -28,18 +28,19 @@ T = TypeVar("T")
 Work = Callable[..., Coroutine[Any, Any, Any]]
 
 BOUND = 20.0
-"""Seconds for which a test waits for what should happen at once, however busy the machine is."""
+"""Seconds to wait for an event that is due at once; long, because the machine may be busy."""
 POLL = 0.002
+"""Seconds between two checks of a condition."""
 
 
 async def done(result: Any) -> Any:
-    """What a call of either colour gave: `await done(lock.acquire())`."""
+    """Return the result of a call of either flavour: `await done(lock.acquire())`."""
     return await result if inspect.isawaitable(result) else result
 
 
 @asynccontextmanager
 async def held(lock: Any) -> AsyncIterator[Any]:
-    """`with lock` or `async with lock`, whichever it has."""
+    """`with lock` or `async with lock`, by its flavour."""
     if hasattr(lock, "__aenter__"):
         async with lock as lease:
             yield lease
@@ -49,26 +50,26 @@ async def held(lock: Any) -> AsyncIterator[Any]:
 
 
 class Gate(Protocol):
-    """What one contender opens and another waits for."""
+    """An event that one contender sets and another waits for."""
 
     def open(self) -> None: ...
 
     async def passed(self) -> None:
-        """Return when it is open; TimeoutError when it stays closed."""
+        """Wait until the gate is open; raise TimeoutError after `BOUND` seconds."""
 
 
 class Contender(Protocol):
-    """Work that goes on beside the scenario."""
+    """Concurrent work, in a thread or a task."""
 
     async def result(self) -> Any:
-        """What it returned, or raise what it raised; TimeoutError when it does not end."""
+        """Return its result or raise its error; raise TimeoutError if it does not end within `BOUND` seconds."""
 
     @property
     def ended(self) -> bool: ...
 
 
 class Driver(ABC):
-    """One store in one colour. `server` is the server behind it, where there is one."""
+    """One store in one flavour. `server` is the single server behind it, if there is one."""
 
     flavour: str
     options: Mapping[str, Any] = MappingProxyType({})
@@ -93,7 +94,7 @@ class Driver(ABC):
         return self.locks.lock(name, **options)
 
     async def until(self, check: Callable[[], Any], what: str, bound: float = BOUND) -> Any:
-        """The first true answer of `check`, which may be of either colour."""
+        """Poll `check`, of either flavour, and return its first true result."""
         deadline = time.monotonic() + bound
         while not (answer := await done(check())):
             if time.monotonic() >= deadline:
@@ -102,11 +103,11 @@ class Driver(ABC):
         return answer
 
     async def queue_length(self, lock: Any, length: int) -> Any:
-        """What `lock.inspect()` says once so many wait."""
+        """Wait until `length` waiters are queued, and return that `lock.inspect()`."""
 
         async def reached() -> Any:
             info = await done(lock.inspect())
-            if self.store == "transactions":  # nobody queues there: who waits looks again and again
+            if self.store == "transactions":  # it has no queue; its waiters poll, each with an open mailbox
                 inboxes = [one.store._store.inbox for one in self._clients]
                 info = info._replace(waiting=sum(len(getattr(inbox, "open", ())) for inbox in inboxes))
             return info if info.waiting == length else None
@@ -116,11 +117,11 @@ class Driver(ABC):
     @staticmethod
     @abstractmethod
     def open(target: Any, **options: Any) -> Any:
-        """`connect` of this colour; the scenario closes what it opened."""
+        """`connect` of this flavour; the caller closes the result."""
 
     @abstractmethod
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
-        """Run it to the end and close all clients; nothing that it started may be left running."""
+        """Run the scenario and close all clients; raise TimeoutError if a contender is still running."""
 
     @abstractmethod
     def start(self, work: Work, *args: Any) -> Contender: ...
@@ -130,12 +131,12 @@ class Driver(ABC):
 
     @abstractmethod
     def function(self, work: Work) -> Callable[..., Any]:
-        """`work` as a function of this colour, with the same name and signature."""
+        """Convert `work` to a function of this flavour with the same name and signature."""
 
     @abstractmethod
     async def pause(self) -> None: ...
 
-    async def _play(self, scenario: Coroutine[Any, Any, None]) -> None:
+    async def _run_and_close(self, scenario: Coroutine[Any, Any, None]) -> None:
         try:
             await scenario
         finally:
@@ -188,7 +189,7 @@ class Threads(Driver):
         return lockfast.connect(target, **options)
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
-        run(self._play(scenario))
+        run(self._run_and_close(scenario))
         for contender in self._contenders:
             contender.thread.join(BOUND)
             if contender.thread.is_alive():
@@ -253,10 +254,10 @@ class Tasks(Driver):
         return lockfast.aio.connect(target, **options)
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
-        asyncio.run(self._play_and_wait(scenario))
+        asyncio.run(self._run_and_wait(scenario))
 
-    async def _play_and_wait(self, scenario: Coroutine[Any, Any, None]) -> None:
-        await self._play(scenario)
+    async def _run_and_wait(self, scenario: Coroutine[Any, Any, None]) -> None:
+        await self._run_and_close(scenario)
         if self._contenders:
             _, left = await asyncio.wait([one.task for one in self._contenders], timeout=BOUND)
             if left:
@@ -281,7 +282,7 @@ FLAVOURS: dict[str, type[Driver]] = {"threads": Threads, "asyncio": Tasks}
 
 
 def scenario(body: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Make a test of a scenario: its first argument is the driver `d` that runs it."""
+    """Turn a scenario into a test; its first parameter `d` is the driver that runs it."""
 
     @functools.wraps(body)
     def test(d: Driver, **others: Any) -> None:

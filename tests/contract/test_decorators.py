@@ -1,4 +1,4 @@
-"""Functions that run under a lock."""
+"""Decorated functions: `@lock` and `@locks.guard(...)`."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.contract.driver import Driver, done, scenario
 
 
 @scenario
-async def test_a_function_under_a_lock(d: Driver) -> None:
+async def test_function_runs_under_the_lock(d: Driver) -> None:
     lock = d.lock()
 
     async def add(a: int, *, b: int = 1) -> tuple[int, bool]:
@@ -23,7 +23,7 @@ async def test_a_function_under_a_lock(d: Driver) -> None:
 
 
 @scenario
-async def test_an_error_in_the_function_passes_and_releases(d: Driver) -> None:
+async def test_error_in_the_function_propagates_and_releases(d: Driver) -> None:
     async def fail() -> None:
         raise KeyError("the function's own")
 
@@ -37,7 +37,7 @@ async def _locked(d: Driver, *names: str) -> list[str]:
 
 
 @scenario
-async def test_the_name_comes_from_the_arguments(d: Driver) -> None:
+async def test_name_from_the_arguments(d: Driver) -> None:
     candidates = [f"account:{number}" for number in (1, 2, 3)]
 
     async def deposit(amount: int, account_id: int = 3) -> Any:
@@ -52,7 +52,7 @@ async def test_the_name_comes_from_the_arguments(d: Driver) -> None:
 
 
 @scenario
-async def test_the_name_comes_from_a_function(d: Driver) -> None:
+async def test_name_from_a_function(d: Driver) -> None:
     def name(account: dict[str, str], *_: Any) -> str:
         return f"account:{account['id']}"
 
@@ -64,7 +64,7 @@ async def test_the_name_comes_from_a_function(d: Driver) -> None:
 
 
 @scenario
-async def test_a_method_of_an_object(d: Driver) -> None:
+async def test_method(d: Driver) -> None:
     async def pay_in(self: Any, kind: str = "euro") -> list[str]:
         return await _locked(d, "account:4:'euro'")
 
@@ -76,7 +76,7 @@ async def test_a_method_of_an_object(d: Driver) -> None:
 
 
 @scenario
-async def test_wrong_arguments_are_the_functions_own_error(d: Driver) -> None:
+async def test_wrong_arguments_raise_type_error(d: Driver) -> None:
     async def deposit(account_id: int) -> None: ...
 
     guarded = d.locks.guard("account:{account_id}")(d.function(deposit))
@@ -87,7 +87,7 @@ async def test_wrong_arguments_are_the_functions_own_error(d: Driver) -> None:
 
 
 @scenario
-async def test_a_guard_waits_no_longer_than_told(d: Driver) -> None:
+async def test_guard_keeps_its_timeout(d: Driver) -> None:
     async def deposit(account_id: int) -> None:
         raise AssertionError("must not be entered")
 

@@ -1,4 +1,4 @@
-"""A lease in its holder's hands: how long it lasts, how it is kept, and how its loss is told."""
+"""Leases: remaining time, renewal, `max_hold`, loss."""
 
 import time
 from datetime import timedelta
@@ -13,7 +13,7 @@ from tests.traps.watching import Stopwatch
 
 
 @scenario
-async def test_what_remains_is_at_most_the_ttl_and_falls(d: Driver) -> None:
+async def test_remaining_is_at_most_the_ttl_and_falls(d: Driver) -> None:
     lease = await done(d.lock(ttl=10, renew=False).acquire())
     first = lease.remaining
     assert 8 < first <= 10
@@ -24,7 +24,7 @@ async def test_what_remains_is_at_most_the_ttl_and_falls(d: Driver) -> None:
 
 @pytest.mark.parametrize("ttl", [timedelta(seconds=9.5), Decimal("9.5"), 9.5], ids=["timedelta", "Decimal", "float"])
 @scenario
-async def test_seconds_come_in_many_shapes(d: Driver, ttl: Any) -> None:
+async def test_seconds_can_be_timedelta_decimal_or_float(d: Driver, ttl: Any) -> None:
     lease = await done(d.lock(ttl=ttl, max_hold=ttl).acquire(timeout=ttl))
     assert lease.ttl == 9.5
     assert 8 < (await done(d.lock().inspect())).ttl_left <= 9.5
@@ -33,7 +33,7 @@ async def test_seconds_come_in_many_shapes(d: Driver, ttl: Any) -> None:
 
 
 @scenario
-async def test_renewal_by_hand_sets_the_full_ttl_anew(d: Driver) -> None:
+async def test_renew_restores_the_full_ttl(d: Driver) -> None:
     lease = await done(d.lock(ttl=5, renew=False).acquire())
     await d.until(lambda: lease.remaining < 4.95, "time to pass")
     await done(lease.renew())
@@ -45,7 +45,7 @@ async def test_renewal_by_hand_sets_the_full_ttl_anew(d: Driver) -> None:
 
 
 @scenario
-async def test_a_lost_lease_cannot_be_renewed(d: Driver) -> None:
+async def test_lost_lease_cannot_be_renewed(d: Driver) -> None:
     lease = await done(d.lock(ttl=0.1, renew=False).acquire())
     successor = await done(d.connect().lock("thing").acquire(timeout=BOUND))
     with pytest.raises(LeaseLost) as caught:
@@ -57,7 +57,7 @@ async def test_a_lost_lease_cannot_be_renewed(d: Driver) -> None:
 
 
 @scenario
-async def test_a_released_lease_cannot_be_renewed(d: Driver) -> None:
+async def test_released_lease_cannot_be_renewed(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     lease.ensure_held()
     await done(lease.release())
@@ -69,7 +69,7 @@ async def test_a_released_lease_cannot_be_renewed(d: Driver) -> None:
 
 
 @scenario
-async def test_release_of_a_lost_lease_is_false_and_frees_nobody_else(d: Driver) -> None:
+async def test_releasing_a_lost_lease_does_not_affect_its_successor(d: Driver) -> None:
     lock = d.lock(ttl=0.1, renew=False)
     lease = await done(lock.acquire())
     successor = await done(d.connect().lock("thing").acquire(timeout=BOUND))
@@ -101,7 +101,7 @@ async def test_renewal_keeps_a_lease_beyond_its_ttl(d: Driver) -> None:
 
 
 @scenario
-async def test_a_ttl_made_shorter_is_kept_alive_as_well(d: Driver) -> None:
+async def test_shortened_ttl_is_renewed_in_time(d: Driver) -> None:
     lease = await done(d.lock(ttl=30).acquire())
     await done(lease.renew(0.3))
     assert await done(lease.lost.wait(timeout=0.5)) is False
@@ -109,14 +109,14 @@ async def test_a_ttl_made_shorter_is_kept_alive_as_well(d: Driver) -> None:
 
 
 @scenario
-async def test_the_keeper_does_not_meddle_with_a_release_under_way(d: Driver) -> None:
+async def test_keepalive_does_not_renew_during_a_release(d: Driver) -> None:
     client = d.connect()
     lease = await done(client.lock("thing").acquire())
     release, slow = client.store.release, [0.2]
 
     async def first_slow(name: str, holder: str, until: float) -> Any:
         for lease_state in client.keepalive.held():
-            lease_state.next_renewal = client.runtime.now()  # so that the keeper comes round meanwhile
+            lease_state.next_renewal = client.runtime.now()  # so that the keepalive runs meanwhile
         client.keepalive._wake()
         await client.runtime.sleep(slow.pop() if slow else 0)
         return await release(name, holder, until)
@@ -141,7 +141,7 @@ async def test_max_hold_ends_the_lease(d: Driver) -> None:
 
 
 @scenario
-async def test_loss_is_told_once(d: Driver) -> None:
+async def test_on_lost_is_called_once(d: Driver) -> None:
     lost: list[Any] = []
     leases = [
         await done(d.lock(f"thing {number}", ttl=0.1, renew=False, on_lost=lost.append).acquire())
@@ -157,7 +157,7 @@ async def test_loss_is_told_once(d: Driver) -> None:
 
 
 @scenario
-async def test_a_callback_may_be_of_either_colour(d: Driver) -> None:
+async def test_on_lost_can_be_a_coroutine_function(d: Driver) -> None:
     lost: list[Any] = []
 
     async def on_lost(lease: Any) -> None:
@@ -169,7 +169,7 @@ async def test_a_callback_may_be_of_either_colour(d: Driver) -> None:
 
 
 @scenario
-async def test_nobody_waits_long_for_a_loss_that_does_not_come(d: Driver) -> None:
+async def test_waiting_for_a_loss_keeps_its_timeout(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     watch = Stopwatch()
     assert await done(lease.lost.wait(timeout=0.05)) is False

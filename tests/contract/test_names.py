@@ -1,8 +1,9 @@
-"""Any text that can name a lock names a lock of its own."""
+"""Every valid name is a separate lock."""
 
 from typing import Any
 
 from tests.contract.driver import BOUND, Driver, done, scenario
+from tests.contract.stores import QUEUEING, only
 
 NAMES = [
     *("a", "a:q", "a:m", "a:w", "{a}", "{a}:q", "{a}{b}", "a}b", "a{b", "{", "}", "{}", "{}a", "}{", "}a{b}"),
@@ -14,11 +15,11 @@ NAMES = [
 
 
 @scenario
-async def test_every_name_is_a_lock_of_its_own(d: Driver) -> None:
+async def test_every_name_is_a_separate_lock(d: Driver) -> None:
     names = list(dict.fromkeys(NAMES))
     other = d.connect()
     leases = {name: await done(d.lock(name).acquire(timeout=0)) for name in names}
-    assert [name for name, lease in leases.items() if lease is None] == [], "these collide with another name"
+    assert [name for name, lease in leases.items() if lease is None] == [], "a name collides with another"
     for name, lease in leases.items():
         assert await done(other.lock(name).acquire(timeout=0)) is None
         info = await done(other.lock(name).inspect())
@@ -28,8 +29,9 @@ async def test_every_name_is_a_lock_of_its_own(d: Driver) -> None:
         assert await done(other.lock(name).locked()) is False
 
 
+@only(stores=QUEUEING)
 @scenario
-async def test_every_name_has_a_queue_of_its_own(d: Driver) -> None:
+async def test_every_name_has_a_separate_queue(d: Driver) -> None:
     names = ["a", "{a}", "a{b", "}", "{}", "a}b", "two words", "🔒", "%s", "'", "x" * 1024]
     other = d.connect()
 

@@ -1,4 +1,4 @@
-"""Taking a lock and giving it back, without anyone who waits."""
+"""Acquire and release without waiters."""
 
 import asyncio
 import gc
@@ -13,7 +13,7 @@ from tests.contract.stores import only
 
 
 @scenario
-async def test_take_give_back_and_take_again(d: Driver) -> None:
+async def test_acquire_and_release_repeatedly(d: Driver) -> None:
     lock = d.lock()
     for _ in range(3):
         lease = await done(lock.acquire())
@@ -23,12 +23,12 @@ async def test_take_give_back_and_take_again(d: Driver) -> None:
 
 
 @scenario
-async def test_taken_is_none_and_no_error(d: Driver) -> None:
+async def test_held_lock_returns_none(d: Driver) -> None:
     other = d.connect().lock("thing")
     lease = await done(d.lock().acquire())
     assert await done(other.acquire(timeout=0)) is None
     assert await done(other.acquire(blocking=False)) is None
-    assert await done(d.lock().acquire(timeout=0)) is None, "another object of the same client is another contender"
+    assert await done(d.lock().acquire(timeout=0)) is None, "another lock object of the same client competes too"
     assert await done(lease.release()) is True
     assert await done(other.acquire(timeout=0)) is not None
 
@@ -43,7 +43,7 @@ async def test_locked(d: Driver) -> None:
 
 
 @scenario
-async def test_fences_rise_from_grant_to_grant(d: Driver) -> None:
+async def test_fences_rise_with_every_grant(d: Driver) -> None:
     first, second = d.lock(), d.connect().lock("thing")
     fences = []
     for _ in range(20):
@@ -55,7 +55,7 @@ async def test_fences_rise_from_grant_to_grant(d: Driver) -> None:
 
 
 @scenario
-async def test_a_block_that_cannot_be_entered_is_not_entered(d: Driver) -> None:
+async def test_block_is_not_entered_after_a_timeout(d: Driver) -> None:
     holder = await done(d.lock().acquire())
     entered = False
     with pytest.raises(AcquireTimeout, match=r"stayed taken for 0\.05 s") as caught:
@@ -68,7 +68,7 @@ async def test_a_block_that_cannot_be_entered_is_not_entered(d: Driver) -> None:
 
 
 @scenario
-async def test_an_error_in_the_body_releases_and_passes_unmasked(d: Driver) -> None:
+async def test_error_in_the_body_propagates_and_releases(d: Driver) -> None:
     error = KeyError("the body's own")
     with pytest.raises(KeyError) as caught:
         async with held(d.lock()):
@@ -78,24 +78,24 @@ async def test_an_error_in_the_body_releases_and_passes_unmasked(d: Driver) -> N
 
 
 @scenario
-async def test_a_lease_may_be_given_back_inside_its_block(d: Driver) -> None:
+async def test_lease_can_be_released_inside_its_block(d: Driver) -> None:
     async with held(d.lock()) as lease:
         assert await done(lease.release()) is True
     async with held(d.lock()) as lease:
         text = lease.export()
     await done((await done(d.locks.adopt(text))).release())
 
-    async def give_back_and_fail() -> None:
+    async def release_and_fail() -> None:
         async with held(d.lock()) as lease:
             await done(lease.release())
             raise KeyError("the body's own")
 
     with pytest.raises(KeyError, match="own"):
-        await give_back_and_fail()
+        await release_and_fail()
 
 
 @scenario
-async def test_release_without_holding(d: Driver) -> None:
+async def test_release_without_acquire(d: Driver) -> None:
     lock = d.lock()
     with pytest.raises(NotHeld, match="holds no lease"):
         await done(lock.release())
@@ -106,7 +106,7 @@ async def test_release_without_holding(d: Driver) -> None:
 
 
 @scenario
-async def test_a_second_release_finds_nothing(d: Driver) -> None:
+async def test_second_release_does_not_affect_the_successor(d: Driver) -> None:
     lock = d.lock()
     lease = await done(lock.acquire())
     assert await done(lease.release()) is True
@@ -118,7 +118,7 @@ async def test_a_second_release_finds_nothing(d: Driver) -> None:
 
 
 @scenario
-async def test_a_lease_can_be_given_back_from_elsewhere(d: Driver) -> None:
+async def test_lease_can_be_released_by_another_caller(d: Driver) -> None:
     lease = await done(d.lock().acquire())
 
     async def elsewhere() -> bool:
@@ -130,7 +130,7 @@ async def test_a_lease_can_be_given_back_from_elsewhere(d: Driver) -> None:
 
 
 @scenario
-async def test_a_lock_object_gives_back_only_what_its_caller_took(d: Driver) -> None:
+async def test_lock_object_releases_only_its_callers_lease(d: Driver) -> None:
     lock = d.lock()
     lease = await done(lock.acquire())
 
@@ -144,47 +144,47 @@ async def test_a_lock_object_gives_back_only_what_its_caller_took(d: Driver) -> 
 
 
 @scenario
-async def test_contenders_that_share_a_lock_object_do_not_mix_their_leases(d: Driver) -> None:
+async def test_callers_of_one_lock_object_have_separate_leases(d: Driver) -> None:
     lock = d.lock(ttl=0.15, renew=False)
-    taken, told = d.gate(), d.gate()
+    acquired, proceed = d.gate(), d.gate()
 
     async def first() -> bool:
         assert await done(lock.acquire()) is not None
-        taken.open()
-        await told.passed()
+        acquired.open()
+        await proceed.passed()
         gone: bool = await done(lock.release())
         return gone
 
     contender = d.start(first)
-    await taken.passed()
+    await acquired.passed()
     second = await done(d.lock("thing", ttl=30).acquire(timeout=5))
-    told.open()
+    proceed.open()
     assert await contender.result() is False
     assert (await done(lock.inspect())).holder == second.holder
 
 
 @scenario
-async def test_a_block_whose_lease_ran_out_ends_with_lease_lost(d: Driver) -> None:
+async def test_block_with_an_expired_lease_raises_lease_lost(d: Driver) -> None:
     lock = d.lock(ttl=0.15, renew=False)
-    entered, told = d.gate(), d.gate()
+    entered, proceed = d.gate(), d.gate()
 
     async def first() -> None:
         async with held(lock):
             entered.open()
-            await told.passed()
+            await proceed.passed()
 
     contender = d.start(first)
     await entered.passed()
     second = await done(d.connect().lock("thing").acquire(timeout=5))
-    told.open()
+    proceed.open()
     with pytest.raises(LeaseLost, match="its ttl ran out"):
         await contender.result()
     assert (await done(lock.inspect())).holder == second.holder
 
 
 @scenario
-async def test_a_block_ends_the_lease_that_it_began(d: Driver) -> None:
-    """Also when the same caller took the lock once more after the block's own lease had run out."""
+async def test_block_ends_its_own_lease_only(d: Driver) -> None:
+    """Also when the same caller acquired the lock again after the lease of the block had expired."""
     lock = d.lock(ttl=0.15, renew=False, cancel_on_loss=False)
     leases = []
 
@@ -207,7 +207,7 @@ async def test_loss_cancels_the_body(d: Driver) -> None:
     assert isinstance(caught.value.__cause__, asyncio.CancelledError)
     task = asyncio.current_task()
     assert task is not None
-    assert task.cancelling() == 0, "the cancellation was ours and is over"
+    assert task.cancelling() == 0, "the cancellation was undone"
 
 
 @scenario
@@ -222,21 +222,21 @@ async def test_many_locks_at_once(d: Driver) -> None:
 
 
 @scenario
-async def test_a_lock_object_does_not_collect_what_was_given_back(d: Driver) -> None:
-    """A service takes the same lock for years, and gives it back through the lease."""
+async def test_lock_object_keeps_no_released_leases(d: Driver) -> None:
+    """A service may use one lock object for years and release through the lease."""
     lock = d.lock()
-    given_back = []
+    references = []
     for _ in range(20):
         lease = await done(lock.acquire(timeout=0))
         await done(lease.release())
-        given_back.append(weakref.ref(lease))
+        references.append(weakref.ref(lease))
     gc.collect()
-    assert sum(reference() is not None for reference in given_back) <= 2
+    assert sum(reference() is not None for reference in references) <= 2
 
 
 @scenario
-async def test_acquire_returns_soon_when_the_lock_is_free(d: Driver) -> None:
-    """A free lock is not waited for, whatever the timeout."""
+async def test_free_lock_is_acquired_at_once(d: Driver) -> None:
+    """Whatever the timeout."""
     lock = d.lock()
     await done(lock.acquire(timeout=0))  # connects
     await done(lock.release())

@@ -1,4 +1,4 @@
-"""Waiting for a lock: the order, the end of patience, and who is passed over."""
+"""Waiters: their order, timeouts, and dead or cancelled waiters."""
 
 import asyncio
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from lockfast import State
 from tests.contract.driver import BOUND, Driver, TaskContender, done, held, scenario
-from tests.contract.stores import BETWEEN_PROCESSES, SERVERS, only
+from tests.contract.stores import BETWEEN_PROCESSES, IN_ORDER, SERVERS, only
 from tests.support.lateness import lateness
 from tests.support.lateness import watch as watch_lateness
 from tests.traps.watching import Stopwatch
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timing
 
 
 @scenario
-async def test_a_waiter_gets_the_lock_when_it_is_given_back(d: Driver) -> None:
+async def test_waiter_gets_the_lock_after_a_release(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     waiting = d.connect().lock("thing")
 
@@ -35,6 +35,7 @@ async def test_a_waiter_gets_the_lock_when_it_is_given_back(d: Driver) -> None:
     assert (await done(d.lock().inspect())).holder == successor.holder
 
 
+@only(stores=IN_ORDER)
 @scenario
 async def test_first_come_first_served(d: Driver) -> None:
     clients = [d.locks, d.connect()]
@@ -43,9 +44,9 @@ async def test_first_come_first_served(d: Driver) -> None:
 
     async def waiter(number: int) -> None:
         lock = clients[number % 2].lock("thing", timeout=BOUND, label=f"number {number}")
-        async with held(lock) as attempt:
+        async with held(lock) as successor:
             order.append(number)
-            fences.append(attempt.fence)
+            fences.append(successor.fence)
 
     contenders = []
     for number in range(6):
@@ -61,25 +62,26 @@ async def test_first_come_first_served(d: Driver) -> None:
     assert (info.locked, info.waiting) == (False, 0)
 
 
+@only(stores=IN_ORDER)
 @scenario
-async def test_who_comes_new_does_not_overtake(d: Driver) -> None:
+async def test_newcomer_does_not_overtake(d: Driver) -> None:
     lease = await done(d.lock().acquire())
-    told = d.gate()
+    proceed = d.gate()
 
     async def waiter() -> None:
         async with held(d.connect().lock("thing", timeout=BOUND)):
-            await told.passed()
+            await proceed.passed()
 
     contender = d.start(waiter)
     await d.queue_length(d.lock(), 1)
     await done(lease.release())
-    assert await done(d.lock().acquire(timeout=0)) is None, "the lock was handed to the one who waited"
-    told.open()
+    assert await done(d.lock().acquire(timeout=0)) is None, "the lock was handed off to the waiter"
+    proceed.open()
     await contender.result()
 
 
 @scenario
-async def test_a_timeout_is_waited_for_in_full_and_leaves_nothing(d: Driver) -> None:
+async def test_timeout_is_kept_and_leaves_no_ticket(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     waiting = d.connect().lock("thing")
     await done(waiting.inspect())  # connects
@@ -91,7 +93,7 @@ async def test_a_timeout_is_waited_for_in_full_and_leaves_nothing(d: Driver) -> 
 
 
 @scenario
-async def test_who_timed_out_is_not_granted_later(d: Driver) -> None:
+async def test_waiter_that_timed_out_is_not_granted_later(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     patient = d.connect().lock("thing")
 
@@ -108,26 +110,26 @@ async def test_who_timed_out_is_not_granted_later(d: Driver) -> None:
 
 
 @scenario
-async def test_a_crashed_holder_blocks_for_its_ttl_and_no_longer(d: Driver) -> None:
+async def test_crashed_holder_blocks_for_its_ttl_only(d: Driver) -> None:
     watch = Stopwatch()
-    left_alone = await done(d.lock(ttl=0.2, renew=False).acquire())
+    abandoned = await done(d.lock(ttl=0.2, renew=False).acquire())
     successor = await done(d.connect().lock("thing").acquire(timeout=BOUND))
-    # The server may round the moment of expiry to a millisecond.
+    # The server may round the expiry time to a millisecond.
     assert 0.198 <= watch.seconds < watch.most(1)
-    assert successor.fence > left_alone.fence
-    assert left_alone.state is State.LOST, "it is told by its own clock, before another can have the lock"
+    assert successor.fence > abandoned.fence
+    assert abandoned.state is State.LOST, "its own clock ends the lease before the store grants again"
 
 
+@only(stores=IN_ORDER)
 @scenario
-async def test_every_waiter_gets_past_crashed_holders(d: Driver) -> None:
-    """The next in line, not merely anyone, gets the lock of a holder that is gone."""
+async def test_waiters_get_past_crashed_holders_in_order(d: Driver) -> None:
     watch_lateness()
     await done(d.lock(ttl=1, renew=False).acquire())
     order = []
 
     async def waiter(number: int) -> None:
         assert await done(d.connect().lock("thing", ttl=0.6, renew=False).acquire(timeout=BOUND)) is not None
-        order.append(number)  # and is left alone, as if it had crashed too
+        order.append(number)  # not released, as if this waiter had crashed too
 
     contenders = []
     last = d.lock()
@@ -136,14 +138,14 @@ async def test_every_waiter_gets_past_crashed_holders(d: Driver) -> None:
         await d.queue_length(last, number + 1)
     for contender in contenders:
         await contender.result()
-    # A place ends with its ttl too, if its waiter does not ask again: where the machine halts, not in this order.
+    # A ticket expires too if its waiter does not refresh it in time, which can happen when the machine stalls.
     assert order == [0, 1] or (sorted(order) == [0, 1] and lateness() > 0.6)
     assert await done(last.acquire(timeout=BOUND)) is not None
 
 
 @only(flavour="asyncio")
 @scenario
-async def test_a_cancelled_waiter_leaves_its_place(d: Driver) -> None:
+async def test_cancelled_waiter_leaves_the_queue(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     waiting = d.connect().lock("thing")
 
@@ -163,7 +165,7 @@ async def test_a_cancelled_waiter_leaves_its_place(d: Driver) -> None:
 
 @only(stores=SERVERS)
 @scenario
-async def test_a_waiter_whose_inbox_breaks_asks_again_and_keeps_its_place(d: Driver) -> None:
+async def test_waiter_whose_inbox_breaks_is_still_granted(d: Driver) -> None:
     assert d.server is not None
     lease = await done(d.lock().acquire())
     order = []
@@ -196,7 +198,7 @@ asyncio.run(main())
 
 @only(stores=BETWEEN_PROCESSES)
 @scenario
-async def test_a_waiter_that_was_killed_is_passed_over(d: Driver) -> None:
+async def test_killed_waiter_is_skipped(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     waiting = d.connect().lock("thing")
 
@@ -204,7 +206,7 @@ async def test_a_waiter_that_was_killed_is_passed_over(d: Driver) -> None:
         return await done(waiting.acquire(timeout=BOUND))
 
     program = [sys.executable, "-c", WAITING_PROCESS[d.flavour], d.url]
-    with subprocess.Popen(program) as process:  # noqa: ASYNC220 - nobody else uses this loop
+    with subprocess.Popen(program) as process:  # noqa: ASYNC220 - nothing else runs in this loop
         try:
             await d.queue_length(d.lock(), 1)
         finally:
@@ -214,4 +216,4 @@ async def test_a_waiter_that_was_killed_is_passed_over(d: Driver) -> None:
     await done(lease.release())
     watch = Stopwatch()
     assert await contender.result() is not None
-    assert watch.seconds < watch.most(3), "it has not to wait for the ttl of the dead one, which is 30 s"
+    assert watch.seconds < watch.most(3), "it does not wait for the ttl of the dead waiter, 30 s"

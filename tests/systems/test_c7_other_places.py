@@ -1,7 +1,7 @@
 """Row C7, other places for a lock: the same locks on a real etcd and a real ZooKeeper, in both colours.
 
-Both keep the contract of `lockfast.testing.contract` but for what the stores' own `__init__.py` name. `make test` runs
-that in one colour each, as a colour is the same code on either, and `make faults` in both.
+Both keep the contract of `lockfast.testing.contract` but for what the stores' own `__init__.py` name. `make test-all`
+runs the contract, and `make test` the rest of this file.
 """
 
 import signal
@@ -61,6 +61,7 @@ def name() -> str:
     return f"c7:{uuid.uuid4()}"
 
 
+@pytest.mark.repeat
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @scenario
 async def test_c7_the_contract_is_kept_but_for_named_differences(

@@ -1,4 +1,4 @@
-"""`inspect()`: what an operator is told."""
+"""`lock.inspect()`."""
 
 import os
 import socket
@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from tests.contract.driver import BOUND, Driver, done, scenario
+from tests.contract.stores import IN_ORDER, ONE_CLOCK, QUEUEING, only
 
 
 @scenario
-async def test_a_lock_that_nobody_ever_took(d: Driver) -> None:
+async def test_lock_that_was_never_acquired(d: Driver) -> None:
     info = await done(d.lock("never taken").inspect())
     assert info.name == "never taken"
     assert info.locked is False
@@ -18,8 +19,9 @@ async def test_a_lock_that_nobody_ever_took(d: Driver) -> None:
     assert (info.waiters, info.waiting) == ((), 0)
 
 
+@only(stores=ONE_CLOCK)
 @scenario
-async def test_a_lock_that_is_held(d: Driver) -> None:
+async def test_held_lock(d: Driver) -> None:
     client = d.connect(label="the client's")
     lease = await done(client.lock("thing", ttl=20).acquire())
     info = await done(d.lock().inspect())
@@ -29,17 +31,17 @@ async def test_a_lock_that_is_held(d: Driver) -> None:
     assert (info.owner.pid, info.owner.label) == (os.getpid(), "the client's")
     assert 0 <= info.held_for < BOUND
     assert 20 - BOUND < info.ttl_left <= 20
-    later = await d.until(lambda: _longer(d, info.held_for), "time to pass")
+    later = await d.until(lambda: _held_longer(d, info.held_for), "time to pass")
     assert later.ttl_left < info.ttl_left
 
 
-async def _longer(d: Driver, held_for: float) -> Any:
+async def _held_longer(d: Driver, held_for: float) -> Any:
     info = await done(d.lock().inspect())
-    return info if info.held_for > held_for + 0.002 else None  # servers count in milliseconds
+    return info if info.held_for > held_for + 0.002 else None  # servers report milliseconds
 
 
 @scenario
-async def test_a_lock_that_was_given_back_keeps_its_fence(d: Driver) -> None:
+async def test_released_lock_keeps_its_fence(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     await done(lease.release())
     info = await done(d.lock().inspect())
@@ -47,8 +49,9 @@ async def test_a_lock_that_was_given_back_keeps_its_fence(d: Driver) -> None:
     assert info.fence == lease.fence
 
 
+@only(stores=IN_ORDER)
 @scenario
-async def test_those_who_wait_in_order(d: Driver) -> None:
+async def test_waiters_are_listed_in_order(d: Driver) -> None:
     lease = await done(d.lock(label="in front").acquire())
 
     async def waiter(label: str) -> Any:
@@ -82,9 +85,10 @@ ODD_LABELS = [
 ]
 
 
+@only(stores=QUEUEING)
 @pytest.mark.parametrize("label", ODD_LABELS)
 @scenario
-async def test_labels_come_back_as_they_were_given(d: Driver, label: str) -> None:
+async def test_labels_are_returned_unchanged(d: Driver, label: str) -> None:
     lease = await done(d.lock(label=label).acquire())
 
     async def waiter() -> None:

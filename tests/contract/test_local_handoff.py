@@ -1,4 +1,4 @@
-"""Passing a lock on inside a process: who gets it, what its lease is worth, and when it goes back to the store."""
+"""Local hand-off: which local waiter gets the lock, how long its lease is valid, and when the store gets it back."""
 
 import asyncio
 import os
@@ -12,11 +12,11 @@ from lockfast.core import local_queue as rooms
 from lockfast.core.acquire import Grant
 from lockfast.runtime.runner import run
 from tests.contract.driver import BOUND, Contender, Driver, Gate, TaskContender, done, held, scenario
-from tests.contract.stores import only
+from tests.contract.stores import QUEUEING, Environment, on, only
 
 PATIENT = 60.0
-"""Seconds for which these tests pass a lock on, and wait for it: the machine may be slow."""
-AS_SHIPPED = ("test_a_busy_process_does_not_starve_another",)
+"""Seconds that local hand-off and its waiters are given, because the machine may be slow."""
+AS_SHIPPED = ("test_busy_process_does_not_starve_another",)
 
 
 @pytest.fixture(autouse=True)
@@ -27,22 +27,27 @@ def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(passing, "EXTRA", PATIENT * 1.01)
 
 
+@pytest.fixture(params=on(QUEUEING))
+def d(request: pytest.FixtureRequest, environment: Environment) -> Driver:
+    return environment.driver(*request.param)
+
+
 class Member:
-    """One who takes the lock, and gives it back when told to."""
+    """A contender that acquires the lock and releases it at `leave()`."""
 
     def __init__(self, d: Driver, **options: Any) -> None:
         self.lease: Any = None
         self._go: Gate = d.gate()
         self._lock = d.lock(**{"timeout": BOUND, "ttl": 10, **options})
-        self._contender: Contender = d.start(self._live)
+        self._contender: Contender = d.start(self._hold)
 
-    async def _live(self) -> Any:
+    async def _hold(self) -> Any:
         async with held(self._lock) as self.lease:
             await self._go.passed()
         return self.lease
 
-    async def has_it(self, d: Driver) -> Any:
-        return await d.until(lambda: self.lease, "its turn")
+    async def acquired(self, d: Driver) -> Any:
+        return await d.until(lambda: self.lease, "the member to acquire the lock")
 
     async def leave(self) -> Any:
         self._go.open()
@@ -61,33 +66,33 @@ def local_queue(d: Driver) -> rooms.LocalQueue:
     return found
 
 
-async def seated(d: Driver, count: int) -> None:
-    await d.until(lambda: len(local_queue(d)._local_waiters) == count, f"{count} in the seats")
+async def local_waiters(d: Driver, count: int) -> None:
+    await d.until(lambda: len(local_queue(d)._local_waiters) == count, f"{count} local waiters")
 
 
-async def household(d: Driver, *options: dict[str, Any]) -> list[Member]:
-    """The first holds a tenancy, the others sit and wait for it to be passed on."""
+async def sharing(d: Driver, *options: dict[str, Any]) -> list[Member]:
+    """One member per set of options: the first holds a shared grant, the others are its local waiters."""
     plain = await done(d.lock().acquire())
-    if not d.locks.store.reserves:
+    if not d.locks.store.capabilities.fence_blocks:
         await done(plain.release())
-        pytest.skip("on this store locks are not passed on")
+        pytest.skip("this store has no local hand-off")
     first = Member(d, **options[0])
-    await d.queue_length(d.lock(), 1)  # it has company, so it asks for a tenancy
+    await d.queue_length(d.lock(), 1)  # there are other local waiters, so it claims a shared grant
     members = [first]
     for number, chosen in enumerate(options[1:], 1):
         members.append(Member(d, **chosen))
-        await seated(d, number)
+        await local_waiters(d, number)
     await done(plain.release())
-    await first.has_it(d)
+    await first.acquired(d)
     return members
 
 
 @scenario
-async def test_a_lock_is_passed_on_in_order_under_one_holder_with_rising_fences(d: Driver) -> None:
-    members = await household(d, {}, {}, {})
+async def test_hand_off_in_order_under_one_holder_id_with_rising_fences(d: Driver) -> None:
+    members = await sharing(d, {}, {}, {})
     leases = []
     for member in members:
-        lease = await member.has_it(d)
+        lease = await member.acquired(d)
         lease.ensure_held()
         assert (await done(d.lock().inspect())).holder == lease.holder
         leases.append(await member.leave())
@@ -100,10 +105,10 @@ async def test_a_lock_is_passed_on_in_order_under_one_holder_with_rising_fences(
 
 
 @scenario
-async def test_a_passed_lease_is_worth_its_whole_ttl(d: Driver) -> None:
-    first, second = await household(d, {}, {})
+async def test_handed_off_lease_is_valid_for_its_whole_ttl(d: Driver) -> None:
+    first, second = await sharing(d, {}, {})
     await first.leave()
-    lease = await second.has_it(d)
+    lease = await second.acquired(d)
     assert lease.ttl == 10
     age = lease._shared_grant._age
     assert (
@@ -115,10 +120,10 @@ async def test_a_passed_lease_is_worth_its_whole_ttl(d: Driver) -> None:
 
 
 @scenario
-async def test_who_gave_a_lease_away_can_do_nothing_with_it(d: Driver) -> None:
-    first, second = await household(d, {}, {})
+async def test_lease_that_was_handed_off_is_powerless(d: Driver) -> None:
+    first, second = await sharing(d, {}, {})
     old = await first.leave()
-    lease = await second.has_it(d)
+    lease = await second.acquired(d)
     assert await done(old.release()) is False
     lease.ensure_held()
     assert (await done(d.lock().inspect())).holder == lease.holder
@@ -126,77 +131,77 @@ async def test_who_gave_a_lease_away_can_do_nothing_with_it(d: Driver) -> None:
 
 
 @scenario
-async def test_what_two_give_back_at_once_is_passed_on_and_stays_the_next_ones(
-    d: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = await household(d, {}, {})
-    lease, shipped = await first.has_it(d), rooms.LocalQueue.pass_on
+async def test_two_concurrent_releases_hand_off_once(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = await sharing(d, {}, {})
+    lease, shipped = await first.acquired(d), rooms.LocalQueue.pass_on
 
-    def overtaken(*call: Any) -> bool:
-        """Another thread gives the same lease back, to its end, when this one has just found it alive."""
+    def after_another_release(*call: Any) -> bool:
+        """Another thread releases the same lease completely, just after this one has found it alive."""
         monkeypatch.setattr(rooms.LocalQueue, "pass_on", shipped)
         assert run(lease._release()) is True
         return shipped(*call)
 
-    monkeypatch.setattr(rooms.LocalQueue, "pass_on", overtaken)
+    monkeypatch.setattr(rooms.LocalQueue, "pass_on", after_another_release)
     assert await done(lease.release()) is False
-    passed = await second.has_it(d)
-    assert (await done(d.lock().inspect())).holder == passed.holder
+    handed_off = await second.acquired(d)
+    assert (await done(d.lock().inspect())).holder == handed_off.holder
     await second.leave()
     await first.leave()
 
 
 @scenario
-async def test_another_ttl_is_not_passed_on_but_asked_for(d: Driver) -> None:
-    first, second = await household(d, {}, {"ttl": 20})
+async def test_waiter_with_another_ttl_claims_from_the_store(d: Driver) -> None:
+    first, second = await sharing(d, {}, {"ttl": 20})
     old = await first.leave()
-    lease = await second.has_it(d)
+    lease = await second.acquired(d)
     assert lease.holder != old.holder
     assert lease.remaining > 10
     await second.leave()
 
 
 @scenario
-async def test_without_passing_each_lease_is_the_stores_own(d: Driver) -> None:
+async def test_without_local_handoff_every_lease_comes_from_the_store(d: Driver) -> None:
     members = [Member(d, passing=False) for _ in range(3)]
     seen = []
     while members:
-        member = await d.until(lambda: next((one for one in members if one.lease), None), "a turn")
+        member = await d.until(
+            lambda: next((one for one in members if one.lease), None), "a member to acquire the lock"
+        )
         members.remove(member)
         seen.append((await member.leave()).holder)
     assert len(set(seen)) == 3
 
 
 @scenario
-async def test_a_try_does_not_jump_the_seats(d: Driver) -> None:
-    first, second = await household(d, {}, {})
+async def test_non_blocking_acquire_does_not_overtake_local_waiters(d: Driver) -> None:
+    first, second = await sharing(d, {}, {})
     assert await done(d.lock().acquire(timeout=0)) is None
     await first.leave()
-    await second.has_it(d)
+    await second.acquired(d)
     assert await done(d.lock().acquire(blocking=False)) is None
     await second.leave()
 
 
 @scenario
-async def test_a_seat_keeps_to_its_time_limit_and_leaves_nothing(d: Driver) -> None:
-    first, second = await household(d, {}, {})
+async def test_local_waiter_times_out_and_leaves_the_local_queue(d: Driver) -> None:
+    first, second = await sharing(d, {}, {})
     hurried = Member(d, timeout=0.05)
     with pytest.raises(TimeoutError):
         await hurried.result()
-    await seated(d, 1)
+    await local_waiters(d, 1)
     await first.leave()
-    await second.has_it(d)
+    await second.acquired(d)
     await second.leave()
     assert (await done(d.lock().inspect())).locked is False
 
 
-@only(flavour="asyncio")
+@only(flavour="asyncio", stores=QUEUEING)
 @scenario
-async def test_a_turn_of_one_that_was_cancelled_goes_on_to_the_next(d: Driver) -> None:
-    first, second, third = await household(d, {}, {}, {})
-    await (await first.has_it(d)).release()  # passes it to the second, which has not run since
+async def test_hand_off_to_a_cancelled_waiter_goes_to_the_next(d: Driver) -> None:
+    first, second, third = await sharing(d, {}, {}, {})
+    await (await first.acquired(d)).release()  # hands it off to the second, which has not run since
     second.cancel()
-    lease = await third.has_it(d)
+    lease = await third.acquired(d)
     assert lease.holder == first.lease.holder
     with pytest.raises(asyncio.CancelledError):
         await second.result()
@@ -206,11 +211,11 @@ async def test_a_turn_of_one_that_was_cancelled_goes_on_to_the_next(d: Driver) -
     assert (await d.lock().inspect()).locked is False
 
 
-@only(flavour="asyncio")
+@only(flavour="asyncio", stores=QUEUEING)
 @scenario
-async def test_a_turn_of_the_last_one_who_was_cancelled_goes_back_to_the_store(d: Driver) -> None:
-    first, second = await household(d, {}, {})
-    await (await first.has_it(d)).release()
+async def test_hand_off_to_a_cancelled_last_waiter_is_released(d: Driver) -> None:
+    first, second = await sharing(d, {}, {})
+    await (await first.acquired(d)).release()
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second.result()
@@ -219,8 +224,8 @@ async def test_a_turn_of_the_last_one_who_was_cancelled_goes_back_to_the_store(d
 
 
 @scenario
-async def test_a_turn_that_was_slept_through_is_not_used(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = await household(d, {}, {})
+async def test_hand_off_that_is_too_old_is_not_used(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = await sharing(d, {}, {})
     shipped = rooms.SharedGrant.next
 
     def long_ago(self: rooms.SharedGrant, local_waiter: rooms.LocalWaiter, now: float) -> Grant:
@@ -228,19 +233,19 @@ async def test_a_turn_that_was_slept_through_is_not_used(d: Driver, monkeypatch:
 
     monkeypatch.setattr(rooms.SharedGrant, "next", long_ago)
     old = await first.leave()
-    lease = await second.has_it(d)
+    lease = await second.acquired(d)
     assert lease.holder != old.holder
     assert lease.remaining > 5
     await second.leave()
 
 
 @scenario
-async def test_a_lost_lease_is_not_passed_on(d: Driver) -> None:
-    first, second = await household(d, {"on_lost": lambda _: None}, {})
-    old = await first.has_it(d)
-    old._lease_state.valid_until = d.locks.runtime.now()  # as if no renewal had got through
+async def test_lost_lease_is_not_handed_off(d: Driver) -> None:
+    first, second = await sharing(d, {"on_lost": lambda _: None}, {})
+    old = await first.acquired(d)
+    old._lease_state.valid_until = d.locks.runtime.now()  # as if every renewal had failed
     d.locks.keepalive._wake()
-    lease = await second.has_it(d)
+    lease = await second.acquired(d)
     assert lease.holder != old.holder
     await second.leave()
     with pytest.raises(LeaseLost):
@@ -248,20 +253,20 @@ async def test_a_lost_lease_is_not_passed_on(d: Driver) -> None:
 
 
 @scenario
-async def test_an_exported_lease_is_not_passed_on(d: Driver) -> None:
-    first, second = await household(d, {}, {})
-    text = (await first.has_it(d)).export()
+async def test_exported_lease_is_not_handed_off(d: Driver) -> None:
+    first, second = await sharing(d, {}, {})
+    text = (await first.acquired(d)).export()
     adopted = await done(d.locks.adopt(text))
     await first.leave()
     assert second.lease is None
     await done(adopted.release())
-    await second.has_it(d)
+    await second.acquired(d)
     await second.leave()
 
 
 @scenario
-async def test_closing_sends_away_who_sits(d: Driver) -> None:
-    first, second = await household(d, {}, {})
+async def test_closing_ends_the_waits_of_local_waiters(d: Driver) -> None:
+    first, second = await sharing(d, {}, {})
     await done(d.locks.close())
     with pytest.raises(ConfigurationError, match="closed"):
         await second.result()
@@ -271,10 +276,10 @@ async def test_closing_sends_away_who_sits(d: Driver) -> None:
 
 
 @scenario
-async def test_a_longer_hold_than_the_span_goes_back_to_the_store(d: Driver) -> None:
-    first, second = await household(d, {}, {})
-    shared_grant = (await first.has_it(d))._shared_grant
-    shared_grant.span_ends = 0.0  # as if it had been held for long
+async def test_hold_longer_than_the_span_goes_back_to_the_store(d: Driver) -> None:
+    first, second = await sharing(d, {}, {})
+    shared_grant = (await first.acquired(d))._shared_grant
+    shared_grant.span_ends = 0.0  # as if the hold had exceeded the span
     other = d.connect().lock("thing")
 
     async def stranger() -> Any:
@@ -286,25 +291,25 @@ async def test_a_longer_hold_than_the_span_goes_back_to_the_store(d: Driver) -> 
     contender = d.start(stranger)
     await d.queue_length(d.lock(), 1)
     old = await first.leave()
-    assert await contender.result() is None, "who waits in the store comes before who waits in the process"
-    assert (await second.has_it(d)).holder != old.holder
+    assert await contender.result() is None, "a waiter in the store comes before a local waiter"
+    assert (await second.acquired(d)).holder != old.holder
     await second.leave()
 
 
 @scenario
-async def test_a_block_of_fences_that_is_used_up_ends_the_passing(d: Driver) -> None:
-    first, second = await household(d, {}, {})
-    shared_grant = (await first.has_it(d))._shared_grant
+async def test_used_up_fence_block_ends_the_hand_off(d: Driver) -> None:
+    first, second = await sharing(d, {}, {})
+    shared_grant = (await first.acquired(d))._shared_grant
     shared_grant._used = shared_grant._last
     old = await first.leave()
-    lease = await second.has_it(d)
+    lease = await second.acquired(d)
     assert lease.holder != old.holder
     assert lease.fence > shared_grant._last
     await second.leave()
 
 
 @scenario
-async def test_a_busy_process_does_not_starve_another(d: Driver) -> None:
+async def test_busy_process_does_not_starve_another(d: Driver) -> None:
     stop: list[bool] = []
     holds: list[int] = []
     inside: list[int] = []
@@ -320,8 +325,8 @@ async def test_a_busy_process_does_not_starve_another(d: Driver) -> None:
                 assert not inside
 
     await done((await done(d.lock().acquire())).release())
-    if not d.locks.store.reserves:
-        pytest.skip("on this store nobody is in order")
+    if not d.locks.store.capabilities.fence_blocks:
+        pytest.skip("this store does not serve in order")
     contenders = [d.start(busy, number) for number in range(4)]
     await d.until(lambda: len(holds) > 20, "a busy process")
     other = d.connect().lock("thing", ttl=10)
@@ -339,8 +344,8 @@ async def test_a_busy_process_does_not_starve_another(d: Driver) -> None:
 
 @only(stores=("memory", "sqlite"), flavour="threads")
 @scenario
-async def test_a_forked_child_has_no_seats_and_no_tenancy(d: Driver) -> None:
-    first, second = await household(d, {}, {})
+async def test_forked_child_has_no_local_waiters_and_no_shared_grant(d: Driver) -> None:
+    first, second = await sharing(d, {}, {})
     child = os.fork()
     if child == 0:
         try:
@@ -350,25 +355,25 @@ async def test_a_forked_child_has_no_seats_and_no_tenancy(d: Driver) -> None:
     _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - on threads only
     assert os.waitstatus_to_exitcode(status) == 0
     await first.leave()
-    await second.has_it(d)
+    await second.acquired(d)
     await second.leave()
 
 
-@only(flavour="asyncio")
+@only(flavour="asyncio", stores=QUEUEING)
 @scenario
-async def test_the_end_of_a_block_may_be_a_task_of_its_own(d: Driver) -> None:
-    """As with every coroutine; also when the lock was passed on and nothing is left to do."""
-    (first,) = await household(d, {})
+async def test_exit_of_a_block_can_run_in_another_task(d: Driver) -> None:
+    """Also when the lock was handed off and the exit has nothing left to do."""
+    (first,) = await sharing(d, {})
     lock = d.lock(timeout=BOUND, ttl=10)
 
-    async def live() -> None:
+    async def hold() -> None:
         await lock.__aenter__()
         await asyncio.create_task(lock.__aexit__(None, None, None))
 
-    second = d.start(live)
-    await seated(d, 1)
+    second = d.start(hold)
+    await local_waiters(d, 1)
     third = Member(d)
-    await seated(d, 2)
+    await local_waiters(d, 2)
     holder = (await first.leave()).holder
     await second.result()
-    assert (await third.leave()).holder == holder, "it was passed on"
+    assert (await third.leave()).holder == holder, "it was handed off"

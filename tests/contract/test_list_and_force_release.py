@@ -1,4 +1,4 @@
-"""`locks.list()` and `lock.break_()`: what an operator sees and does."""
+"""`locks.list()` and `lock.force_release()`."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 import lockfast
 from tests.contract.driver import BOUND, Driver, done, scenario
-from tests.contract.stores import SERVERS, only
+from tests.contract.stores import QUEUEING, SERVERS, only
 
 
 async def names(d: Driver, *args: Any, **options: Any) -> list[str]:
@@ -24,7 +24,7 @@ ODD = ["plain", "file:1", "file:2", "with space", "tag{42}", "a}b", "{", "}", "[
 
 
 @scenario
-async def test_every_lock_is_listed_whatever_its_name(d: Driver) -> None:
+async def test_every_name_is_listed(d: Driver) -> None:
     for name in ODD:
         await done(d.lock(name).acquire(timeout=BOUND))
     assert await names(d) == sorted(ODD)
@@ -36,7 +36,7 @@ async def test_every_lock_is_listed_whatever_its_name(d: Driver) -> None:
 
 
 @scenario
-async def test_free_locks_are_listed_when_asked_for(d: Driver) -> None:
+async def test_free_locks_are_listed_on_request(d: Driver) -> None:
     lease = await done(d.lock("was held").acquire())
     await done(lease.release())
     assert await names(d) == []
@@ -47,8 +47,9 @@ async def test_free_locks_are_listed_when_asked_for(d: Driver) -> None:
     assert await names(d, "never used", free=True) == []
 
 
+@only(stores=QUEUEING)
 @scenario
-async def test_what_is_told_of_each(d: Driver) -> None:
+async def test_listing_shows_holder_owner_and_queue_length(d: Driver) -> None:
     lease = await done(d.connect(label="nightly").lock("thing", ttl=20).acquire())
 
     async def waiter() -> None:
@@ -70,24 +71,24 @@ async def test_what_is_told_of_each(d: Driver) -> None:
 
 
 @scenario
-async def test_more_locks_than_one_part_holds_none_twice(d: Driver) -> None:
-    asks = [f"many:{number}" for number in range(1203)]
-    for name in asks:
+async def test_listing_of_many_pages_has_no_duplicates(d: Driver) -> None:
+    expected = [f"many:{number}" for number in range(1203)]
+    for name in expected:
         await done(d.lock(name, renew=False).acquire(timeout=BOUND))
-    assert await names(d, "many:*") == sorted(asks)
+    assert await names(d, "many:*") == sorted(expected)
     assert await names(d, "many:12?2") == ["many:1202"]
 
 
 @pytest.mark.parametrize("pattern", ["", None, 7, b"x"])
 @scenario
-async def test_patterns_that_cannot_be(d: Driver, pattern: Any) -> None:
+async def test_invalid_patterns(d: Driver, pattern: Any) -> None:
     with pytest.raises(lockfast.ConfigurationError):
         d.locks.list(pattern)
 
 
 @only(stores=SERVERS)
 @scenario
-async def test_a_lock_of_another_program_is_found_by_its_name(d: Driver) -> None:
+async def test_lock_of_another_program_is_listed_by_its_exact_name(d: Driver) -> None:
     assert d.server is not None
     d.server.raw("SET", "theirs", "0xc0ffee", "PX", "20000")
     assert await names(d) == []
@@ -97,7 +98,7 @@ async def test_a_lock_of_another_program_is_found_by_its_name(d: Driver) -> None
 
 @only(stores=SERVERS)
 @scenario
-async def test_keys_that_only_look_like_ours_are_no_locks(d: Driver) -> None:
+async def test_other_keys_with_our_prefix_are_not_listed(d: Driver) -> None:
     assert d.server is not None
     await done(d.lock("thing").acquire(timeout=0))
     await done(d.lock("spoilt").acquire(timeout=0))
@@ -111,7 +112,7 @@ async def test_keys_that_only_look_like_ours_are_no_locks(d: Driver) -> None:
 
 @only(stores=SERVERS)
 @scenario
-async def test_listing_never_asks_for_all_keys_at_once(d: Driver) -> None:
+async def test_listing_uses_scan_and_not_keys(d: Driver) -> None:
     assert d.server is not None
     await done(d.lock("thing").acquire(timeout=0))
     assert await names(d) == ["thing"]
@@ -121,7 +122,7 @@ async def test_listing_never_asks_for_all_keys_at_once(d: Driver) -> None:
 
 
 @scenario
-async def test_a_broken_lock_goes_to_the_next_and_its_holder_is_told(d: Driver) -> None:
+async def test_force_release_grants_to_the_next_and_the_holder_loses_its_lease(d: Driver) -> None:
     first = d.connect(label="stuck").lock("thing", ttl=2)
     lease = await done(first.acquire())
 
@@ -131,8 +132,8 @@ async def test_a_broken_lock_goes_to_the_next_and_its_holder_is_told(d: Driver) 
 
     contender = d.start(waiter)
     await d.queue_length(d.lock(), 1)
-    broken = await done(d.lock().force_release())
-    assert (broken.holder, broken.owner.label, broken.fence) == (lease.holder, "stuck", lease.fence)
+    released = await done(d.lock().force_release())
+    assert (released.holder, released.owner.label, released.fence) == (lease.holder, "stuck", lease.fence)
     successor = await contender.result()
     assert successor.fence > lease.fence
     assert await done(lease.lost.wait(BOUND))
@@ -142,7 +143,7 @@ async def test_a_broken_lock_goes_to_the_next_and_its_holder_is_told(d: Driver) 
 
 
 @scenario
-async def test_only_the_holder_that_was_seen_is_hit(d: Driver) -> None:
+async def test_force_release_affects_only_the_given_holder(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     seen = await done(d.lock().inspect())
     await done(lease.release())
@@ -150,8 +151,8 @@ async def test_only_the_holder_that_was_seen_is_hit(d: Driver) -> None:
     successor = await done(d.lock().acquire())
     assert await done(d.lock().force_release(seen.holder)) is None
     successor.ensure_held()
-    broken = await done(d.lock().force_release(successor.holder))
-    assert (broken.holder, broken.fence) == (successor.holder, successor.fence)
+    released = await done(d.lock().force_release(successor.holder))
+    assert (released.holder, released.fence) == (successor.holder, successor.fence)
     info = await done(d.lock().inspect())
     assert info.locked is False
     assert info.fence > successor.fence
@@ -160,19 +161,19 @@ async def test_only_the_holder_that_was_seen_is_hit(d: Driver) -> None:
 @only(stores=SERVERS)
 @pytest.mark.parametrize("value", [b"0xc0ffee", b"\xff\x00\xfe binary", b"x" * 400, "Grüße\n".encode()])
 @scenario
-async def test_a_lock_of_another_program_can_be_broken(d: Driver, value: bytes) -> None:
+async def test_lock_of_another_program_can_be_force_released(d: Driver, value: bytes) -> None:
     assert d.server is not None
     d.server.raw("SET", "theirs", value)
     seen = await done(d.lock("theirs").inspect())
     assert seen.ttl_left is None
-    broken = await done(d.lock("theirs").force_release(seen.holder))
-    assert broken == seen
+    released = await done(d.lock("theirs").force_release(seen.holder))
+    assert released == seen
     assert d.server.raw("EXISTS", "theirs") == 0
 
 
 @only(stores=SERVERS)
 @scenario
-async def test_a_key_with_other_data_is_left_alone(d: Driver) -> None:
+async def test_key_with_other_data_is_not_changed(d: Driver) -> None:
     assert d.server is not None
     d.server.raw("HSET", "data", "field", "value")
     with pytest.raises(lockfast.StoreProtocolError):

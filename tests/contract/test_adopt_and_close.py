@@ -1,4 +1,4 @@
-"""A lease that moves to another client, and clients that end."""
+"""Exported and adopted leases; closed clients."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.contract.driver import BOUND, Driver, done, scenario
 
 
 @scenario
-async def test_an_exported_lease_moves(d: Driver) -> None:
+async def test_exported_lease_is_adopted(d: Driver) -> None:
     lock = d.lock(ttl=20)
     lease = await done(lock.acquire())
     text = lease.export()
@@ -19,15 +19,15 @@ async def test_an_exported_lease_moves(d: Driver) -> None:
         lease.ensure_held()
     assert await done(lock.locked()) is True, "the lock is not free in between"
 
-    taker = d.connect(label="the taker")
-    adopted = await done(taker.adopt(text))
+    adopter = d.connect(label="the adopter")
+    adopted = await done(adopter.adopt(text))
     assert (adopted.name, adopted.ttl, adopted.state) == ("thing", 20, State.HELD)
     assert adopted.fence > lease.fence
     assert adopted.holder != lease.holder
     info = await done(lock.inspect())
-    assert (info.holder, info.fence, info.owner.label) == (adopted.holder, adopted.fence, "the taker")
+    assert (info.holder, info.fence, info.owner.label) == (adopted.holder, adopted.fence, "the adopter")
 
-    assert await done(lease.release()) is False, "the old side has nothing to give back"
+    assert await done(lease.release()) is False, "the exported lease holds nothing"
     with pytest.raises(NotHeld):
         await done(lock.release())
     assert (await done(lock.inspect())).holder == adopted.holder
@@ -36,19 +36,19 @@ async def test_an_exported_lease_moves(d: Driver) -> None:
 
 
 @scenario
-async def test_exactly_one_taker_gets_it(d: Driver) -> None:
+async def test_only_one_client_can_adopt(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     text = lease.export()
     adopted = await done(d.connect().adopt(text))
-    for taker in (d.connect(), d.locks):
+    for client in (d.connect(), d.locks):
         with pytest.raises(LeaseLost) as caught:
-            await done(taker.adopt(text))
+            await done(client.adopt(text))
         assert caught.value.name == "thing"
     assert (await done(d.lock().inspect())).holder == adopted.holder
 
 
 @scenario
-async def test_who_adopts_may_choose_other_options(d: Driver) -> None:
+async def test_adopting_with_other_options(d: Driver) -> None:
     lease = await done(d.lock(ttl=20).acquire())
     adopted = await done(d.connect().adopt(lease.export(), ttl=3, label="mine"))
     assert adopted.ttl == 3
@@ -61,7 +61,7 @@ async def test_who_adopts_may_choose_other_options(d: Driver) -> None:
 
 
 @scenario
-async def test_what_nobody_adopts_runs_out(d: Driver) -> None:
+async def test_exported_lease_expires_if_nobody_adopts_it(d: Driver) -> None:
     lease = await done(d.lock(ttl=0.4).acquire())
     text = lease.export()
     assert await done(d.connect().lock("thing").acquire(timeout=BOUND)) is not None
@@ -70,7 +70,7 @@ async def test_what_nobody_adopts_runs_out(d: Driver) -> None:
 
 
 @scenario
-async def test_a_lease_that_is_gone_cannot_be_exported(d: Driver) -> None:
+async def test_ended_lease_cannot_be_exported(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     await done(lease.release())
     with pytest.raises(LeaseLost):
@@ -82,7 +82,7 @@ async def test_a_lease_that_is_gone_cannot_be_exported(d: Driver) -> None:
 
 
 @scenario
-async def test_closing_gives_back_what_is_held(d: Driver) -> None:
+async def test_closing_releases_all_leases(d: Driver) -> None:
     client = d.connect()
     leases = [await done(client.lock(name).acquire()) for name in ("thing", "another")]
     await done(client.close())
@@ -92,7 +92,7 @@ async def test_closing_gives_back_what_is_held(d: Driver) -> None:
 
 
 @scenario
-async def test_closing_hands_on_to_who_waits(d: Driver) -> None:
+async def test_closing_hands_off_to_a_waiter(d: Driver) -> None:
     client = d.connect()
     await done(client.lock("thing").acquire())
 
@@ -106,7 +106,7 @@ async def test_closing_hands_on_to_who_waits(d: Driver) -> None:
 
 
 @scenario
-async def test_a_closed_client_is_of_no_use(d: Driver) -> None:
+async def test_closed_client_refuses_every_call(d: Driver) -> None:
     client = d.connect()
     lock = client.lock("thing")
     lease = await done(lock.acquire())
@@ -134,7 +134,7 @@ async def test_a_closed_client_is_of_no_use(d: Driver) -> None:
 
 @scenario
 async def test_closing_ends_the_waits_of_that_client(d: Driver) -> None:
-    """Who waits on a client that is closed is told so, holds nothing later and has left the queue."""
+    """Its waiters raise, hold nothing later and leave the queue."""
     lease = await done(d.lock().acquire())
     client = d.connect()
 
@@ -154,7 +154,7 @@ async def test_closing_ends_the_waits_of_that_client(d: Driver) -> None:
 
 
 @scenario
-async def test_a_client_is_a_context(d: Driver) -> None:
+async def test_client_as_context_manager(d: Driver) -> None:
     client = d.connect()
     if d.flavour == "asyncio":
         async with client as same:
