@@ -1,4 +1,4 @@
-"""How lockfast compares: one module per claim, measured side by side with other lock libraries.
+"""Benchmarks of lockfast and other lock libraries, one module per claim.
 
-`python -m bench` runs them all; `harness.py` says how figures are made, `peers.py` whom we are compared with.
+`python -m bench` runs them all. `harness.py` defines how figures are computed, `peers.py` lists the other libraries.
 """

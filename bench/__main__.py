@@ -1,4 +1,4 @@
-"""`python -m bench`: run the claims, print what they found, and say which targets were met."""
+"""`python -m bench`: measure the claims, print the figures, and report which targets were met."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.servers import KINDS, NEEDS, available
 CLAIMS = (
     "cycle",
     "cycle_asyncio",
-    "handover",
-    "crowd",
+    "handoff",
+    "contention",
     "threads",
     "tasks",
-    "growth",
+    "waiters",
     "takeover",
     "renewals",
     "imports",
@@ -32,7 +32,7 @@ CLAIMS = (
     "sqlite",
     "quorum",
     "memory_per_lock",
-    "optimistic",
+    "updates",
 )
 PACKAGES = ("redis", "python-redis-lock", "pottery", "sherlock", "filelock", "portalocker")
 
@@ -41,7 +41,7 @@ def main() -> int:
     chosen = _arguments()
     leave_out_hiredis()
     if not available(chosen.server):
-        print(f"{chosen.server} is missing: it needs {NEEDS[chosen.server]}", file=sys.stderr)
+        print(f"{chosen.server} is not installed: it needs {NEEDS[chosen.server]}", file=sys.stderr)
         return 2
     circumstances = _circumstances(chosen)
     print("# lockfast, measured\n")
@@ -51,11 +51,11 @@ def main() -> int:
         reports = [_run(name, bench) for name in chosen.only or CLAIMS]
     finally:
         bench.close()
-    circumstances["host"] = stolen(before, _processor_time())
+    circumstances["host"] = stolen_time(before, _processor_time())
     print(_summary(reports) + f"\n\nhost: {circumstances['host']}")
     if chosen.json:
         claims = {report.name: report.as_json() for report in reports}
-        if chosen.only and Path(chosen.json).exists():  # one claim anew, the others as they were
+        if chosen.only and Path(chosen.json).exists():  # keep the other claims of the file
             claims = {**json.loads(Path(chosen.json).read_text("utf-8"))["claims"], **claims}
         found = {"circumstances": circumstances, "claims": {name: claims[name] for name in CLAIMS if name in claims}}
         Path(chosen.json).write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", "utf-8")
@@ -97,40 +97,41 @@ def _circumstances(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def _load(before: float) -> str:
-    """How busy others kept the machine when the run began."""
+    """The load average at the start of the run."""
     busy = before > (os.cpu_count() or 1) / 2
     return f"load average {before:.1f} before the run" + (
-        ": busy with other work, so take it with care" if busy else ""
+        ": busy with other work, so the figures are less reliable" if busy else ""
     )
 
 
 def _processor_time() -> list[int]:
-    """What the kernel counted so far for user, nice, system, idle, iowait, irq, softirq and steal, if it tells."""
+    """CPU ticks so far: user, nice, system, idle, iowait, irq, softirq, steal; empty without /proc."""
     try:
         return [int(word) for word in Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:9]]
     except OSError:
         return []
 
 
-def stolen(before: list[int], after: list[int]) -> str:
-    """How much of the time in which a virtual machine wanted to run its host did not let it: then all is slower, and
-    more so what sleeps and wakes up often.
+def stolen_time(before: list[int], after: list[int]) -> str:
+    """Share of its busy CPU time that the host of a virtual machine gave to others.
 
-    >>> stolen([50, 0, 0, 1000, 0, 0, 0, 10], [130, 0, 10, 5000, 0, 0, 0, 20])
-    'took away 10 % of the time in which this machine had something to do'
+    Stolen time slows everything down, and most of all code that sleeps and wakes up often.
+
+    >>> stolen_time([50, 0, 0, 1000, 0, 0, 0, 10], [130, 0, 10, 5000, 0, 0, 0, 20])
+    "took 10 % of this machine's busy CPU time"
     """
     if not before:
-        return "does not say how much of the time it gave to others"
+        return "does not report how much CPU time it took"
     user, nice, system, _, _, irq, softirq, steal = (now - then for then, now in zip(before, after, strict=True))
     busy = user + nice + system + irq + softirq + steal
-    return f"took away {100 * steal / max(1, busy):.0f} % of the time in which this machine had something to do"
+    return f"took {100 * steal / max(1, busy):.0f} % of this machine's busy CPU time"
 
 
 def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "missing"
+        return "not installed"
 
 
 def _summary(reports: list[Report]) -> str:

@@ -1,4 +1,4 @@
-"""Processes to measure in: forked, told what to do over a pipe, and gone when the bench is gone."""
+"""Forked processes to measure in, controlled over a pipe; they end with the benchmark."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from tests.support import guardian
 
 FORK = multiprocessing.get_context("fork")
-"""Forked children start in milliseconds, and nothing that is measured has been touched by then in the parent."""
+"""Forked children start in milliseconds. The parent imports none of the measured libraries before."""
 ANSWER_SECONDS = 60.0
 WITHOUT_HIREDIS = "import sys; sys.modules['hiredis'] = None; "
-"""What a program of one line begins with, for which hiredis is to be as if it were not installed."""
+"""Start of a one-line program that hides an installed hiredis."""
 
 
 class ChildFailed(Exception):
-    """A peer did not do what was asked; the message says why."""
+    """A peer failed; the message says why."""
 
 
 class _Failure(NamedTuple):
@@ -29,7 +29,7 @@ class _Failure(NamedTuple):
 
 
 class Child:
-    """One process that runs `body(pipe)`. `ask` sends an order and returns the answer to it."""
+    """A process that runs `body(pipe)`. `request` sends an order and returns the answer."""
 
     def __init__(self, body: Callable[[Connection], None], cpus: set[int] | None = None) -> None:
         self._pipe, theirs = FORK.Pipe()
@@ -41,7 +41,7 @@ class Child:
     @property
     def pid(self) -> int:
         if self._process.pid is None:
-            raise ChildFailed("it never started")
+            raise ChildFailed("the process did not start")
         return self._process.pid
 
     def tell(self, order: Any) -> None:
@@ -53,7 +53,7 @@ class Child:
         try:
             answer = self._pipe.recv()
         except EOFError:
-            raise ChildFailed("its process ended") from None
+            raise ChildFailed("the process ended") from None
         if isinstance(answer, _Failure):
             raise ChildFailed(answer.text)
         return answer
@@ -63,7 +63,7 @@ class Child:
         return self.hear(timeout)
 
     def kill(self) -> None:
-        """End it with kill −9, as a crash would."""
+        """Send SIGKILL, to simulate a crash."""
         os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ def closing(children: dict[str, Child] | list[Child]) -> Iterator[None]:
 
 
 class Placement(NamedTuple):
-    """Which cores the server and the clients get; None leaves it to the scheduler."""
+    """The cores of the server and of the clients; None leaves the choice to the scheduler."""
 
     name: str
     server: set[int] | None
@@ -102,10 +102,10 @@ class Placement(NamedTuple):
 
 
 def placements() -> list[Placement]:
-    """Server and client apart, and both on one core.
+    """Server and client on two cores, and both on one core.
 
-    Left to the scheduler it is one or the other by chance, and a round trip costs several times as much when it has
-    to wake a core: peers would be compared by luck.
+    Without pinning, the scheduler chooses at random. A round trip that wakes a core costs several times as much, so the
+    choice would decide the comparison.
     """
     if not hasattr(os, "sched_setaffinity"):
         return [Placement("unpinned", None, None)]
@@ -116,7 +116,7 @@ def placements() -> list[Placement]:
 
 @contextmanager
 def pinned(pid: int, cpus: set[int] | None) -> Iterator[None]:
-    """Keep all threads of a process on `cpus` for a while."""
+    """Pin all threads of a process to `cpus` inside the block."""
     if cpus is None:
         yield
         return
@@ -134,12 +134,12 @@ def _pin(pid: int, cpus: set[int]) -> None:
 
 
 def leave_out_hiredis() -> None:
-    """For this process, and those that it forks, as if it were not installed."""
-    sys.modules["hiredis"] = None  # type: ignore[assignment] # what the import system takes for "there is none"
+    """Hide hiredis from this process and its forked children."""
+    sys.modules["hiredis"] = None  # type: ignore[assignment] # None makes the import fail
 
 
 def with_hiredis() -> None:
-    """In a forked process, before anything has loaded redis."""
+    """Allow hiredis in a forked process; call it before redis is imported."""
     if "redis" in sys.modules:
-        raise RuntimeError("redis was loaded already, without hiredis")
+        raise RuntimeError("redis is already imported, without hiredis")
     sys.modules.pop("hiredis", None)

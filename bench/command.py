@@ -1,4 +1,4 @@
-"""What `lockfast run` costs a short command: the whole process, from its start to its end."""
+"""Cost of `lockfast run` for a short command: the whole process, from start to end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING, REDIS, EMBEDDED, SERVED = (
     "run x -- true, on a server",
 )
 START = "import sys; from lockfast.cli.main import main; sys.exit(main())"
-"""What the installed script does; some installers' scripts load `re` besides."""
+"""The installed script; scripts of some installers also import `re`."""
 MILLI = 1e3
 
 
@@ -36,7 +36,7 @@ def measure(bench: Bench) -> Report:
             REDIS: partial(_run, "import redis", [], ""),
             SERVED: partial(_run, START, words, bench.server.url),
         }
-        in_turns(cases, 3)  # makes the lock file, writes the bytecode, fills the page cache
+        in_turns(cases, 3)  # creates the lock file, writes bytecode, fills the page cache
         found = in_turns(cases, bench.pick(41, 15), 60.0)
     rows = [[name, str(Spread.of(took))] for name, took in found.items()]
     report.table("whole process, ms", ("", "median"), rows)

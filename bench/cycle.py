@@ -1,7 +1,8 @@
-"""What an uncontended `with lock:` costs, against other libraries and two floors.
+"""Cost of an uncontended `with lock:`, against other libraries and three floors.
 
-The raw socket sends `SET NX PX` and `DEL` and looks at nothing: no lock can be cheaper. With our scripts in their
-place, it is what remains when the client costs nothing. redis-py's commands are the two through a general client.
+A floor is no lock, but a lower bound. The raw socket sends `SET NX PX` and `DEL` and checks nothing. The raw socket
+with our scripts shows the cost without a client library. redis-py's commands are the two plain commands through that
+client.
 """
 
 from __future__ import annotations

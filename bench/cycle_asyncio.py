@@ -1,4 +1,4 @@
-"""What an uncontended `async with lock:` costs, against redis-py's asyncio lock."""
+"""Cost of an uncontended `async with lock:`, against redis-py's asyncio lock."""
 
 from __future__ import annotations
 

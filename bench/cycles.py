@@ -1,4 +1,4 @@
-"""Timing of uncontended cycles: one process per peer, batches in turn, wall and CPU time per cycle."""
+"""Timing of uncontended cycles: one process per peer, interleaved batches, wall and CPU time per cycle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MICRO = 1e6
 
 
 class Sample(NamedTuple):
-    """Microseconds per cycle, of one batch."""
+    """Microseconds per cycle in one batch."""
 
     wall: float
     cpu: float
@@ -39,7 +39,7 @@ Body = Callable[[Connection], None]
 
 
 def blocking_body(make: Callable[[], Lock]) -> Body:
-    """A process that answers each number with the time of so many cycles."""
+    """Body of a process that receives a number of cycles and sends their timing."""
 
     def body(pipe: Connection) -> None:
         lock = make()
@@ -58,17 +58,17 @@ def blocking_body(make: Callable[[], Lock]) -> Body:
 def time_cycles(
     bench: Bench, report: Report, bodies: Mapping[str, Body], count: int, cpus: set[int] | None
 ) -> dict[str, Timing]:
-    """The timing of each; those that fail are named in the report and left out."""
+    """The timing of each peer. A peer that fails is named in the report and left out."""
     children = {name: Child(body, cpus) for name, body in bodies.items()}
     with closing(children):
-        sound: dict[str, Child] = {}
+        working: dict[str, Child] = {}
         for name, child in children.items():
             try:
                 child.request(max(20, count // 4))  # connects, loads scripts, warms caches
-                sound[name] = child
+                working[name] = child
             except ChildFailed as error:
                 report.missing[name] = str(error)
-        batches = in_turns({name: _batch(child, count) for name, child in sound.items()}, *_rounds(bench))
+        batches = in_turns({name: _batch(child, count) for name, child in working.items()}, *_rounds(bench))
     return {name: Timing(samples) for name, samples in batches.items()}
 
 
@@ -85,7 +85,7 @@ def _batch(child: Child, count: int) -> Callable[[], Sample]:
 
 
 def present(report: Report, peers: Sequence[Peer]) -> list[Peer]:
-    """Those that are installed; the others are named in the report."""
+    """The installed peers. The others are named in the report."""
     for peer in peers:
         if peer.absent:
             report.missing[peer.name] = peer.absent
@@ -93,7 +93,7 @@ def present(report: Report, peers: Sequence[Peer]) -> list[Peer]:
 
 
 def rows(timings: Mapping[str, Timing], against: str) -> list[list[str]]:
-    """A row per peer: wall and CPU time with spread, and each as a multiple of `against`."""
+    """One row per peer: wall and CPU time with spread, and both as a multiple of `against`."""
     base = timings.get(against)
     table = []
     for name, timing in timings.items():
@@ -110,7 +110,7 @@ def medians(timings: Mapping[str, Timing], what: str) -> dict[str, float]:
 
 
 def times(timings: Mapping[str, Timing], ours: str, theirs: str, what: str) -> float | None:
-    """How many times theirs ours is in `what` ("wall" or "cpu"); None when either is missing."""
+    """The ratio of ours to theirs in `what` ("wall" or "cpu"); None if either is missing."""
     if ours not in timings or theirs not in timings:
         return None
     return ratio(getattr(timings[ours], what), getattr(timings[theirs], what))

@@ -1,11 +1,11 @@
-"""What every claim is measured and told with.
+"""The parts that every claim uses: interleaved rounds, figures, reports.
 
-Rules kept here:
+Rules:
 
-- Peers take turns within a round (A B C, A B C …), so what else the machine does meets them all alike.
-- A ratio is the median of the ratios of single rounds; figures of different runs are never compared.
-- A figure is a median with its quartiles. Nothing is dropped as an outlier.
-- A peer that is missing, or fails, is named in the report.
+- Peers take turns within a round (A B C, B C A …), so other load on the machine affects all of them.
+- A ratio is the median of the ratios of single rounds. Figures of different runs are never compared.
+- A figure is a median with its quartiles. No outlier is dropped.
+- A missing or failing peer is named in the report.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Spread(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """One target, and what was measured; None when it could not be."""
+    """One target and the measured value; None if it was not measured."""
 
     what: str
     measured: float | None
@@ -79,7 +79,7 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """One number per peer, to be drawn as bars."""
+    """One number per peer, drawn as bars."""
 
     title: str
     unit: str
@@ -88,7 +88,7 @@ class Figure(NamedTuple):
 
 
 class Report:
-    """What one claim found."""
+    """The result of one claim."""
 
     def __init__(self, name: str, title: str) -> None:
         self.name = name
@@ -111,7 +111,7 @@ class Report:
         self.verdicts.append(Verdict(what, measured, limit, unit, at_least))
 
     def text(self) -> str:
-        """The report as it is printed."""
+        """The report as plain text."""
         parts = [f"## {self.name}: {self.title}"]
         parts += [f"{table.title}\n{laid_out(table.columns, table.rows)}" for table in self.tables]
         if self.missing:
@@ -134,7 +134,7 @@ class Report:
 
 
 class Bench:
-    """One run: its server, started when first needed, and how thorough it is to be."""
+    """One run: its server, started at the first use, and whether it is a quick run."""
 
     def __init__(self, kind: str = "valkey9", *, quick: bool = False) -> None:
         self.kind = kind
@@ -153,10 +153,10 @@ class Bench:
 
 
 def in_turns(cases: Mapping[str, Callable[[], T]], rounds: int, seconds: float = math.inf) -> dict[str, list[T]]:
-    """Each case once per round, one after the other; fewer rounds, but at least three, when the time is up.
+    """Run each case once per round; stop after `seconds`, but not before three rounds.
 
-    In another order each time: who comes after one that kept the core busy is up to a tenth quicker than who comes
-    after one that let it sleep.
+    Each round has another order: a case is up to a tenth faster after a case that kept the core busy than after a case
+    that let it sleep.
     """
     results: dict[str, list[T]] = {name: [] for name in cases}
     order, randomness = list(cases), Random(ORDER_SEED)
@@ -171,37 +171,37 @@ def in_turns(cases: Mapping[str, Callable[[], T]], rounds: int, seconds: float =
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """How many times theirs ours is: the median over the rounds."""
+    """The ratio of ours to theirs: the median over the rounds."""
     pairs = [(mine, other) for mine, other in zip(ours, theirs, strict=False) if other]
     return statistics.median(mine / other for mine, other in pairs) if pairs else None
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all do not exceed."""
+    """The smallest value that at least a `share` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, min(len(ordered) - 1, -int(-share * len(ordered) // 1) - 1))]
 
 
 def jain(counts: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 when all got the same, 1/n when one got everything."""
+    """Jain's fairness index: 1 if all got the same share, 1/n if one got everything."""
     squares = sum(count * count for count in counts)
     return sum(counts) ** 2 / (len(counts) * squares) if squares else 0.0
 
 
 def number(value: float) -> str:
-    """Three digits that matter, thousands apart; whole numbers as they are."""
+    """Three significant digits, with thousands separators; integers in full."""
     if isinstance(value, int) or value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.{1 if abs(value) >= 10 else 2}f}"
 
 
 def multiple(value: float | None) -> str:
-    """A ratio, as a table shows it."""
+    """A ratio as text."""
     return "—" if value is None else f"{value:.2f}×"
 
 
 def laid_out(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """A table in Markdown, padded so that it reads well as plain text too."""
+    """A Markdown table, padded so that it is readable as plain text."""
     cells = [[cell if isinstance(cell, str) else number(cell) for cell in row] for row in rows]
     widths = [max(len(row[at]) for row in [list(columns), *cells]) for at in range(len(columns))]
 

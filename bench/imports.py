@@ -1,4 +1,4 @@
-"""What `import lockfast` costs a program, and that it loads no more than it needs."""
+"""Cost of `import lockfast`, and the number of modules that it loads without need."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure(bench: Bench) -> Report:
     report = Report("imports", TITLE)
     programs = bench.pick(PROGRAMS | MORE_PROGRAMS, PROGRAMS)
     cases: dict[str, Callable[[], float]] = {name: partial(_run, code) for name, code in programs.items()}
-    in_turns(cases, 2)  # writes the bytecode, fills the page cache
+    in_turns(cases, 2)  # writes bytecode, fills the page cache
     found = in_turns(cases, bench.pick(31, 15), 60.0)
     base = Spread.of(found[NOTHING]).median
     rows = [
@@ -68,5 +68,5 @@ def _redis_modules(code: str) -> int | None:
 
 
 def _environment() -> dict[str, str]:
-    """With the paths of this process made absolute: a child may start in another folder."""
+    """The environment with absolute import paths: a child can start in another folder."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path)}

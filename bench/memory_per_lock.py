@@ -1,4 +1,4 @@
-"""What a held lock takes of the server's memory, against a bare key with a ttl; and what a released one leaves."""
+"""Server memory of a held lock and of a released lock, against a bare key with a ttl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.servers import Server
 TITLE = "server memory"
 LOCKS = (1_000, 10_000, 100_000)
 BATCH = 500
-"""Requests sent before their answers are read."""
+"""Requests that are sent before their replies are read."""
 TTL_SECONDS = 600.0
 SETTLE_SECONDS = 0.25
 BARE = "bare key (SET PX, 20 characters)"
@@ -27,7 +27,7 @@ def measure(bench: Bench) -> Report:
     report = Report("memory_per_lock", TITLE)
     server = bench.server
     sizes = bench.pick(LOCKS, LOCKS[:2])
-    columns = ("", "bytes", "of a bare key")
+    columns = ("", "bytes", "against a bare key")
     held: dict[int, float | None] = {}
     for locks in sizes:
         cases: dict[str, Callable[[], float]] = {
@@ -41,12 +41,12 @@ def measure(bench: Bench) -> Report:
         held[locks] = ratio(found[HELD], found[BARE])
     server.clear()
     report.target(f"bytes per held lock against a bare key, {sizes[1]:,} locks", held[sizes[1]], 2.5)
-    report.notes.append("a released lock leaves its last fence behind for a day, so that fences never go back")
+    report.notes.append("the store keeps the last fence of a released lock for a day, so that fences never decrease")
     return report
 
 
 def _growth(server: Server, requests_of: Callable[[Server, int], Iterator[bytes]], locks: int) -> float:
-    """Bytes per lock that filling adds to the server's own account."""
+    """Bytes per lock, as reported by the server."""
     server.clear()
     requests = requests_of(server, locks)
     before = _settled(server, locks)
@@ -58,17 +58,17 @@ def _growth(server: Server, requests_of: Callable[[Server, int], Iterator[bytes]
 
 
 def _read(connection: socket.socket, replies: int) -> None:
-    """All that is asked here is answered in one line."""
+    """Read replies of one line each."""
     lines = 0
     while lines < replies:
         data = connection.recv(65536)
         if not data or b"-" in data[:1]:
-            raise RuntimeError(f"the server refused: {data[:80]!r}")
+            raise RuntimeError(f"The server refused a request: {data[:80]!r}")
         lines += data.count(b"\n")
 
 
 def _settled(server: Server, locks: int) -> int:
-    """Bytes in use, once the server has finished growing its tables in the background."""
+    """Bytes in use, after the server has resized its tables in the background."""
     while True:
         used = _used(server)
         time.sleep(SETTLE_SECONDS)
@@ -80,7 +80,7 @@ def _used(server: Server) -> int:
     info: str = server.raw("INFO", "memory")
     found = re.search(r"\bused_memory:(\d+)", info)
     if found is None:
-        raise RuntimeError("the server tells nothing of its memory")
+        raise RuntimeError("The server does not report its memory.")
     return int(found[1])
 
 
@@ -96,13 +96,13 @@ def _bare(_: Server, locks: int) -> Iterator[bytes]:
 
 
 def _held(server: Server, locks: int, *, release: bool) -> Iterator[bytes]:
-    """The requests that the client sends, without the client: it is the server that is measured."""
+    """The requests of the client, without the client: only the server is measured."""
     from lockfast.runtime.randomness import new_holder_id
     from lockfast.stores.redis.lua import scripts
     from lockfast.values import Claim
 
     for script in (scripts.ACQUIRE, scripts.RELEASE):
-        server.raw("SCRIPT", "LOAD", script.text)  # now, not when the first request is made: it is not to be counted
+        server.raw("SCRIPT", "LOAD", script.text)  # before the measurement starts
 
     def requests() -> Iterator[bytes]:
         for number in range(locks):

@@ -1,7 +1,7 @@
 """`python -m bench.pages`: write docs/benchmarks.md, its plots and the README's table from `bench/results.json`.
 
-Rules kept here: what is written comes from the results alone, so the same file gives the same pages; a target that was
-missed and a peer that did better are written down like everything else.
+Rules: the pages depend only on the results, so the same file gives the same pages. Missed targets and peers that did
+better are listed as well.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 PLOTS = ROOT / "docs" / "assets" / "bench"
 README = ROOT / "README.md"
 MARKS = ("<!-- bench: begin, written by `make bench` -->", "<!-- bench: end -->")
-SHOWN_IN_README = ("handover", 0)
-"""The claim and the number of its figure."""
+SHOWN_IN_README = ("handoff", 0)
+"""The claim and the index of its figure."""
 Found = Mapping[str, Any]
 
 
@@ -51,11 +51,11 @@ def page(found: Found) -> str:
         "\n".join(f"- {what}: {value}" for what, value in found["circumstances"].items()),
         "## All targets",
         laid_out(("claim", "target", "measured", "wanted", ""), [row for _, row in _targets(found)]),
-        "## Where we lose",
+        "## Where lockfast loses",
         _losses(found),
         *(_section(claim, report) for claim, report in found["claims"].items()),
-        "## What was tried to make it faster",
-        (HERE / "tried.md").read_text("utf-8").rstrip(),
+        "## Optimizations",
+        (HERE / "optimizations.md").read_text("utf-8").rstrip(),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -77,17 +77,21 @@ def _losses(found: Found) -> str:
         if verdict.word == "MISSED"
     ]
     better = [line for report in found["claims"].values() for figure in report["figures"] for line in _better(figure)]
-    silent = [
-        f"- {peer} could not be measured in {claim}: {why}."
+    missing = [
+        f"- {peer} was not measured in {claim}: {why}."
         for claim, report in found["claims"].items()
         for peer, why in report["missing"].items()
     ]
-    lines = missed + better + silent
-    return "\n".join(lines) if lines else "In none of the figures of this run, and no target was missed."
+    lines = missed + better + missing
+    return (
+        "\n".join(lines)
+        if lines
+        else "Nowhere in this run: no peer did better in any figure, and no target was missed."
+    )
 
 
 def _better(figure: Found) -> Iterator[str]:
-    """Peers that beat us in a figure; a floor is no peer."""
+    """Peers that did better than lockfast in a figure. A floor is not a peer."""
     ours = next((value for name, value in figure["values"].items() if name.startswith("lockfast")), None)
     if ours is None:
         return
@@ -109,7 +113,7 @@ def _section(claim: str, report: Found) -> str:
 
 
 def with_table(text: str, found: Found) -> str:
-    """The README with one plot, one table, and the command that made them."""
+    """The README with one plot, one table, and the command that wrote them."""
     claim, at = SHOWN_IN_README
     figure = found["claims"][claim]["figures"][at]
     rows = [row[:4] for verdict, row in _targets(found) if verdict.measured is not None and verdict.unit == "×"]
@@ -119,14 +123,14 @@ def with_table(text: str, found: Found) -> str:
             MARKS[0],
             f"![{figure['title']}](docs/assets/bench/{_plot(claim, at)})",
             laid_out(("claim", "lockfast against", "measured", "target"), rows),
-            f"Made by `make bench`, in one run ({run}).",
-            "[All figures](docs/benchmarks.md), how to read them, and where we lose.",
+            f"Measured by `make bench` in one run ({run}).",
+            "[All figures](docs/benchmarks.md), how to read them, and where lockfast loses.",
             MARKS[1],
         ]
     )
     pattern = re.compile(re.escape(MARKS[0]) + ".*?" + re.escape(MARKS[1]), re.DOTALL)
     if not pattern.search(text):
-        raise SystemExit(f"README.md has no place for the table: it needs the lines {MARKS[0]} and {MARKS[1]}")
+        raise SystemExit(f"README.md lacks the lines {MARKS[0]} and {MARKS[1]}, which mark the table.")
     return pattern.sub(lambda _: body, text)
 
 

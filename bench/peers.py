@@ -1,7 +1,8 @@
-"""Whom we are compared with: each as `with lock:` gives it to its users, with the same ttl and its own defaults else.
+"""The other lock libraries, each used as `with lock:` with the same ttl and otherwise its own defaults.
 
-A peer is imported in the process that is measured, never in the bench itself. All run as pip installs them, without the
-compiled reader hiredis, which is an extra of redis-py's and of ours; where it counts, redis-py with it has a row too.
+A peer is imported in the measured process, never in the benchmark itself. All run as pip installs them, without the
+compiled parser hiredis, which is an optional extra of redis-py and of lockfast. Some tables have a row for redis-py
+with hiredis.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple
 from bench.children import with_hiredis
 
 TTL = 10
-"""Seconds; whole, because python-redis-lock cuts fractions off."""
+"""Whole seconds, because python-redis-lock truncates fractions."""
 
 Lock = AbstractContextManager[Any]
 Make = Callable[[str, str], Lock]
-"""From a URL (or path) and a name to a lock that can be entered many times."""
+"""Create a lock from a URL (or path) and a name; it can be acquired many times."""
 
 
 class Peer(NamedTuple):
@@ -29,7 +30,7 @@ class Peer(NamedTuple):
 
     @property
     def absent(self) -> str | None:
-        """Why it can't take part; None when it can."""
+        """The reason why the peer cannot be measured, or None."""
         if not self.package:
             return None
         try:
@@ -88,27 +89,27 @@ def sherlock_lock(url: str, name: str) -> Lock:
 
 
 class _RawLock:
-    """The floor: the least that a lock needs, on a bare socket, with nothing checked."""
+    """The floor: the two commands that a lock needs, on a bare socket, without checks."""
 
     def __init__(self, url: str, name: str) -> None:
         host, _, port = url.removeprefix("redis://").split("/")[0].partition(":")
         self._socket = socket.create_connection((host, int(port)))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         key = name.encode()
-        self._take = _packed(b"SET", key, b"v" * 20, b"NX", b"PX", b"%d" % (TTL * 1000))
-        self._give = _packed(b"DEL", key)
+        self._acquire = _packed(b"SET", key, b"v" * 20, b"NX", b"PX", b"%d" % (TTL * 1000))
+        self._release = _packed(b"DEL", key)
 
     def __enter__(self) -> None:
-        self._socket.sendall(self._take)
+        self._socket.sendall(self._acquire)
         self._socket.recv(4096)
 
     def __exit__(self, *_: object) -> None:
-        self._socket.sendall(self._give)
+        self._socket.sendall(self._release)
         self._socket.recv(4096)
 
 
 class _RawScripts(_RawLock):
-    """The same with the scripts that lockfast runs instead: what fence, queue and owner cost the server."""
+    """The floor with lockfast's scripts: the cost of fence, queue and owner on the server."""
 
     def __init__(self, url: str, name: str) -> None:
         from lockfast.stores.redis.lua import scripts
@@ -118,8 +119,8 @@ class _RawScripts(_RawLock):
         for script in (scripts.ACQUIRE, scripts.RELEASE):
             self._socket.sendall(_packed(b"SCRIPT", b"LOAD", script.text))
             self._socket.recv(4096)
-        self._take = scripts.acquire_request(Claim(name, "v" * 20, float(TTL), "host:4711:"), None)
-        self._give = scripts.release_request(name, "v" * 20)
+        self._acquire = scripts.acquire_request(Claim(name, "v" * 20, float(TTL), "host:4711:"), None)
+        self._release = scripts.release_request(name, "v" * 20)
 
 
 def _packed(*args: bytes) -> bytes:
@@ -148,7 +149,7 @@ def file_lock(path: str, name: str) -> Lock:
 def port_lock(path: str, name: str) -> Lock:
     import portalocker
 
-    # Its own default gives up after five seconds; waiting is what the others do.
+    # Its default timeout is five seconds; the other peers wait without limit.
     lock: Lock = portalocker.Lock(f"{path}.{name}.portalocker", timeout=60)
     return lock
 

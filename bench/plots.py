@@ -1,7 +1,7 @@
-"""Bar charts as SVG, by hand: a few rectangles need no library, and the colours must follow the reader's theme.
+"""Bar charts as SVG, without a library.
 
-An image cannot know the page around it, but its own style sheet can ask which theme the reader has chosen; so one file
-is readable on white and on black.
+An image cannot see the theme of its page, but its own style sheet can query the theme of the reader. So one file is
+readable on white and on black.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STYLE = """
 
 
 def bars(figure: Mapping[str, Any]) -> str:
-    """One figure of a report as an SVG; the axis is logarithmic where values are more than thirty-fold apart.
+    """Draw one figure of a report. The axis is logarithmic if the values differ by more than a factor of 30.
 
     >>> drawn = bars({"title": "t", "unit": "ms", "values": {"lockfast": 1.0, "other": 2.0}, "less_is_better": True})
     >>> drawn.count("<rect")
@@ -44,9 +44,9 @@ def bars(figure: Mapping[str, Any]) -> str:
     """
     values: Mapping[str, float] = {name: value for name, value in figure["values"].items() if value and value > 0}
     height = TOP + len(values) * (BAR + GAP) + 8
-    steep = bool(values) and max(values.values()) > 30 * min(values.values())
+    logarithmic = bool(values) and max(values.values()) > 30 * min(values.values())
     better = "less" if figure["less_is_better"] else "more"
-    hint = f"{figure['unit']}, {better} is better{', logarithmic' if steep else ''}"
+    hint = f"{figure['unit']}, {better} is better{', logarithmic' if logarithmic else ''}"
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(figure["title"])}">',
@@ -55,20 +55,20 @@ def bars(figure: Mapping[str, Any]) -> str:
         f'<text class="hint" x="8" y="37">{escape(hint)}</text>',
     ]
     for at, (name, value) in enumerate(values.items()):
-        lines += _bar(name, value, _share(value, list(values.values()), steep), TOP + at * (BAR + GAP))
+        lines += _bar(name, value, _share(value, list(values.values()), logarithmic), TOP + at * (BAR + GAP))
     return "\n".join([*lines, "</svg>\n"])
 
 
-def _share(value: float, values: Sequence[float], steep: bool) -> float:
-    if not steep:
+def _share(value: float, values: Sequence[float], logarithmic: bool) -> float:
+    if not logarithmic:
         return value / max(values)
     low, high = math.log(min(values) / 2), math.log(max(values))
     return (math.log(value) - low) / (high - low)
 
 
 def _bar(name: str, value: float, share: float, y: int) -> list[str]:
-    local_queue = WIDTH - LABEL - 90
-    width = max(2.0, local_queue * share)
+    longest = WIDTH - LABEL - 90
+    width = max(2.0, longest * share)
     kind = "ours" if name.startswith("lockfast") or "import lockfast" in name else _theirs(name)
     return [
         f'<text x="{LABEL - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>',

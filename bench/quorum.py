@@ -1,4 +1,4 @@
-"""What a majority of five costs: taking the lock on all at once, against one server alone and against pottery."""
+"""Cost of a quorum of five servers, against one server and against pottery."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import lockfast
 from bench.harness import Bench, Report, Spread, in_turns, percentile, ratio
 from tests.support.servers import Server
 
-TITLE = "taking a lock on five servers"
+TITLE = "acquire on five servers"
 OURS = "lockfast, five servers"
 SLOWEST = "lockfast, the slowest of the five alone"
 THEIRS = "pottery, five servers"
@@ -29,47 +29,47 @@ def measure(bench: Bench) -> Report:
         alone = [stack.enter_context(lockfast.connect(url)).lock("alone") for url in urls]
         batch = bench.pick(200, 50)
         cases: dict[str, Callable[[], float]] = {
-            OURS: lambda: middle([quorum.lock("five")], batch),
-            SLOWEST: lambda: middle(alone, batch),
+            OURS: lambda: median([quorum.lock("five")], batch),
+            SLOWEST: lambda: median(alone, batch),
         }
         theirs = pottery(urls, report)
         if theirs is not None:
-            cases[THEIRS] = lambda: pottery_middle(theirs, bench.pick(40, 10))
+            cases[THEIRS] = lambda: pottery_median(theirs, bench.pick(40, 10))
         found = in_turns(cases, *bench.pick((15, 40.0), (3, 8.0)))
         for server in servers[:2]:
             server.kill()
         found[DOWN] = in_turns({DOWN: cases[OURS]}, bench.pick(15, 3))[DOWN]
-    tell(report, found)
+    add_table(report, found)
     report.target("against the slowest of the five alone", ratio(found[OURS], found[SLOWEST]), 2.0)
     report.target("against pottery", ratio(found[OURS], found[THEIRS]) if THEIRS in found else None, 1 / 3)
     report.target("with two of five down, against all up", ratio(found[DOWN], found[OURS]), 2.0)
     return report
 
 
-def tell(report: Report, found: dict[str, list[float]]) -> None:
+def add_table(report: Report, found: dict[str, list[float]]) -> None:
     spreads = {name: Spread.of(took * MICRO for took in times) for name, times in found.items()}
     report.figure("acquire", "µs", {name: float(spread.median) for name, spread in spreads.items()})
     report.table("acquire, µs", ("", "p50 of each round"), [(name, str(spread)) for name, spread in spreads.items()])
 
 
-def middle(locks: list[lockfast.Lock], count: int) -> float:
-    """The middle of so many turns; each is as long as the slowest of `locks`, taken one after the other."""
-    turns = []
+def median(locks: list[lockfast.Lock], count: int) -> float:
+    """Median of `count` rounds. A round is the time of the slowest of `locks`, acquired one after the other."""
+    times = []
     for _ in range(count):
         slowest = 0.0
         for lock in locks:
-            began = time.perf_counter()
+            started_at = time.perf_counter()
             lease = lock.acquire(timeout=0)
-            slowest = max(slowest, time.perf_counter() - began)
+            slowest = max(slowest, time.perf_counter() - started_at)
             if lease is None:
-                raise RuntimeError("a lock that nobody wants was not had")
+                raise RuntimeError("A free lock was not acquired.")
             lease.release()
-        turns.append(slowest)
-    return percentile(turns, 0.5)
+        times.append(slowest)
+    return percentile(times, 0.5)
 
 
 def pottery(urls: list[str], report: Report) -> Any:
-    """Pottery's lock on the same servers; None when it is not installed."""
+    """Pottery's lock on the same servers; None if pottery is not installed."""
     try:
         import redis
         from pottery import Redlock
@@ -79,12 +79,12 @@ def pottery(urls: list[str], report: Report) -> Any:
     return Redlock(key="five", masters={redis.Redis.from_url(url) for url in urls}, auto_release_time=30)
 
 
-def pottery_middle(lock: Any, count: int) -> float:
-    turns = []
+def pottery_median(lock: Any, count: int) -> float:
+    times = []
     for _ in range(count):
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         if not lock.acquire(blocking=False):
-            raise RuntimeError("a lock that nobody wants was not had")
-        turns.append(time.perf_counter() - began)
+            raise RuntimeError("A free lock was not acquired.")
+        times.append(time.perf_counter() - started_at)
         lock.release()
-    return percentile(turns, 0.5)
+    return percentile(times, 0.5)

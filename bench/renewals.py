@@ -1,4 +1,4 @@
-"""What it costs to keep ten thousand leases alive: the holder's processor time, the server's, and the requests."""
+"""Cost of renewing ten thousand leases: CPU time of the holder and the server, and requests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bench.harness import Bench, Report, Spread, in_turns
 from bench.servers import requests_by_lockfast, server_cpu
 from tests.support.servers import Server
 
-TITLE = "ten thousand leases, kept alive"
+TITLE = "renewal of ten thousand leases"
 LEASES = 10_000
 TTL = 6.0
-"""Seconds; renewed every third of it. With the default of 30 s all this is five times less."""
+"""Seconds; renewed after each third. With the default of 30 s the cost is five times lower."""
 PARTS = 20
-"""The leases are taken over a third of the ttl, as they would be in life, not all in one instant."""
+"""The leases are acquired over a third of the ttl, as in a real program, not all at once."""
 
 
 def measure(bench: Bench) -> Report:

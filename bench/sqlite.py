@@ -1,6 +1,6 @@
-"""The embedded store, against locks on files: a cycle, a hand-over, and what waiting costs.
+"""The embedded store against file locks: a cycle, a hand-off, and the cost of waiting.
 
-filelock and portalocker ask the kernel for a lock on a file: no ttl, no fence, no queue, and a waiter polls.
+filelock and portalocker use a file lock of the kernel: no ttl, no fence, no queue, and waiters poll.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from bench import peers
 from bench.children import Child, ChildFailed, closing, placements
 from bench.cycles import blocking_body, medians, present, rows, time_cycles, times
-from bench.handover import tell
+from bench.handoff import add_times
 from bench.harness import Bench, Report, Spread, in_turns, percentile
-from bench.passing import pass_back_and_forth
+from bench.ping_pong import ping_pong
 
 TITLE = "the embedded store"
 PEERS = (peers.SQLITE, peers.FILELOCK, peers.PORTALOCKER)
-NAPS = {peers.FILELOCK: 0.05, peers.PORTALOCKER: 0.25}
-"""How long the pollers sleep by default, in seconds."""
+POLLS = {peers.FILELOCK: 0.05, peers.PORTALOCKER: 0.25}
+"""Default pause of a polling waiter, in seconds."""
 MILLI = 1e3
 
 _fresh = count()
@@ -35,7 +35,7 @@ def measure(bench: Bench) -> Report:
     with tempfile.TemporaryDirectory(prefix="lockfast-bench-") as folder:
         path = str(Path(folder, "locks.db"))
         _cycle(bench, report, taking_part, path)
-        _handover(bench, report, taking_part, path)
+        _handoff(bench, report, taking_part, path)
         _waiting(bench, report, taking_part, path)
     return report
 
@@ -49,21 +49,21 @@ def _cycle(bench: Bench, report: Report, taking_part: list[peers.Peer], path: st
     report.target("wall against filelock", times(timings, peers.SQLITE.name, base, "wall"), 2.0)
 
 
-def _handover(bench: Bench, report: Report, taking_part: list[peers.Peer], path: str) -> None:
-    cases = {peer.name: partial(_pass, report, peer, path, bench) for peer in taking_part}
+def _handoff(bench: Bench, report: Report, taking_part: list[peers.Peer], path: str) -> None:
+    cases = {peer.name: partial(_ping_pong, report, peer, path, bench) for peer in taking_part}
     found = {name: batches for name, batches in in_turns(cases, bench.pick(5, 1)).items() if all(batches)}
-    tell(report, "from release to held between two processes", found)
+    add_times(report, "from release to held between two processes", found)
     ours = found.get(peers.SQLITE.name)
-    middle = None if ours is None else Spread.of(percentile(batch, 0.5) * MILLI for batch in ours).median
-    report.target("hand-over p50", middle, 3, " ms")
+    median = None if ours is None else Spread.of(percentile(batch, 0.5) * MILLI for batch in ours).median
+    report.target("hand-off p50", median, 3, " ms")
 
 
-def _pass(report: Report, peer: peers.Peer, path: str, bench: Bench) -> list[float]:
-    fast = peer not in NAPS
-    passings = bench.pick(80, 40) if fast else bench.pick(12, 4)
+def _ping_pong(report: Report, peer: peers.Peer, path: str, bench: Bench) -> list[float]:
+    fast = peer not in POLLS
+    count_of_handoffs = bench.pick(80, 40) if fast else bench.pick(12, 4)
     try:
-        make = partial(peer.make, path, f"handover{next(_fresh)}")
-        return pass_back_and_forth(make, passings) if fast else pass_back_and_forth(make, passings, NAPS[peer])
+        make = partial(peer.make, path, f"handoff{next(_fresh)}")
+        return ping_pong(make, count_of_handoffs) if fast else ping_pong(make, count_of_handoffs, POLLS[peer])
     except ChildFailed as error:
         report.missing[peer.name] = str(error)
         return []
@@ -82,7 +82,7 @@ def _waiting(bench: Bench, report: Report, taking_part: list[peers.Peer], path: 
 
 
 def _share_of_a_core(make: Callable[[], peers.Lock], seconds: float) -> float:
-    """Percent of one core that a process used while it waited."""
+    """Percent of one core that a waiting process uses."""
 
     def hold(pipe: Connection) -> None:
         with make():

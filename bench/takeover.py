@@ -1,6 +1,4 @@
-"""What happens when a process dies: of the holder's, how soon after its ttl the next one holds; of a waiter's, whether
-the others notice at all.
-"""
+"""Time to the next holder after kill −9 of the holder, and of the first waiter."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ TITLE = "after kill −9"
 PEERS = (peers.LOCKFAST, peers.PYTHON_REDIS_LOCK, peers.REDIS_PY)
 TTL = 1
 QUEUE_SECONDS = 0.15
-"""Time for a waiter to be in line; less than a third of the ttl, when a holder renews for the first time."""
+"""Time for a waiter to enqueue; less than a third of the ttl, after which the holder renews."""
 NOTICE_SECONDS = 0.05
-"""Time for the kernel to end a killed process and for the server to see its connections closed."""
+"""Time for the kernel to end a killed process and for the server to notice the closed connections."""
 MILLI = 1e3
 
 _fresh = count()
@@ -40,10 +38,10 @@ def measure(bench: Bench) -> Report:
     for peer in taking_part:
         cells = [[took for took in found[peer.name] if took is not None] for found in (holders, waiters)]
         rows.append([peer.name, *(_shown(cell) for cell in cells)])
-    columns = ("", "holder killed: after its 1 s, ms", "head waiter killed: after release, ms")
-    report.table("until the next one holds: median, longest", columns, rows)
-    report.target("holder killed with 1 s left: next holds after", _longest(holders, 1.0), 1.25, " s")
-    report.target("head waiter killed: next holds after release", _longest(waiters, 0.0, MILLI), 50, " ms")
+    columns = ("", "holder killed: after its ttl, ms", "first waiter killed: after release, ms")
+    report.table("time to the next holder: median, longest", columns, rows)
+    report.target("holder killed with 1 s left: next holder after", _longest(holders, 1.0), 1.25, " s")
+    report.target("first waiter killed: next holder after release", _longest(waiters, 0.0, MILLI), 50, " ms")
     return report
 
 
@@ -67,7 +65,7 @@ def _attempt(report: Report, scene: Callable[[Make, str, str], float], peer: pee
 
 
 def _short_lived(peer: peers.Peer) -> Make:
-    """The peer's lock with a ttl of one second, in the child that calls it."""
+    """The peer's lock with a ttl of one second, created in the child."""
 
     def make(url: str, name: str) -> Lock:
         peers.TTL = TTL
@@ -77,7 +75,7 @@ def _short_lived(peer: peers.Peer) -> Make:
 
 
 def _body(make: Make, url: str, name: str) -> Callable[[Connection], None]:
-    """A process that enters and leaves the lock when told to, and says when it did."""
+    """Body of a process that enters and leaves the lock on request, and sends the time."""
 
     def body(pipe: Connection) -> None:
         lock = make(url, name)
@@ -94,7 +92,7 @@ def _body(make: Make, url: str, name: str) -> Callable[[Connection], None]:
 
 
 def _holder_dies(make: Make, url: str, name: str) -> float:
-    """Seconds from the end of the dead holder's ttl until the waiter held the lock."""
+    """Seconds from the end of the dead holder's ttl until the waiter holds the lock."""
     holder, waiter = (Child(_body(make, url, name)) for _ in range(2))
     with closing([holder, waiter]):
         held_at: float = holder.request("enter")
@@ -106,7 +104,7 @@ def _holder_dies(make: Make, url: str, name: str) -> float:
 
 
 def _waiter_dies(make: Make, url: str, name: str) -> float:
-    """Seconds from the release until the second in line held the lock, the first being dead."""
+    """Seconds from the release until the second waiter holds the lock; the first one is dead."""
     holder, first, second = (Child(_body(make, url, name)) for _ in range(3))
     with closing([holder, first, second]):
         holder.request("enter")

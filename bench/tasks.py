@@ -1,4 +1,4 @@
-"""A thousand tasks of one event loop on one lock, each holding it for no time at all."""
+"""A thousand tasks of one event loop compete for one lock and hold it for no time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bench.harness import Bench, Report, Spread, in_turns, jain, ratio
 TITLE = "a thousand tasks of one event loop on one lock"
 TASKS = 1000
 SETTLE_SECONDS = 1.0
-"""Not counted: a thousand tasks begin, and some libraries dial a connection for each."""
+"""Not counted: a thousand tasks start, and some libraries open a connection for each."""
 MILLI = 1e3
 Lock = AbstractAsyncContextManager[Any]
 Connect = Callable[[str, str], Callable[[], Lock]]
-"""From a URL and a name to what each task calls to get its lock."""
+"""From a URL and a name to a function that creates the lock of one task."""
 
 _fresh = count()
 
@@ -45,7 +45,7 @@ OURS = "lockfast.aio"
 THEIRS = "redis.asyncio lock"
 CASES: dict[str, Connect] = {
     OURS: _lockfast,
-    "lockfast.aio, passing=False": partial(_lockfast, passing=False),
+    "lockfast.aio, local_handoff=False": partial(_lockfast, local_handoff=False),
     THEIRS: _redis,
 }
 
@@ -68,7 +68,7 @@ def measure(bench: Bench) -> Report:
         for name, results in found.items()
     ]
     columns = ("", "holds/s", "longest wait ms", "Jain", "CPU µs/hold")
-    report.table(f"{seconds:g} s each; tasks that never had it count as waiting to the end", columns, rows)
+    report.table(f"{seconds:g} s each; tasks that never got the lock count as waiting until the end", columns, rows)
     values = {name: Spread.of(one[0] for one in results).median for name, results in found.items()}
     report.figure("1,000 tasks: holds per second", "1/s", values, less_is_better=False)
     gain = ratio([one[0] for one in found.get(OURS, [])], [one[0] for one in found.get(THEIRS, [])])
@@ -77,7 +77,7 @@ def measure(bench: Bench) -> Report:
 
 
 Result = tuple[float, float, float, float]
-"""Holds per second, longest wait in milliseconds, Jain's index, microseconds of processor time per hold."""
+"""Holds per second, longest wait in milliseconds, Jain's index, CPU microseconds per hold."""
 
 
 def _attempt(report: Report, name: str, make: Connect, url: str, seconds: float) -> Result | None:
@@ -92,20 +92,20 @@ def _attempt(report: Report, name: str, make: Connect, url: str, seconds: float)
 
 
 def _body(make: Connect, url: str, name: str, pipe: Connection) -> None:
-    asyncio.run(_crowd(make(url, name), pipe.recv(), pipe.send))
+    asyncio.run(_contend(make(url, name), pipe.recv(), pipe.send))
 
 
-async def _crowd(lock_of: Callable[[], Lock], seconds: float, tell: Callable[[Result], None]) -> None:
-    """Told in the midst of it all: whoever asked ends this process, for some would take long to end by themselves."""
+async def _contend(lock_of: Callable[[], Lock], seconds: float, send: Callable[[Result], None]) -> None:
+    """Send the result while the tasks still run: the parent kills this process, because some peers end slowly."""
     async with lock_of():
-        pass  # dials, and loads what is loaded once
+        pass  # connects and imports
     counts = [0] * TASKS
     longest = 0.0
     begin = time.monotonic() + SETTLE_SECONDS
     end = begin + seconds
     sent_at = [begin] * TASKS
 
-    async def live(me: int) -> None:
+    async def compete(me: int) -> None:
         nonlocal longest
         lock = lock_of()
         while True:
@@ -116,12 +116,12 @@ async def _crowd(lock_of: Callable[[], Lock], seconds: float, tell: Callable[[Re
                     counts[me] += 1
                     longest = max(longest, held - sent_at[me])
 
-    tasks = [asyncio.ensure_future(live(me)) for me in range(TASKS)]
+    tasks = [asyncio.ensure_future(compete(me)) for me in range(TASKS)]
     await asyncio.sleep(SETTLE_SECONDS)
     cpu = time.process_time()
     await asyncio.sleep(max(0.0, end - time.monotonic()))
     cpu = time.process_time() - cpu
-    longest = max(longest, *(end - asked for asked in sent_at))
+    longest = max(longest, *(end - sent for sent in sent_at))
     holds = sum(counts)
-    tell((holds / seconds, longest * MILLI, jain(counts), cpu / max(1, holds) * 1e6))
+    send((holds / seconds, longest * MILLI, jain(counts), cpu / max(1, holds) * 1e6))
     await asyncio.wait(tasks)

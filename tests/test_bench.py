@@ -1,6 +1,6 @@
-"""A guard against getting slower, by counts: requests, commands, connections, calls; the same on every machine.
+"""Upper bounds for requests, commands, connections and function calls, which are the same on every machine.
 
-A count that falls is good news: lower it here too, so that it does not rise again unseen.
+If a count falls, lower its bound here, so that it cannot rise again unnoticed.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import pytest
 import lockfast
 import lockfast.aio
 from bench import pages, plots
-from bench.__main__ import CLAIMS, stolen
+from bench.__main__ import CLAIMS, stolen_time
 from bench.harness import Report, Spread, Verdict, in_turns, jain, laid_out, percentile, ratio
 from lockfast.core import local_handoff as passing
 from lockfast.core import local_queue as rooms
@@ -31,13 +31,13 @@ from tests.support.servers import Server
 from tests.support.waiting import until
 
 CYCLES = 20
-PASSINGS = 6
+HANDOFFS = 6
 COMMANDS_PER_CYCLE = {"evalsha": 2, "time": 1, "exists": 1, "get": 1, "set": 2, "zpopmin": 1, "del": 1}
 CALLS_PER_CYCLE = 70
-"""Python and C functions entered, in the caller's thread."""
+"""Calls of Python and C functions in the thread of the caller."""
 ASYNCIO_CALLS_PER_CYCLE = 183
-CALLS_PER_PASSED_HOLD = 89
-"""Of tasks that pass a lock on among themselves, the event loop's own included."""
+CALLS_PER_LOCAL_HANDOFF = 89
+"""Calls per hold of tasks with local hand-off, including those of the event loop."""
 
 
 def commands(requests: list[list[bytes]]) -> Counter[str]:
@@ -53,7 +53,7 @@ def cycle(lock: lockfast.Lock, count: int = CYCLES) -> None:
 def test_an_uncontended_cycle_is_two_requests(proxy: FaultProxy) -> None:
     with lockfast.connect(proxy.url) as locks:
         lock = locks.lock("thing")
-        cycle(lock, 1)  # dials, and sends the scripts once
+        cycle(lock, 1)  # connects and sends the scripts
         before = len(proxy.requests)
         cycle(lock)
         assert commands(proxy.requests[before:]) == {"EVALSHA": 2 * CYCLES}
@@ -73,10 +73,10 @@ async def test_an_uncontended_cycle_is_two_requests_with_asyncio(proxy: FaultPro
         assert proxy.connections == 1
 
 
-def test_what_an_uncontended_cycle_has_the_server_do(any_server: Server) -> None:
+def test_an_uncontended_cycle_runs_a_fixed_set_of_commands(any_server: Server) -> None:
     with lockfast.connect(any_server.url) as locks:
         lock = locks.lock("thing")
-        cycle(lock, 2)  # the first grant of all finds no fence to go on from
+        cycle(lock, 2)  # the first grant finds no earlier fence
         any_server.raw("CONFIG", "RESETSTAT")
         cycle(lock)
         counted = any_server.commands_processed()
@@ -84,56 +84,56 @@ def test_what_an_uncontended_cycle_has_the_server_do(any_server: Server) -> None
     assert {name: calls for name, calls in counted.items() if not name.startswith("config")} == expected
 
 
-def test_a_script_is_sent_in_full_only_once(proxy: FaultProxy) -> None:
+def test_a_script_is_sent_in_full_once(proxy: FaultProxy) -> None:
     with lockfast.connect(proxy.url) as first, lockfast.connect(proxy.url) as second:
         cycle(first.lock("thing"))
         cycle(second.lock("another"))
         assert commands(proxy.requests)["EVAL"] == 2  # one to acquire, one to release
 
 
-def test_a_hand_over_between_two_costs_a_ping(valkey: Server, proxy: FaultProxy) -> None:
-    """Each acquisition is two requests though each of them had to wait for its turn, and who was the first to wait puts
-    a PING in front of its release."""
+def test_a_hand_off_between_two_clients_costs_a_ping(valkey: Server, proxy: FaultProxy) -> None:
+    """An acquisition with a wait takes two requests, and a client that was the first waiter sends a PING before its
+    release."""
     with lockfast.connect(proxy.url) as one, lockfast.connect(proxy.url) as other:
         locks = [one.lock("thing"), other.lock("thing")]
-        pass_on(valkey, locks, 3)  # both dial, subscribe and load the scripts
+        hand_off(valkey, locks, 3)  # both connect, subscribe and load the scripts
         before = len(proxy.requests)
-        pass_on(valkey, locks, PASSINGS)
+        hand_off(valkey, locks, HANDOFFS)
         counted = commands(proxy.requests[before:])
-        assert counted == {"EVALSHA": 2 * (PASSINGS + 1), "PING": PASSINGS}
-        assert proxy.connections == 4  # of each client one for requests and one for grants
+        assert counted == {"EVALSHA": 2 * (HANDOFFS + 1), "PING": HANDOFFS}
+        assert proxy.connections == 4  # per client one for requests and one for notifications
 
 
-def test_in_a_longer_queue_every_other_hand_over_costs_a_ping(valkey: Server, proxy: FaultProxy) -> None:
-    """Three in turns: each comes again while another waits before it."""
+def test_every_other_hand_off_in_a_longer_queue_costs_a_ping(valkey: Server, proxy: FaultProxy) -> None:
+    """Three clients take turns: each enqueues again while another one waits before it."""
     with ExitStack() as stack:
         locks = [stack.enter_context(lockfast.connect(proxy.url)).lock("thing") for _ in range(3)]
         lease = locks[0].acquire()
-        lines = [stand_in_line(valkey, locks[1], 1), stand_in_line(valkey, locks[2], 2)]
-        for number in range(3 * PASSINGS):
-            if number == 3:  # each has dialled, subscribed and loaded the scripts
+        waiters = [start_waiter(valkey, locks[1], 1), start_waiter(valkey, locks[2], 2)]
+        for number in range(3 * HANDOFFS):
+            if number == 3:  # each is connected and subscribed, and has loaded the scripts
                 before = len(proxy.requests)
             assert lease is not None
             lease.release()
-            thread, got = lines.pop(0)
+            thread, got = waiters.pop(0)
             thread.join()
             lease = got[0]
-            lines.append(stand_in_line(valkey, locks[number % 3], 2))
+            waiters.append(start_waiter(valkey, locks[number % 3], 2))
         counted = commands(proxy.requests[before:])
-        for thread, got in lines:
+        for thread, got in waiters:
             assert lease is not None
             lease.release()
             thread.join()
             lease = got[0]
-    handed_over = 3 * PASSINGS - 3
-    assert counted["EVALSHA"] == 2 * handed_over
-    assert abs(counted["PING"] - handed_over / 2) <= 1.5, counted  # each of the three counts by itself
+    handoffs = 3 * HANDOFFS - 3
+    assert counted["EVALSHA"] == 2 * handoffs
+    assert abs(counted["PING"] - handoffs / 2) <= 1.5, counted  # each client counts for itself
 
 
-def pass_on(server: Server, locks: list[lockfast.Lock], passings: int) -> None:
-    """Hold the lock here and there in turn; whoever comes next waits before it is given back."""
+def hand_off(server: Server, locks: list[lockfast.Lock], handoffs: int) -> None:
+    """Hold the lock with each of two clients in turn; the next one waits before each release."""
     lease = locks[0].acquire()
-    for number in range(1, passings + 1):
+    for number in range(1, handoffs + 1):
         with waiting(server, locks[number % 2]) as got:
             assert lease is not None
             lease.release()
@@ -144,20 +144,20 @@ def pass_on(server: Server, locks: list[lockfast.Lock], passings: int) -> None:
 
 @contextmanager
 def waiting(server: Server, lock: lockfast.Lock) -> Iterator[list[lockfast.Lease | None]]:
-    """A thread that stands in line for `lock`; it has its lease when the block has ended."""
-    thread, got = stand_in_line(server, lock, 1)
+    """A thread that waits for `lock`; it has its lease at the end of the block."""
+    thread, got = start_waiter(server, lock, 1)
     yield got
     thread.join()
 
 
-def stand_in_line(
-    server: Server, lock: lockfast.Lock, enqueue: int
+def start_waiter(
+    server: Server, lock: lockfast.Lock, position: int
 ) -> tuple[threading.Thread, list[lockfast.Lease | None]]:
-    """A thread that waits for `lock` in that place, and what it will have got when it ends."""
+    """Start a thread that waits for `lock` at that position; return it with a list for its lease."""
     got: list[lockfast.Lease | None] = []
     thread = threading.Thread(target=lambda: got.append(lock.acquire(timeout=10)))
     thread.start()
-    await_waiters(server, lock.name, enqueue)
+    await_waiters(server, lock.name, position)
     return thread, got
 
 
@@ -198,7 +198,7 @@ async def test_waiting_tasks_share_two_connections(valkey: Server, proxy: FaultP
 
 @contextmanager
 def calls_counted() -> Iterator[list[int]]:
-    """How many functions the block enters, those written in C too, in this thread."""
+    """Count the function calls of the block in this thread, including C functions."""
     counted = [0]
 
     def count(_: FrameType, event: str, __: Any) -> None:
@@ -234,18 +234,18 @@ async def test_a_cycle_stays_within_its_calls_with_asyncio(valkey: Server) -> No
 
 
 @pytest.fixture
-def passed_on_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, nobody asks the store because its time is up."""
+def unlimited_local_handoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even on a slow machine, no time limit ends local hand-off."""
     for name in ("SPAN", "PATIENCE", "LONG_PATIENCE"):
         monkeypatch.setattr(rooms, name, 60.0)
     monkeypatch.setattr(passing, "EXTRA", 61.0)
 
 
-@pytest.mark.usefixtures("passed_on_for_long")
-async def test_a_lock_that_is_passed_on_stays_within_its_calls() -> None:
+@pytest.mark.usefixtures("unlimited_local_handoff")
+async def test_a_local_hand_off_stays_within_its_calls() -> None:
     held, marks = 0, {10 * CYCLES: asyncio.Event(), 20 * CYCLES: asyncio.Event()}
 
-    async def live(lock: lockfast.aio.Lock) -> None:
+    async def compete(lock: lockfast.aio.Lock) -> None:
         nonlocal held
         while held < 21 * CYCLES:
             async with lock:
@@ -254,9 +254,9 @@ async def test_a_lock_that_is_passed_on_stays_within_its_calls() -> None:
                     marks[held].set()
 
     async with lockfast.aio.connect("memory://calls") as locks, asyncio.TaskGroup() as group:
-        async with locks.lock("thing"):  # else the first would be done before the second has begun
+        async with locks.lock("thing"):  # otherwise the first task would end before the second starts
             for _ in range(CYCLES):
-                group.create_task(live(locks.lock("thing")))
+                group.create_task(compete(locks.lock("thing")))
             await asyncio.sleep(0)
         first, last = marks.values()
         await first.wait()
@@ -264,10 +264,10 @@ async def test_a_lock_that_is_passed_on_stays_within_its_calls() -> None:
         with calls_counted() as counted:
             await last.wait()
         holds = held - before
-    assert counted[0] / holds <= CALLS_PER_PASSED_HOLD
+    assert counted[0] / holds <= CALLS_PER_LOCAL_HANDOFF
 
 
-def test_cycles_leave_no_memory_behind(valkey: Server) -> None:
+def test_cycles_leak_no_memory(valkey: Server) -> None:
     with lockfast.connect(valkey.url) as locks:
         lock = locks.lock("thing")
         cycle(lock, 100)
@@ -278,10 +278,9 @@ def test_cycles_leave_no_memory_behind(valkey: Server) -> None:
         assert sys.getallocatedblocks() - before < 100
 
 
-@pytest.mark.usefixtures("passed_on_for_long")
-def test_threads_that_share_a_lock_pass_it_on_without_requests(proxy: FaultProxy) -> None:
-    """Eight threads at it all the time: a request now and then instead of two each time, though nothing is certain but
-    that most of them are passed on."""
+@pytest.mark.usefixtures("unlimited_local_handoff")
+def test_local_hand_off_between_threads_needs_few_requests(proxy: FaultProxy) -> None:
+    """Eight threads compete: most holds are local hand-offs, so there are far fewer than two requests per hold."""
     with lockfast.connect(proxy.url) as locks:
         lock = locks.lock("thing")
         cycle(lock, 1)
@@ -292,7 +291,7 @@ def test_threads_that_share_a_lock_pass_it_on_without_requests(proxy: FaultProxy
             start.wait()
             for _ in range(50):
                 with lock:
-                    time.sleep(0.0002)  # the others come meanwhile
+                    time.sleep(0.0002)  # the others wait meanwhile
 
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
@@ -302,7 +301,7 @@ def test_threads_that_share_a_lock_pass_it_on_without_requests(proxy: FaultProxy
         assert commands(proxy.requests[before:])["EVALSHA"] < 8 * 50
 
 
-def test_the_pages_are_what_the_results_say() -> None:
+def test_the_pages_match_the_results() -> None:
     found = json.loads(pages.RESULTS.read_text("utf-8"))
     assert pages.PAGE.read_text("utf-8") == pages.page(found), "run: make bench-docs"
     readme = pages.README.read_text("utf-8")
@@ -319,7 +318,7 @@ def test_a_plot_is_readable_in_both_themes() -> None:
     assert "ms, less is better, logarithmic" in drawn
 
 
-def test_a_page_says_where_we_lose() -> None:
+def test_the_page_lists_losses() -> None:
     figure = {
         "title": "waits",
         "unit": "ms",
@@ -333,51 +332,51 @@ def test_a_page_says_where_we_lose() -> None:
     assert "was missed: 0.7×, wanted ≤ 0.6×" in text
     assert "waits: x has 1.00 ms, lockfast 2.00 ms" in text
     assert "floor: y has" not in text
-    assert "z could not be measured in some: not installed" in text
+    assert "z was not measured in some: not installed" in text
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_every_claim_can_be_measured(name: str) -> None:
+def test_every_claim_has_a_title_and_a_measure_function(name: str) -> None:
     claim = import_module(f"bench.{name}")
     assert claim.TITLE
     assert callable(claim.measure)
 
 
-def test_peers_take_turns() -> None:
+def test_peers_take_turns_in_changing_order() -> None:
     order: list[str] = []
 
     def case(name: str) -> Callable[[], int]:
-        def take_turn() -> int:
+        def run() -> int:
             order.append(name)
             return len(order)
 
-        return take_turn
+        return run
 
     found = in_turns({name: case(name) for name in "abc"}, 20)
     rounds = ["".join(order[at : at + 3]) for at in range(0, len(order), 3)]
     assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
-    assert len({one[0] for one in rounds}) == 3, "the same comes first, and always after the same"
+    assert len({one[0] for one in rounds}) == 3, "the order never changes"
     assert found["a"] == [at + 1 for at, name in enumerate(order) if name == "a"]
 
 
-def test_a_run_says_how_much_of_the_time_its_host_gave_to_others() -> None:
+def test_a_run_reports_the_stolen_cpu_time() -> None:
     before, after = [50, 0, 0, 1000, 0, 0, 0, 10], [130, 0, 10, 5000, 0, 0, 0, 20]
-    assert stolen(before, after) == "took away 10 % of the time in which this machine had something to do"
-    assert "does not say" in stolen([], [])
+    assert stolen_time(before, after) == "took 10 % of this machine's busy CPU time"
+    assert "does not report" in stolen_time([], [])
 
 
-def test_a_ratio_compares_only_what_was_measured_together() -> None:
+def test_a_ratio_pairs_the_rounds() -> None:
     assert ratio([1.0, 20.0, 3.0], [2.0, 40.0, 6.0]) == 0.5
     assert ratio([1.0], []) is None
 
 
-def test_figures() -> None:
+def test_medians_percentiles_and_fairness() -> None:
     assert Spread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == (3.0, 2.0, 4.0)
     assert (percentile([1, 2, 3, 4], 0.5), percentile([1, 2, 3, 4], 0.99)) == (2, 4)
     assert (jain([5, 5]), jain([10, 0])) == (1.0, 0.5)
 
 
-def test_a_report_says_what_was_missed_and_who_is_missing() -> None:
+def test_a_report_lists_missed_targets_and_missing_peers() -> None:
     report = Report("some", "a title")
     report.table("times", ("", "µs"), [("ours", 1.234), ("theirs", 1234)])
     report.missing["peer"] = "not installed"

@@ -1,1 +1,1 @@
-"""What is made for the project by programs, and not by hand."""
+"""Programs that generate parts of the project."""

@@ -1,1 +1,1 @@
-"""The pictures of the command in docs/images, drawn from real runs on a terminal: `make pictures`."""
+"""Pictures of the command line for docs/images, drawn from real runs on a terminal: `make pictures`."""

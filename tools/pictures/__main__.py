@@ -1,4 +1,4 @@
-"""`python -m tools.pictures`: run the command on a terminal, and draw what it shows."""
+"""`python -m tools.pictures`: run the command on a terminal and draw its screen."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ def main() -> int:
         target = Target(f"sqlite:///{folder}/locks.db", Path(folder))
         try:
             _stage(target)
-            _picture(target, "ls", ["ls"], "lockfast ls lists five locks, their holders and how many wait")
-            _picture(
-                target, "show", ["show", "report:nightly"], "lockfast show tells all about one lock, with its queue"
-            )
+            _picture(target, "ls", ["ls"], "lockfast ls lists locks with their holders and numbers of waiters")
+            _picture(target, "show", ["show", "report:nightly"], "lockfast show shows one lock with its queue")
             _waiting(target)
             _top(target)
         finally:
@@ -39,7 +37,7 @@ def main() -> int:
 
 
 def _stage(target: Target) -> None:
-    """Some work that goes on, and some that waits."""
+    """Create some held locks and some waiters."""
     target.held("invoice:7311", "--label", "billing")
     target.held("report:nightly", "--label", "nightly report")
     target.held("deploy:web", "--label", "ada")
@@ -47,7 +45,7 @@ def _stage(target: Target) -> None:
     for number, label in enumerate(["report on web2", "report on web3", "month's end"], 1):
         target.start("run", "report:nightly", "--label", label, "--", "true")
         target.await_waiting("report:nightly", number)
-        time.sleep(0.4)  # so that the picture shows different waits
+        time.sleep(0.4)  # so that the waiting times differ
     time.sleep(2.0)
 
 
@@ -78,7 +76,12 @@ def _waiting(target: Target) -> None:
     shown.type("\x03")
     shown.end()
     shown.close()
-    _save("run", "lockfast run deploy:web -- make deploy", text, "lockfast run says whom it waits for and its place")
+    _save(
+        "run",
+        "lockfast run deploy:web -- make deploy",
+        text,
+        "lockfast run shows the holder and its position in the queue",
+    )
 
 
 def _top(target: Target) -> None:
@@ -97,13 +100,13 @@ def _top(target: Target) -> None:
     screen = Screen(WIDTH)
     screen.feed(text)
     path = FOLDER / "command-top.svg"
-    title = "lockfast top shows locks as they change hands"
+    title = "lockfast top shows locks and their hand-offs"
     path.write_text(drawn(screen.rows(), title, WIDTH), encoding="utf-8")
     print(path)
 
 
 def _busy(url: str, stop: threading.Event) -> None:
-    """Locks that change hands all the time."""
+    """Acquire and release two locks in a loop."""
     with lockfast.connect(url, label="importer") as locks:
         while not stop.is_set():
             for name in ("import:orders", "import:customers"):

@@ -1,4 +1,4 @@
-"""What a terminal shows after a program has written to it: as much of one as the command needs."""
+"""A minimal terminal emulator: only the escape codes that the command line uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLANK = Cell(" ", "")
 
 
 class Screen:
-    """The cells, row by row. Other escape codes than those of the command are passed by."""
+    """The cells of the screen, row by row. Unknown escape codes are ignored."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -40,7 +40,7 @@ class Screen:
                 at += 1
 
     def rows(self) -> list[list[Cell]]:
-        """What is shown, without empty rows at the end."""
+        """The rows of the screen, without empty ones at the end."""
         rows = [list(row) for row in self._rows]
         while rows and not any(cell.char.strip() for cell in rows[-1]):
             rows.pop()

@@ -1,4 +1,4 @@
-"""Draw the rows of a terminal as SVG: a dark panel with a border, to be read on a light page and on a dark one."""
+"""Draw the rows of a terminal as SVG: a dark panel with a border, readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ CHAR, LINE, PAD = 8.43, 20, 16
 FONT = "'DejaVu Sans Mono', 'SF Mono', Menlo, Consolas, monospace"
 WORDS = re.compile(r"\S+(?: \S+)*")
 PAPER, BORDER, INK = "#1c2128", "#57606a", "#d8dee6"
-FLAVOURS = {"2": "#8b96a3", "31": "#ff7b72", "32": "#56d364", "33": "#e3b341", "36": "#56d4dd"}
+PALETTE = {"2": "#8b96a3", "31": "#ff7b72", "32": "#56d364", "33": "#e3b341", "36": "#56d4dd"}
 
 
 def drawn(rows: list[list[Cell]], title: str, width: int) -> str:
-    """The picture; `title` is read out to who cannot see it."""
+    """Return the picture. Screen readers read `title` aloud."""
     wide, high = width * CHAR + 2 * PAD, len(rows) * LINE + 2 * PAD
     lines = "\n".join(_line(row, PAD + (number + 0.72) * LINE) for number, row in enumerate(rows))
     return f"""\
@@ -31,7 +31,7 @@ def drawn(rows: list[list[Cell]], title: str, width: int) -> str:
 
 
 def _line(row: list[Cell], y: float) -> str:
-    """Each cell of a table has its own place, so that a font of another width cannot shift the columns."""
+    """Position each run of words by itself, so that a font of another width cannot shift the columns."""
     parts, column = [], 0
     for style, run in groupby(row, key=lambda cell: cell.style):
         text = "".join(cell.char for cell in run)
@@ -48,4 +48,4 @@ def _line(row: list[Cell], y: float) -> str:
 def _look(style: str) -> str:
     if style == "1":
         return ' font-weight="bold" fill="#ffffff"'
-    return f' fill="{FLAVOURS[style]}"' if style in FLAVOURS else ""
+    return f' fill="{PALETTE[style]}"' if style in PALETTE else ""

@@ -1,7 +1,7 @@
-"""What a hand-over costs the server when many wait, and how many connections they take.
+"""Cost of a hand-off for the server with a long queue, and the number of connections of many waiters.
 
-The queue is filled through the store's own port, with an inbox that is listened to, and only releases are counted:
-each gives the lock to the next in line. Short bursts, between which the queue is filled up again, keep its length.
+The queue is filled through the store port, with a subscribed inbox, and only releases are counted: each grants the lock
+to the next waiter. The queue is refilled between short bursts of releases, so its length stays the same.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ THREADS = 300
 
 
 def measure(bench: Bench) -> Report:
-    report = Report("growth", TITLE)
+    report = Report("waiters", TITLE)
     found = _server_costs(bench)
     few, many = found[WAITERS[0]], found[WAITERS[-1]]
     rows = [
         (f"{waiters:,} waiters", str(Spread.of(took)), multiple(ratio(took, few))) for waiters, took in found.items()
     ]
-    report.table("server time of the script that releases and hands over", ("", "µs", "of that with 10"), rows)
+    report.table("server time of the release script with hand-off", ("", "µs", "against 10 waiters"), rows)
     report.figure(
-        "server time of a hand-over",
+        "server time of a hand-off",
         "µs",
         {f"{waiters:,} waiters": Spread.of(took).median for waiters, took in found.items()},
     )
@@ -46,14 +46,14 @@ def measure(bench: Bench) -> Report:
     tasks = _connections(bench.server, _tasks, TASKS)
     threads = _connections(bench.server, _threads, THREADS)
     taken = [(f"{TASKS:,} tasks", tasks), (f"{THREADS} threads", threads)]
-    report.table("connections of one client whose locks all wait", ("", "connections"), taken)
+    report.table("connections of one client with many waiters", ("", "connections"), taken)
     report.target(f"connections of {TASKS:,} waiting tasks", tasks, 3, "")
     report.target(f"connections of {THREADS} waiting threads", threads, 3, "")
     return report
 
 
 def _server_costs(bench: Bench) -> dict[int, list[float]]:
-    """Microseconds per releasing script, by length of the queue."""
+    """Microseconds per release script, by length of the queue."""
     import lockfast
 
     server = bench.server
@@ -67,17 +67,17 @@ def _server_costs(bench: Bench) -> dict[int, list[float]]:
 
 
 class _Queue:
-    """One held lock with waiters. `_line` names the holder and then those in line."""
+    """A held lock with waiters. `_line` contains the holder id of the holder, then those of the waiters in order."""
 
     def __init__(self, server: Server, locks: Any, waiters: int) -> None:
         self._server = server
         self._locks = locks
-        self._name = f"growth:{waiters}"
+        self._name = f"waiters:{waiters}"
         self._ids: Iterator[int] = count()
         self._line: list[str] = []
-        self._join(waiters + 1)
+        self._enqueue(waiters + 1)
 
-    def _join(self, how_many: int) -> None:
+    def _enqueue(self, how_many: int) -> None:
         from lockfast.runtime.runner import run
         from lockfast.values import Claim, Enqueue
 
@@ -95,25 +95,25 @@ class _Queue:
             holder = self._line.pop(0)
             run(self._locks.store.release(self._name, holder, self._locks.runtime.now() + 5))
         stats: str = self._server.raw("INFO", "commandstats")
-        self._join(BURST)
+        self._enqueue(BURST)
         found = re.search(r"cmdstat_evalsha:calls=(\d+),usec=(\d+)", stats)
         if found is None or int(found[1]) != BURST:
-            raise RuntimeError(f"the server did not count {BURST} scripts: {stats}")
+            raise RuntimeError(f"The server did not count {BURST} scripts: {stats}")
         return int(found[2]) / BURST
 
 
-Crowd = Callable[[str, str, int], None]
+Wait = Callable[[str, str, int], None]
 
 
-def _connections(server: Server, crowd: Crowd, waiters: int) -> int:
-    """How many connections the waiters of one process have open once all of them stand in line."""
+def _connections(server: Server, wait: Wait, waiters: int) -> int:
+    """Number of connections of one process after all its waiters are in the queue."""
     import lockfast
 
     server.clear()
-    name = f"growth:{crowd.__name__}"
+    name = f"waiters:{wait.__name__}"
 
     def body(_: Connection) -> None:
-        crowd(server.url, name, waiters)
+        wait(server.url, name, waiters)
 
     with lockfast.connect(server.url) as locks, locks.lock(name, ttl=60):
         before = _clients(server)

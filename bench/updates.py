@@ -1,8 +1,8 @@
-"""A value that many change at once under WATCH: what comes through, and how much work is done in vain.
+"""A value that many processes update under WATCH: throughput and wasted attempts.
 
-Three ways in one run: redis-py's `transaction`, which tries again at once and for ever; `update` with pauses alone; and
-`update` as it is, which goes over to a lock while conflicts are frequent. Each change takes a
-millisecond, either of computing, so that work in vain is paid for, or of waiting, which costs nobody anything.
+Three ways in one run: redis-py's `transaction`, which retries at once and without limit; `update` with pauses only; and
+`update` with its defaults, which switches to a lock while conflicts are frequent. Each change takes a millisecond,
+either of computing, so that a wasted attempt costs CPU time, or of waiting, so that it costs none.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from bench.children import FORK, Child, ChildFailed, closing
 from bench.harness import Bench, Report, Spread, in_turns, jain, multiple, ratio
 from tests.support.servers import Server
 
-TITLE = "one value, changed by many at once"
+TITLE = "one value, updated by many processes"
 WORK_SECONDS = 0.001
-CROWDS = ((1, "computing"), (8, "computing"), (8, "waiting"))
-"""How many change the value at once, and what a change spends its time on."""
+RUNS = ((1, "computing"), (8, "computing"), (8, "waiting"))
+"""Number of processes, and the kind of work of a change."""
 KEY = "stock"
 Change = Callable[[bytes | None], int]
 Update = Callable[[Change], Any]
 
 
 class Result(NamedTuple):
-    """One crowd: changes per second, attempts per change, the longest change in seconds, and how fair it was."""
+    """One run: changes per second, attempts per change, longest change in seconds, fairness, lost changes."""
 
     throughput: float
     attempts: float
@@ -58,60 +58,60 @@ def _lockfast(adaptive: bool, url: str) -> Update:
     return lambda change: locks.update(KEY, change, adaptive=adaptive, attempts=100_000, timeout=60)
 
 
-WAYS: dict[str, Callable[[str], Update]] = {
+CASES: dict[str, Callable[[str], Update]] = {
     "redis-py transaction": _redis_py,
-    "update, pauses alone": partial(_lockfast, False),
+    "update, pauses only": partial(_lockfast, False),
     "update": partial(_lockfast, True),
 }
 
 
 def measure(bench: Bench) -> Report:
-    report = Report("optimistic", TITLE)
+    report = Report("updates", TITLE)
     seconds = bench.pick(3.0, 1.5)
-    for processes, work in CROWDS:
+    for processes, work in RUNS:
         cases = {
-            name: _case(report, name, partial(_crowd, bench.server, way, processes, work, seconds))
-            for name, way in WAYS.items()
+            name: _case(report, name, partial(_update, bench.server, way, processes, work, seconds))
+            for name, way in CASES.items()
         }
         rounds = in_turns(cases, bench.pick(5, 3))
-        found = {name: [one for one in crowds if one] for name, crowds in rounds.items()}
-        _tell(report, f"{processes} at once, {work} for 1 ms, {seconds:g} s each", found)
+        found = {name: [one for one in runs if one] for name, runs in rounds.items()}
+        _add_table(report, f"{processes} at once, {work} for 1 ms, {seconds:g} s each", found)
         if processes > 1:
-            _judge(report, work, found["update"])
+            _add_targets(report, work, found["update"])
     return report
 
 
-def _tell(report: Report, title: str, found: dict[str, list[Result]]) -> None:
+def _add_table(report: Report, title: str, found: dict[str, list[Result]]) -> None:
     naive = found["redis-py transaction"]
-    columns = ("", "changes/s", "against redis-py", "attempts/change", "in vain", "longest ms", "Jain", "lost")
-    rows = [_row(name, crowds, naive) for name, crowds in found.items() if crowds]
+    columns = ("", "changes/s", "against redis-py", "attempts/change", "wasted", "longest ms", "Jain", "lost")
+    rows = [_row(name, runs, naive) for name, runs in found.items() if runs]
     report.table(title, columns, rows)
 
 
-def _judge(report: Report, work: str, ours: list[Result]) -> None:
+def _add_targets(report: Report, work: str, ours: list[Result]) -> None:
     wasted = 1 - 1 / Spread.of(one.attempts for one in ours).median if ours else None
-    report.target(f"attempts in vain, of all, {work}", wasted, 0.25, "")
+    report.target(f"share of wasted attempts, {work}", wasted, 0.25, "")
     report.target(f"changes lost, {work}", max(one.lost for one in ours) if ours else None, 0, "")
 
 
-def _row(name: str, crowds: list[Result], naive: list[Result]) -> list[Any]:
-    attempts = Spread.of(one.attempts for one in crowds)
+def _row(name: str, runs: list[Result], naive: list[Result]) -> list[Any]:
+    attempts = Spread.of(one.attempts for one in runs)
     return [
         name,
-        str(Spread.of(one.throughput for one in crowds)),
-        multiple(ratio([one.throughput for one in crowds], [one.throughput for one in naive])),
+        str(Spread.of(one.throughput for one in runs)),
+        multiple(ratio([one.throughput for one in runs], [one.throughput for one in naive])),
         str(attempts),
         f"{1 - 1 / attempts.median:.0%}",
-        str(Spread.of(one.longest * 1e3 for one in crowds)),
-        f"{Spread.of(one.fairness for one in crowds).median:.2f}",
-        sum(one.lost for one in crowds),
+        str(Spread.of(one.longest * 1e3 for one in runs)),
+        f"{Spread.of(one.fairness for one in runs).median:.2f}",
+        sum(one.lost for one in runs),
     ]
 
 
-def _case(report: Report, name: str, crowd: Callable[[], Result]) -> Callable[[], Result | None]:
+def _case(report: Report, name: str, run: Callable[[], Result]) -> Callable[[], Result | None]:
     def case() -> Result | None:
         try:
-            return crowd()
+            return run()
         except ChildFailed as error:
             report.missing[name] = str(error)
             return None
@@ -119,17 +119,17 @@ def _case(report: Report, name: str, crowd: Callable[[], Result]) -> Callable[[]
     return case
 
 
-def _crowd(server: Server, way: Callable[[str], Update], processes: int, work: str, seconds: float) -> Result:
+def _update(server: Server, way: Callable[[str], Update], processes: int, work: str, seconds: float) -> Result:
     server.clear()
     start = FORK.Barrier(processes)
     members = [Child(partial(_member, partial(way, server.url), WORKS[work], start, seconds)) for _ in range(processes)]
     with closing(members):
-        told = [member.hear(seconds + 90) for member in members]
-    changes = [len(times) for times, _ in told]
+        answers = [member.hear(seconds + 90) for member in members]
+    changes = [len(times) for times, _ in answers]
     return Result(
         throughput=sum(changes) / seconds,
-        attempts=sum(attempts for _, attempts in told) / sum(changes),
-        longest=max(max(times) for times, _ in told if times),
+        attempts=sum(attempts for _, attempts in answers) / sum(changes),
+        longest=max(max(times) for times, _ in answers if times),
         fairness=jain(changes),
         lost=sum(changes) - int(server.raw("GET", KEY)),
     )
