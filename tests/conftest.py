@@ -27,7 +27,7 @@ LONGEST = (
     "tests/contract/test_leases.py",
     "tests/keepalive/test_shut_down.py",
     "tests/contract/test_store_port.py",
-    "tests/cli/test_operating.py",
+    "tests/cli/test_operator_commands.py",
     "tests/test_demo.py",
     "tests/shells/test_thread_schedules.py",
     "tests/keepalive/test_scale.py",

@@ -1,4 +1,4 @@
-"""The `lockfast` command and its demo: what it prints, where it prints escape codes, and what it leaves behind."""
+"""`lockfast demo`: its output, its escape codes, and its clean-up."""
 
 import io
 import os
@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import lockfast
-from lockfast.cli.demo.acts import QUICK, SIZE, VICTIM, acts
+from lockfast.cli.demo.command import QUICK, SIZE, VICTIM, acts
 from lockfast.cli.demo.crew import Crew
-from lockfast.cli.demo.messages import DID, DONE, HOLDS, STALLS, Turn
+from lockfast.cli.demo.report import Result, explain, judge
 from lockfast.cli.demo.scene import FINISHED, HOLDING, KILLED, WAITING, Scene
-from lockfast.cli.demo.verdict import Result, judge, tell
+from lockfast.cli.demo.worker import DID, DONE, HOLDS, STALLS, Round
 from lockfast.cli.main import main
 from lockfast.cli.terminal import Block, Terminal
 from lockfast.errors import LockError
@@ -26,16 +26,16 @@ from tests.support.terminal import Pty
 from tests.support.waiting import until
 
 DEMO = [sys.executable, "-m", "lockfast", "demo", "--quick"]
-FLAVOUR = re.compile(r"\x1b\[[0-9;]*m")
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
 UP = re.compile(r"\x1b\[\d+A")
 SHOWN, HIDDEN = "\x1b[?25h", "\x1b[?25l"
 LONGEST = 30.0
-"""Seconds for a demo of two, on a machine that does much else."""
+"""Seconds for a demo of two, on a loaded machine."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder in which the demo makes its own. Its name also tells the demo's processes from others."""
+    """The TMPDIR of the demo. Its path identifies the demo's processes."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     return folder
@@ -67,18 +67,18 @@ def results(text: str) -> list[Result]:
 
 def check_numbers(text: str) -> None:
     without, with_lock, killed = results(text)
-    assert without.made == with_lock.made == SIZE * QUICK.times
+    assert without.made == with_lock.made == SIZE * QUICK.rounds
     assert without.lost > 0 or "luck" in text
     assert with_lock.lost == killed.lost == 0
-    assert killed.made == (SIZE - 1) * QUICK.times_3 + QUICK.times_3 // 3 - 1
+    assert killed.made == (SIZE - 1) * QUICK.rounds_3 + QUICK.rounds_3 // 3 - 1
     (after,) = re.findall(rf"([\d.]+) s after worker {VICTIM + 1} was killed", text)
-    # How much of the ttl was left is chance: a busy machine may have renewed the lease late.
+    # No closer bound: a busy machine may have renewed the lease late.
     assert 0 < float(after) < LONGEST
     assert re.search(rf"worker {VICTIM + 1}  killed", text)
     assert "with locks.lock(" in text
 
 
-def test_in_a_pipe_it_prints_plain_lines_and_loses_nothing_with_the_lock(folder: Path) -> None:
+def test_pipe_gets_plain_lines_and_no_update_is_lost_under_the_lock(folder: Path) -> None:
     done = run_plain(folder)
     assert (done.returncode, done.stderr) == (0, "")
     check_numbers(done.stdout)
@@ -88,19 +88,19 @@ def test_in_a_pipe_it_prints_plain_lines_and_loses_nothing_with_the_lock(folder:
     assert list(folder.iterdir()) == []
 
 
-def test_on_a_server(folder: Path, valkey: Server) -> None:
+def test_demo_on_a_server(folder: Path, valkey: Server) -> None:
     done = run_plain(folder, "--url", valkey.url)
     assert (done.returncode, done.stderr) == (0, "")
     check_numbers(done.stdout)
 
 
-def test_without_unicode(folder: Path) -> None:
+def test_ascii_output(folder: Path) -> None:
     done = run_plain(folder, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.isascii()
 
 
-def test_a_reader_who_leaves_early_is_no_error(folder: Path) -> None:
+def test_broken_pipe_exits_with_141(folder: Path) -> None:
     command = f"{shlex.join(DEMO)} | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command], env=environment(folder), capture_output=True, timeout=LONGEST, check=False
@@ -110,7 +110,7 @@ def test_a_reader_who_leaves_early_is_no_error(folder: Path) -> None:
 
 
 class Screen(Pty):
-    """The demo in a terminal of its own, which it controls: Ctrl-C typed here arrives there."""
+    """The demo on its own controlling terminal, so that Ctrl-C typed here reaches it."""
 
     def __init__(self, folder: Path, **variables: str) -> None:
         super().__init__(DEMO, environment(folder, **variables), (24, 80))
@@ -129,27 +129,27 @@ def screen(folder: Path) -> Iterator[Callable[..., Screen]]:
         one.close()
 
 
-def test_on_a_terminal_it_redraws_in_colour(screen: Callable[..., Screen], folder: Path) -> None:
+def test_terminal_is_redrawn_in_color(screen: Callable[..., Screen], folder: Path) -> None:
     shown = screen()
     assert shown.end() == 0
     assert UP.search(shown.text)
     assert "\x1b[32m" in shown.text
     assert shown.text.count(HIDDEN) == shown.text.count(SHOWN) == 3
-    plain = FLAVOUR.sub("", shown.text).replace("\r\n", "\n")
+    plain = STYLE.sub("", shown.text).replace("\r\n", "\n")
     check_numbers(plain)
     assert max(map(len, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", plain).replace("\r", "").splitlines())) < 80
     assert list(folder.iterdir()) == []
 
 
-def test_no_color_takes_the_colours_and_leaves_the_redrawing(screen: Callable[..., Screen]) -> None:
+def test_no_color_disables_styles_but_not_redrawing(screen: Callable[..., Screen]) -> None:
     shown = screen(NO_COLOR="1")
     assert shown.end() == 0
     assert UP.search(shown.text)
-    assert not FLAVOUR.search(shown.text)
+    assert not STYLE.search(shown.text)
 
 
 @pytest.mark.parametrize(
-    ("variables", "live", "flavours"),
+    ("variables", "live", "color"),
     [
         ({"TERM": "xterm"}, True, True),
         ({"TERM": "xterm", "NO_COLOR": "1"}, True, False),
@@ -160,8 +160,8 @@ def test_no_color_takes_the_colours_and_leaves_the_redrawing(screen: Callable[..
         ({"TERM": "xterm", "COLUMNS": "30", "LINES": "24"}, False, False),
     ],
 )
-def test_what_a_terminal_can_do(
-    variables: dict[str, str], live: bool, flavours: bool, monkeypatch: pytest.MonkeyPatch
+def test_terminal_capabilities(
+    variables: dict[str, str], live: bool, color: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("TERM", "CI", "NO_COLOR", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
@@ -170,10 +170,10 @@ def test_what_a_terminal_can_do(
     master, slave = os.openpty()
     with os.fdopen(master, "rb"), os.fdopen(slave, "w", encoding="utf-8") as stream:
         terminal = Terminal(stream)
-        assert (terminal.live, terminal.flavours) == (live, flavours)
+        assert (terminal.live, terminal.color) == (live, color)
 
 
-def test_on_a_dumb_terminal_there_are_no_escape_codes(screen: Callable[..., Screen]) -> None:
+def test_dumb_terminal_gets_no_escape_codes(screen: Callable[..., Screen]) -> None:
     shown = screen(TERM="dumb")
     assert shown.end() == 0
     assert "\x1b" not in shown.text
@@ -187,16 +187,16 @@ def processes(folder: Path) -> list[int]:
             if entry.name.isdigit() and os.fsencode(folder) in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
         except OSError:
-            pass  # it ended while we looked
+            pass  # it exited meanwhile
     return found
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are looked up in /proc")
+needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 
 
 @needs_proc
 @pytest.mark.parametrize("act", [1, 2, 3])
-def test_ctrl_c_leaves_nothing_behind(screen: Callable[..., Screen], folder: Path, act: int) -> None:
+def test_ctrl_c_leaves_no_process_and_no_file(screen: Callable[..., Screen], folder: Path, act: int) -> None:
     shown = screen()
     until(lambda: f"Act {act}." in shown.look(), f"act {act}", LONGEST)
     assert len(processes(folder)) == SIZE
@@ -211,7 +211,7 @@ def test_ctrl_c_leaves_nothing_behind(screen: Callable[..., Screen], folder: Pat
 
 @needs_proc
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_end_leaves_nothing_behind(
+def test_sigterm_and_sighup_leave_no_process_and_no_file(
     screen: Callable[..., Screen], folder: Path, number: signal.Signals
 ) -> None:
     shown = screen()
@@ -223,7 +223,7 @@ def test_a_signal_to_end_leaves_nothing_behind(
 
 
 @needs_proc
-def test_workers_do_not_outlive_a_parent_that_is_killed(screen: Callable[..., Screen], folder: Path) -> None:
+def test_workers_exit_when_their_parent_is_killed(screen: Callable[..., Screen], folder: Path) -> None:
     shown = screen()
     until(lambda: "Act 2." in shown.look(), "act 2", LONGEST)
     assert processes(folder)
@@ -231,94 +231,94 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(screen: Callable[..., Sc
     until(lambda: not processes(folder), "the workers to end", LONGEST)
 
 
-def test_a_worker_that_ends_by_itself_ends_the_demo_with_a_sentence(tmp_path: Path) -> None:
+def test_unexpected_exit_of_a_worker_is_reported(tmp_path: Path) -> None:
     with Crew() as crew:
         crew.start(2, tmp_path / "counter", f"sqlite:///{tmp_path / 'locks.db'}")
         os.kill(crew.workers[0].process.pid, signal.SIGKILL)
-        with pytest.raises(LockError, match="Worker 1 ended by itself"):
-            crew.hear(LONGEST)
+        with pytest.raises(LockError, match="Worker 1 exited unexpectedly"):
+            crew.receive(LONGEST)
     assert [worker.process.returncode for worker in crew.workers] == [-signal.SIGKILL, 0]
 
 
-def test_what_a_worker_cannot_do_is_told_in_its_words(tmp_path: Path) -> None:
-    with pytest.raises(LockError, match=r"Worker 1 gave up: .*scheme"), Crew() as crew:
+def test_error_of_a_worker_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(LockError, match=r"Worker 1 failed: .*scheme"), Crew() as crew:
         crew.start(1, tmp_path / "counter", "gopher://localhost")
 
 
-# What is known of an act, and what is said of it
+# Scenes and findings
 
 
 def scene_of_a_kill() -> Scene:
-    scene = Scene(size=2, times=2, locked=True)
-    scene.hear(0, HOLDS, 7, 1.0)
-    scene.hear(0, STALLS, None, 1.1)
+    scene = Scene(size=2, rounds_each=2, locked=True)
+    scene.update(0, HOLDS, 7, 1.0)
+    scene.update(0, STALLS, None, 1.1)
     return scene
 
 
-def test_a_scene_follows_the_lock() -> None:
+def test_scene_tracks_holder_victim_and_successor() -> None:
     scene = scene_of_a_kill()
     assert scene.states == [HOLDING, WAITING]
     scene.kill(2.0)
     assert scene.states == [KILLED, WAITING]
-    scene.hear(1, HOLDS, 8, 3.5)
-    assert (scene.follower, scene.followed_at, scene.fence) == (1, 3.5, 8)
-    scene.hear(1, DID, Turn(3.5, 3.6, 8), 3.6)
-    scene.hear(1, DONE, None, 3.7)
+    scene.update(1, HOLDS, 8, 3.5)
+    assert (scene.successor, scene.succeeded_at, scene.fence) == (1, 3.5, 8)
+    scene.update(1, DID, Round(3.5, 3.6, 8), 3.6)
+    scene.update(1, DONE, None, 3.7)
     assert scene.states == [KILLED, FINISHED]
     assert scene.over
 
 
-def scene_of_turns(*fences: int, rose: bool = True) -> Scene:
-    scene = Scene(size=2, times=len(fences) // 2, locked=True)
+def scene_of_rounds(*fences: int, rose: bool = True) -> Scene:
+    scene = Scene(size=2, rounds_each=len(fences) // 2, locked=True)
     for number, fence in enumerate(fences):
-        scene.hear(number % 2, DID, Turn(number, number + 0.75, fence, rose), 0.0)
+        scene.update(number % 2, DID, Round(number, number + 0.75, fence, rose), 0.0)
     return scene
 
 
-def test_a_scene_is_measured() -> None:
-    scene = scene_of_turns(1, 2, 3, 4, 5, 6)
+def test_scene_measures_speed_and_fairness() -> None:
+    scene = scene_of_rounds(1, 2, 3, 4, 5, 6)
     assert scene.seconds() == 5.75
-    assert scene.hand_over() == 0.25
-    assert scene.when_first_was_done() == [2]
+    assert scene.handoff() == 0.25
+    assert scene.counts_at_first_finish() == [2]
     assert scene.fences() == (1, 6, True)
 
 
 @pytest.mark.parametrize(
     ("scene", "found", "kept"),
     [
-        (scene_of_turns(1, 2, 3, 4), 4, True),
-        (scene_of_turns(1, 2, 3, 4), 3, False),
-        (scene_of_turns(1, 2, 3, 4), 5, False),
-        (scene_of_turns(1, 2, 2, 4), 4, False),
-        (scene_of_turns(1, 2, 3, 4, rose=False), 4, False),
+        (scene_of_rounds(1, 2, 3, 4), 4, True),
+        (scene_of_rounds(1, 2, 3, 4), 3, False),
+        (scene_of_rounds(1, 2, 3, 4), 5, False),
+        (scene_of_rounds(1, 2, 2, 4), 4, False),
+        (scene_of_rounds(1, 2, 3, 4, rose=False), 4, False),
     ],
 )
-def test_the_lock_is_judged_by_what_is_found(scene: Scene, found: int, kept: bool) -> None:
-    assert judge(acts(QUICK)[1], scene, found).kept is kept
+def test_lost_updates_and_repeated_fences_fail_the_act(scene: Scene, found: int, kept: bool) -> None:
+    assert judge("an act", scene, found).kept is kept
 
 
-def test_a_race_that_lost_nothing_is_called_luck() -> None:
-    scene = Scene(size=2, times=1, locked=False)
-    scene.hear(0, DID, Turn(0.0, 1.0), 0.0)
+def test_race_without_losses_is_called_luck() -> None:
+    scene = Scene(size=2, rounds_each=1, locked=False)
+    scene.update(0, DID, Round(0.0, 1.0), 0.0)
     said = io.StringIO()
     act = acts(QUICK)[0]
-    tell(Terminal(said), act, scene, judge(act, scene, 1))
+    explain(Terminal(said), act.orders[0], scene, judge(act.title, scene, 1))
     assert "none was lost" in said.getvalue()
     assert "luck" in said.getvalue()
 
 
-def test_turns_that_are_not_fair_are_not_called_so() -> None:
-    scene = Scene(size=2, times=10, locked=True)
+def test_uneven_rounds_are_reported() -> None:
+    scene = Scene(size=2, rounds_each=10, locked=True)
     for number in range(10):
-        scene.hear(0, DID, Turn(number, number + 0.5, number), 0.0)
-    scene.hear(1, DID, Turn(20.0, 20.5, 20), 0.0)
+        scene.update(0, DID, Round(number, number + 0.5, number), 0.0)
+    scene.update(1, DID, Round(20.0, 20.5, 20), 0.0)
     said = io.StringIO()
     act = acts(QUICK)[1]
-    tell(Terminal(said), act, scene, judge(act, scene, 11))
+    explain(Terminal(said), act.orders[0], scene, judge(act.title, scene, 11))
     assert "uneven" in said.getvalue()
 
 
-def test_a_block_in_a_file_is_its_last_drawing() -> None:
+def test_block_in_a_file_is_its_last_drawing() -> None:
     said = io.StringIO()
     with Block(Terminal(said)) as block:
         block.draw([[("first", "red")]])
@@ -326,7 +326,7 @@ def test_a_block_in_a_file_is_its_last_drawing() -> None:
     assert said.getvalue() == "last\n"
 
 
-# The command
+# Errors and help
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_a_block_in_a_file_is_its_last_drawing() -> None:
         (["demo", "--url", "redis://127.0.0.1:1"], 1, "No connection"),
     ],
 )
-def test_errors_are_a_sentence_and_a_code(
+def test_errors_are_one_line_and_an_exit_code(
     argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(argv) == code
@@ -357,7 +357,7 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "$ lockfast demo --url redis://" in capsys.readouterr().out
 
 
-def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "demo" in capsys.readouterr().err
 

@@ -1,1 +1,1 @@
-"""The `lockfast` command, driven as its users do: as a process, in a pseudo-terminal and without one."""
+"""The `lockfast` command, run as a process, with and without a terminal."""

@@ -1,6 +1,6 @@
-"""redis-py's lock and ours in its clothes: what redis-py's own tests check holds for both, but for its bugs.
+"""redis-py's lock and lockfast's replacement: the checks of redis-py's own tests hold for both, except for its bugs.
 
-Every scenario runs on both (`theirs`, `ours`), in both colours. Where they differ on purpose, a test says how.
+Every scenario runs on both (`theirs`, `ours`) and in both flavours. Each intended difference has a test.
 """
 
 import asyncio
@@ -44,12 +44,12 @@ async def take(lock: Any, **options: Any) -> Any:
     return await done(lock.acquire(**{"blocking": False, **options}))
 
 
-# What redis-py's tests check
+# The checks of redis-py's tests
 
 
 @each_side
 @scenario
-async def test_lock_and_release(k: Kit, side: str) -> None:
+async def test_acquire_and_release(k: Kit, side: str) -> None:
     client = k.client()
     lock = lock_of(k, side, client, timeout=10)
     assert await take(lock) is True
@@ -64,14 +64,14 @@ async def test_lock_and_release(k: Kit, side: str) -> None:
 @pytest.mark.parametrize("thread_local", [True, False])
 @pytest.mark.parametrize("token", ["test", b"test", b"\xff\x00 raw", "two words", "x" * 300], ids=range(5))
 @scenario
-async def test_a_token_of_ones_own(k: Kit, side: str, thread_local: bool, token: str | bytes) -> None:
+async def test_token_chosen_by_the_caller(k: Kit, side: str, thread_local: bool, token: str | bytes) -> None:
     client = k.client()
     raw = token if isinstance(token, bytes) else token.encode()
     lock = lock_of(k, side, client, thread_local=thread_local, timeout=10)
     assert await take(lock, token=token) is True
     assert await done(client.get("foo")) == raw
     assert lock.local.token == raw
-    assert await take(lock, token=token) is False, "a second time it is taken, even by the same token"
+    assert await take(lock, token=token) is False, "a second acquire fails, even with the same token"
     await done(lock.release())
     assert await done(client.get("foo")) is None
     assert lock.local.token is None
@@ -125,7 +125,7 @@ async def test_timeout(k: Kit, side: str, timeout: float, most_ms: int) -> None:
     lock = lock_of(k, side, k.client(), timeout=timeout)
     assert await take(lock)
     assert 0 < k.server.raw("PTTL", "foo") <= most_ms
-    await k.until(lambda: lock.timeout > 1 or not k.server.raw("EXISTS", "foo"), "the lock to free itself")
+    await k.until(lambda: lock.timeout > 1 or not k.server.raw("EXISTS", "foo"), "the lock to expire")
 
 
 @each_side
@@ -179,7 +179,7 @@ async def test_context_manager_blocks_without_a_timeout(k: Kit, side: str) -> No
 @each_side
 @pytest.mark.parametrize("raises", [True, False])
 @scenario
-async def test_context_manager_whose_lock_was_lost(
+async def test_context_manager_with_a_lost_lock(
     k: Kit, side: str, raises: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = k.client()
@@ -200,7 +200,7 @@ async def test_context_manager_whose_lock_was_lost(
 @each_side
 @pytest.mark.parametrize("raises", [True, False])
 @scenario
-async def test_context_manager_released_by_hand(k: Kit, side: str, raises: bool) -> None:
+async def test_context_manager_with_a_manual_release(k: Kit, side: str, raises: bool) -> None:
     lock = lock_of(k, side, k.client(), timeout=10, raise_on_release_error=raises)
 
     async def body() -> None:
@@ -247,7 +247,7 @@ async def test_extend(k: Kit, side: str, more: float, replace: bool) -> None:
     assert await done(lock.extend(more, replace_ttl=replace)) is True
     assert (8000 if replace else 16_000) < k.server.raw("PTTL", "foo") <= (10_000 if replace else 20_000)
     assert await done(lock.extend(2, replace_ttl=True)) is True
-    assert k.server.raw("PTTL", "foo") <= 2000, "it may shorten, too"
+    assert k.server.raw("PTTL", "foo") <= 2000, "it may also shorten"
     await done(lock.release())
 
 
@@ -268,7 +268,7 @@ async def test_reacquire(k: Kit, side: str) -> None:
 @each_side
 @pytest.mark.parametrize("call", ["extend", "reacquire"])
 @scenario
-async def test_extending_and_reacquiring_what_cannot_be(k: Kit, side: str, call: str) -> None:
+async def test_extend_and_reacquire_errors(k: Kit, side: str, call: str) -> None:
     client = k.client()
     args = (10,) if call == "extend" else ()
     lock = lock_of(k, side, client, timeout=10)
@@ -287,7 +287,7 @@ async def test_extending_and_reacquiring_what_cannot_be(k: Kit, side: str, call:
 
 @each_side
 @scenario
-async def test_the_name_is_in_the_error(k: Kit, side: str) -> None:
+async def test_error_has_the_lock_name(k: Kit, side: str) -> None:
     with pytest.raises(LockError) as caught:
         await done(lock_of(k, side, k.client()).release())
     assert caught.value.lock_name == "foo"
@@ -313,8 +313,8 @@ def test_signatures_and_attributes(flavour: str) -> None:
 
 @each_side
 @scenario
-async def test_a_token_may_be_set_by_hand(k: Kit, side: str) -> None:
-    """The way to release in another process, as task queues do."""
+async def test_token_can_be_set_manually(k: Kit, side: str) -> None:
+    """Task queues release this way in another process."""
     client = k.client()
     assert await take(lock_of(k, side, client, timeout=10), token="job:17")
     elsewhere = lock_of(k, side, client, timeout=10)
@@ -326,7 +326,7 @@ async def test_a_token_may_be_set_by_hand(k: Kit, side: str) -> None:
 
 
 @each_side
-def test_a_token_is_seen_by_its_own_thread_alone(valkey: Server, side: str) -> None:
+def test_token_is_visible_only_in_its_thread(valkey: Server, side: str) -> None:
     kind: Any = CLASSES[side]["threads"]
     with redis.Redis.from_url(valkey.url) as client:
         local, shared = kind(client, "foo", timeout=10), kind(client, "bar", timeout=10, thread_local=False)
@@ -343,7 +343,7 @@ def test_a_token_is_seen_by_its_own_thread_alone(valkey: Server, side: str) -> N
 
 @each_side
 @scenario
-async def test_names_that_only_redis_knows(k: Kit, side: str) -> None:
+async def test_names_that_lockfast_does_not_accept(k: Kit, side: str) -> None:
     client = k.client()
     for name in (b"bytes", "with\nnewline", "lockfast:mine", "x" * 2000):
         first, second = (lock_of(k, side, client, name, timeout=10) for _ in range(2))
@@ -356,7 +356,7 @@ async def test_names_that_only_redis_knows(k: Kit, side: str) -> None:
 
 @pytest.mark.parametrize("decode", [False, True])
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_client_of_valkey_py(valkey: Server, decode: bool, protocol: int) -> None:
+def test_valkey_py_client(valkey: Server, decode: bool, protocol: int) -> None:
     with valkey_py.Valkey.from_url(valkey.url, decode_responses=decode, protocol=protocol) as client:
         lock: Any = client.lock("foo", timeout=10, lock_class=redis_py.Lock)
         with lock:
@@ -367,15 +367,15 @@ def test_a_client_of_valkey_py(valkey: Server, decode: bool, protocol: int) -> N
         lock.release()
 
 
-# Old and new at once
+# Old and new locks together
 
 
 @pytest.mark.parametrize("scripts", [None, False])
 @scenario
-async def test_old_and_new_and_lockfast_take_turns(k: Kit, scripts: bool | None) -> None:
+async def test_old_new_and_lockfast_locks_exclude_each_other(k: Kit, scripts: bool | None) -> None:
     client, locks = k.client(), k.connect(scripts=scripts)
     inside = 0
-    turns: list[int] = []
+    entered: list[int] = []
 
     async def worker(number: int) -> None:
         nonlocal inside
@@ -388,18 +388,18 @@ async def test_old_and_new_and_lockfast_take_turns(k: Kit, scripts: bool | None)
             async with held(lock):
                 inside += 1
                 assert inside == 1
-                turns.append(number)
+                entered.append(number)
                 await k.sleep(0)
                 inside -= 1
 
     workers = [k.start(worker, number) for number in range(6)]
     for one in workers:
         await one.result()
-    assert sorted(turns) == sorted(list(range(6)) * 4)
+    assert sorted(entered) == sorted(list(range(6)) * 4)
 
 
 @scenario
-async def test_who_waits_in_our_queue_is_handed_the_lock_by_the_new_and_looks_after_the_old(k: Kit) -> None:
+async def test_waiter_is_notified_by_the_compat_lock_and_polls_after_redis_pys(k: Kit) -> None:
     client, locks = k.client(), k.connect()
     for side, most in (("ours", 0.9), ("theirs", 3.0)):
         lock = lock_of(k, side, client, timeout=30)
@@ -419,7 +419,7 @@ async def test_who_waits_in_our_queue_is_handed_the_lock_by_the_new_and_looks_af
 
 
 @scenario
-async def test_the_new_lock_queues_with_lockfast_in_order(k: Kit) -> None:
+async def test_compat_lock_waits_in_lockfasts_queue(k: Kit) -> None:
     client, locks = k.client(), k.connect()
     lease = await done(locks.lock("foo").acquire())
     order: list[str] = []
@@ -442,14 +442,14 @@ async def test_the_new_lock_queues_with_lockfast_in_order(k: Kit) -> None:
     assert order == ["compat", "full", "compat"]
 
 
-# What is better, one test for each line of the migration page
+# Improvements: one test for each line of docs/migrating.md
 
 
 @scenario
-async def test_without_a_timeout_the_lock_is_renewed_and_ends_after_a_crash(
+async def test_lock_without_a_timeout_is_renewed_and_expires_after_a_crash(
     k: Kit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lockfast.compat.redis_py.rules.UNLIMITED", 2.4)
+    monkeypatch.setattr("lockfast.compat.redis_py.lock.UNLIMITED", 2.4)
     client = k.client()
     for options in ({}, {"token": "mine"}):
         lock = lock_of(k, "ours", client)
@@ -465,7 +465,7 @@ async def test_without_a_timeout_the_lock_is_renewed_and_ends_after_a_crash(
 
 
 @scenario
-async def test_the_whole_blocking_timeout_is_waited_for(k: Kit) -> None:
+async def test_blocking_timeout_is_waited_for_in_full(k: Kit) -> None:
     client = k.client()
     assert await take(lock_of(k, "ours", client, timeout=30))
     started = time.monotonic()
@@ -476,7 +476,7 @@ async def test_the_whole_blocking_timeout_is_waited_for(k: Kit) -> None:
     assert time.monotonic() - started >= 0.35
 
 
-def test_release_may_be_called_again_after_a_connection_error(proxy: FaultProxy, valkey: Server) -> None:
+def test_release_can_be_repeated_after_a_connection_error(proxy: FaultProxy, valkey: Server) -> None:
     with redis.Redis(port=proxy.port) as client:
         lock = redis_py.Lock(client, "foo", timeout=30)
         assert lock.acquire()
@@ -492,7 +492,7 @@ def test_release_may_be_called_again_after_a_connection_error(proxy: FaultProxy,
         assert not valkey.raw("EXISTS", "foo")
 
 
-def test_a_lost_reply_is_no_refusal(proxy: FaultProxy) -> None:
+def test_lost_reply_does_not_fail_the_acquire(proxy: FaultProxy) -> None:
     with redis.Redis(port=proxy.port) as client:
         lock = redis_py.Lock(client, "foo", timeout=30)
         lock.acquire()
@@ -503,7 +503,7 @@ def test_a_lost_reply_is_no_refusal(proxy: FaultProxy) -> None:
         lock.release()
 
 
-def test_two_tasks_that_share_a_lock_object_free_only_their_own(valkey: Server) -> None:
+def test_tasks_that_share_a_lock_object_release_only_their_own(valkey: Server) -> None:
     async def main() -> None:
         async with redis.asyncio.Redis.from_url(valkey.url) as client:
             lock = redis_py.AsyncLock(client, "foo", timeout=30)
@@ -512,7 +512,7 @@ def test_two_tasks_that_share_a_lock_object_free_only_their_own(valkey: Server) 
 
             async def first() -> None:
                 assert await lock.acquire()
-                valkey.raw("DEL", "foo")  # its time ran out
+                valkey.raw("DEL", "foo")  # as if it had expired
                 taken.set()
                 await ended.wait()
                 with pytest.raises(LockNotOwnedError):
@@ -531,14 +531,14 @@ def test_two_tasks_that_share_a_lock_object_free_only_their_own(valkey: Server) 
             await asyncio.gather(first(), second())
 
             assert await lock.acquire()
-            await asyncio.create_task(lock.release())  # a task that never took it may give it back, as in redis-py
+            await asyncio.create_task(lock.release())  # a task that never acquired it may release it, as in redis-py
             assert await asyncio.wait_for(asyncio.create_task(lock.acquire()), 5)
-            await lock.release()  # what a task took that has ended is whoever's that waited for it
+            await lock.release()  # the token of an ended task belongs to the task that awaited it
 
     asyncio.run(main())
 
 
-def test_a_cancelled_acquire_leaves_nothing_behind(valkey: Server) -> None:
+def test_cancelled_acquire_leaves_no_lock(valkey: Server) -> None:
     async def main() -> None:
         async with redis.asyncio.Redis.from_url(valkey.url) as client:
             for token in (None, "mine"):
@@ -558,7 +558,7 @@ def test_a_cancelled_acquire_leaves_nothing_behind(valkey: Server) -> None:
     run_cancelling(main)
 
 
-def test_another_thread_gets_an_error_that_says_so(valkey: Server) -> None:
+def test_error_in_another_thread_names_thread_local(valkey: Server) -> None:
     with redis.Redis.from_url(valkey.url) as client:
         lock = redis_py.Lock(client, "foo", timeout=30)
         assert lock.acquire()
@@ -589,7 +589,7 @@ def _release_in_child(lock: Any, answers: Any) -> None:
         answers.put(str(error))
 
 
-def test_a_forked_child_holds_nothing(valkey: Server) -> None:
+def test_forked_child_holds_no_lock(valkey: Server) -> None:
     context = multiprocessing.get_context("fork")
     with redis.Redis.from_url(valkey.url) as client:
         for options in ({"timeout": 30}, {"timeout": 30, "thread_local": False}, {}):
@@ -605,14 +605,14 @@ def test_a_forked_child_holds_nothing(valkey: Server) -> None:
 
 
 @scenario
-async def test_a_key_that_holds_other_data_is_an_error_and_no_endless_wait(k: Kit) -> None:
+async def test_key_with_other_data_is_an_error(k: Kit) -> None:
     k.server.raw("HSET", "foo", "field", "value")
     with pytest.raises(redis.exceptions.ResponseError, match="holds other data"):
         await done(lock_of(k, "ours", k.client(), timeout=10).acquire(blocking_timeout=9))
 
 
 @scenario
-async def test_errors_are_of_both_libraries(k: Kit) -> None:
+async def test_errors_belong_to_both_libraries(k: Kit) -> None:
     lock = lock_of(k, "ours", k.client(), timeout=10)
     with pytest.raises(lockfast.LockError):
         await done(lock.release())
@@ -634,7 +634,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_errors_show_themselves_as_theirs_do_and_pickle(error: Exception) -> None:
+def test_errors_look_like_redis_pys_and_pickle(error: Exception) -> None:
     theirs = getattr(redis.exceptions, type(error).__name__)
     assert isinstance(error, theirs)
     assert isinstance(error, lockfast.LockError)
@@ -643,7 +643,7 @@ def test_errors_show_themselves_as_theirs_do_and_pickle(error: Exception) -> Non
     assert (type(twin), str(twin), vars(twin)) == (type(error), "said", vars(error))
 
 
-def test_what_it_logs_carries_no_password(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_contain_no_password(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     valkey.raw("ACL", "SETUSER", "app", "reset", "on", ">s3cret", "~*", "&*", "+@all")
     with redis.Redis(port=valkey.port, username="app", password="s3cret") as client:

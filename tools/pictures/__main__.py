@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lockfast
-from tests.cli.driving import LOCKFAST, Target
+from tests.cli.harness import LOCKFAST, Target
 from tests.support.terminal import ESCAPES, Pty
 from tests.support.waiting import until
 from tools.pictures.screen import Screen
@@ -70,7 +70,7 @@ def _picture(target: Target, name: str, words: list[str], title: str) -> None:
 
 def _waiting(target: Target) -> None:
     shown = _screen(target, ["run", "deploy:web", "--", "make", "deploy"])
-    until(lambda: "place 1 of 1" in shown.plain, "the line", 20)
+    until(lambda: "position 1 of 1" in shown.plain, "the line", 20)
     time.sleep(2.2)
     text = shown.look()
     shown.type("\x03")

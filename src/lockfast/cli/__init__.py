@@ -1,1 +1,1 @@
-"""The `lockfast` command: `main.py` finds the sub-command, which is one module or folder here; `terminal.py` prints."""
+"""The `lockfast` command. `main.py` loads one sub-command, which is a module or a package here."""

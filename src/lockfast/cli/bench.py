@@ -1,7 +1,7 @@
-"""`lockfast bench`: how fast the store at hand is, in a few seconds.
+"""`lockfast bench`: measure a store in a few seconds.
 
-Rules kept here: what is measured is the library as a program uses it, on locks of names that nobody uses; medians and
-the slowest hundredth, never a mean; nothing is left behind.
+Measures the library as a program uses it, on lock names that no program uses. Reports medians and the 99th percentile,
+never a mean, and leaves no lock behind.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import argparse
 import threading
 import time
 from collections.abc import Callable
+from secrets import token_hex
 from statistics import median
 from typing import NamedTuple
 
 import lockfast
-from lockfast.cli.common import add_store, connect, print_json
+from lockfast.cli.arguments import add_store, connect, print_json
 from lockfast.cli.terminal import Block, Terminal
 
 SECONDS = 2.0
-LEAST = 20
+MIN_SAMPLES = 20
 TTL = 30.0
 
 
@@ -34,8 +35,8 @@ class Result(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measure the store as a program uses it: a round trip, taking and giving back a free lock, and handing a\n"
-        "lock from one connection to another. For comparisons with other libraries see make bench."
+        "Measure a store as a program uses it: a round trip, acquiring and releasing a free lock, and\n"
+        "handing a lock off to another connection. `make bench` compares with other libraries."
     )
     parser.epilog = "examples:\n  $ lockfast bench --url redis://localhost:6379\n  $ lockfast bench --seconds 10 --json"
     parser.add_argument("--seconds", type=_seconds, default=SECONDS, help="for each of the three parts (default 2)")
@@ -53,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
     terminal = Terminal()
     results: list[Result] = []
     with connect(args) as locks, connect(args) as other:
-        name = f"lockfast-bench:{locks.runtime.new_holder_id()}"
+        name = f"lockfast-bench:{token_hex(8)}"
         locks.lock(name).inspect()
-        parts = (_round_trips, _cycles, _hand_overs)
+        parts = (_round_trips, _cycles, _handoffs)
         with Block(terminal) as block:
             for number, part in enumerate(parts, 1):
                 if not args.json:
@@ -75,16 +76,15 @@ def _line(result: Result) -> list[tuple[str, str]]:
 
 
 def _measured(what: str, seconds: float, step: Callable[[], float]) -> Result:
-    """Repeat `step`, which gives the seconds that count, for as long as was asked."""
-    taken: list[float] = []
+    """Repeat `step`, which returns the seconds to count, for `seconds` and at least MIN_SAMPLES times."""
+    samples: list[float] = []
     started = time.perf_counter()
-    while time.perf_counter() - started < seconds or len(taken) < LEAST:
-        taken.append(step())
+    while time.perf_counter() - started < seconds or len(samples) < MIN_SAMPLES:
+        samples.append(step())
     elapsed = time.perf_counter() - started
-    taken.sort()
-    return Result(
-        what, len(taken), median(taken), taken[min(len(taken) - 1, len(taken) * 99 // 100)], len(taken) / elapsed
-    )
+    samples.sort()
+    count = len(samples)
+    return Result(what, count, median(samples), samples[min(count - 1, count * 99 // 100)], count / elapsed)
 
 
 def _round_trips(locks: lockfast.Locks, other: lockfast.Locks, name: str, seconds: float) -> Result:
@@ -107,29 +107,29 @@ def _cycles(locks: lockfast.Locks, other: lockfast.Locks, name: str, seconds: fl
             pass
         return time.perf_counter() - started
 
-    return _measured("take and give back a free lock", seconds, step)
+    return _measured("acquire and release a free lock", seconds, step)
 
 
-def _hand_overs(locks: lockfast.Locks, other: lockfast.Locks, name: str, seconds: float) -> Result:
-    """From the release on one connection until another thread on another connection has the lock."""
+def _handoffs(locks: lockfast.Locks, other: lockfast.Locks, name: str, seconds: float) -> Result:
+    """Time from the release on one connection until a waiter on another connection holds the lock."""
     first, second = locks.lock(name, ttl=TTL), other.lock(name, ttl=TTL)
-    arrived: list[float] = []
+    acquired: list[float] = []
 
-    def take() -> None:
+    def wait() -> None:
         with second:
-            arrived.append(time.perf_counter())
+            acquired.append(time.perf_counter())
 
     def step() -> float:
         lease = first.acquire()
         if lease is None:
-            raise lockfast.AcquireTimeout(f"{name} stayed taken, so nothing could be measured.")
-        waiter = threading.Thread(target=take, daemon=True)
+            raise lockfast.AcquireTimeout(f"Could not acquire {name}, so hand-offs were not measured. Try again.")
+        waiter = threading.Thread(target=wait, daemon=True)
         waiter.start()
         while not locks.lock(name).inspect().waiting:
             time.sleep(0.0005)
         started = time.perf_counter()
         lease.release()
         waiter.join(10)
-        return arrived.pop() - started
+        return acquired.pop() - started
 
-    return _measured("hand over to who waits", seconds, step)
+    return _measured("hand off to a waiter", seconds, step)

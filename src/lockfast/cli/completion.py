@@ -1,4 +1,4 @@
-"""`lockfast completion`: a script that teaches a shell the commands, their options, and the names of locks."""
+"""`lockfast completion`: shell completion of commands, options and lock names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from lockfast.cli.main import COMMANDS, RUN
 from lockfast.cli.run.options import FLAGS, VALUES
 
 SHELLS = ("bash", "zsh", "fish")
-NAMED = ("run", "show", "break", "ls")
-"""The commands whose first word is a lock's name."""
+NAMED = ("run", "show", "force-release", "ls")
+"""Commands whose first argument is a lock name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Print a script for your shell that completes commands, options and the names of locks."
+    parser.description = "Print a script that completes commands, options and lock names in your shell."
     parser.epilog = (
         'examples:\n  $ eval "$(lockfast completion bash)"      # in ~/.bashrc\n'
         '  $ eval "$(lockfast completion zsh)"       # in ~/.zshrc\n'
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def options_of(command: str) -> list[str]:
-    """The options of a command, longest names only where there are two."""
+    """The long options of a command."""
     if command == RUN:
         return sorted(word for word in (*FLAGS, *VALUES) if word.startswith("--"))
     from importlib import import_module

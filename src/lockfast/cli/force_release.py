@@ -1,6 +1,6 @@
-"""`lockfast break`: take a lock away from its holder.
+"""`lockfast force-release`: end another holder's lease.
 
-Rules kept here: nobody is hit but the holder that was shown; without a person to ask, `--yes` must have been given.
+Only the holder that was shown loses the lock. Without a terminal to confirm on, `--yes` is required.
 """
 
 from __future__ import annotations
@@ -9,27 +9,26 @@ import argparse
 import sys
 
 import lockfast
-from lockfast.cli.common import add_store, as_dict, connect, print_json, shown_times
+from lockfast.cli.arguments import add_store, connect, print_json
+from lockfast.cli.main import FAILED, USAGE, report
 from lockfast.cli.terminal import Terminal
-from lockfast.cli.words import who
+from lockfast.cli.view import as_dict, owner_text, times
 from lockfast.values import LockInfo, clean
-
-DONE, NOTHING_DONE, CALLED_WRONGLY = 0, 1, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Take a lock away from its holder and give it to the next in the queue. The holder is told that\n"
-        "it lost the lock, but it may still be at work: what it writes is kept out only by a\n"
-        "resource that checks the fence. A command under `lockfast run` is ended."
+        "End the lease of a lock's holder and grant the lock to the first waiter. The holder is\n"
+        "notified that the lock is lost, but it may still be working: only a resource that checks\n"
+        "the fence rejects its late writes. A command under `lockfast run` is terminated."
     )
     parser.epilog = (
-        "exit codes: 0 taken away, 1 nothing to take away, 2 called wrongly\n\n"
-        "examples:\n  $ lockfast break backup\n  $ lockfast break backup --yes --json"
+        "exit codes: 0 released, 1 nothing to release, 2 wrong usage\n\n"
+        "examples:\n  $ lockfast force-release backup\n  $ lockfast force-release backup --yes --json"
     )
     parser.add_argument("name", help="the lock's name")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.add_argument("--holder", help="only if this holder id (see lockfast show) still has it")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    parser.add_argument("--holder", help="only if this holder id (see lockfast show) still holds the lock")
     add_store(parser)
 
 
@@ -38,47 +37,46 @@ def run(args: argparse.Namespace) -> int:
         lock = locks.lock(args.name)
         seen = lock.inspect()
         if not seen.locked:
-            return _nothing(args, f"{args.name!a} is free: nobody holds it.")
+            return _nothing(args, f"{args.name!a} is free; there is nothing to release.")
         if args.holder is not None and seen.holder != args.holder:
-            return _nothing(args, f"{args.name!a} is held by another than that holder; nothing was changed.")
+            return _nothing(args, f"{args.name!a} is held by a different holder id; nothing was changed.")
         if not args.yes and not _confirmed(seen):
-            return CALLED_WRONGLY if not sys.stdin.isatty() else NOTHING_DONE
-        return _break(args, lock, seen)
+            return FAILED if sys.stdin.isatty() else USAGE
+        return _force_release(args, lock, seen)
 
 
-def _break(args: argparse.Namespace, lock: lockfast.Lock, seen: LockInfo) -> int:
-    broken = lock.force_release(seen.holder)
-    if broken is None:
-        return _nothing(args, f"{args.name!a} changed hands meanwhile; nothing was changed.")
+def _force_release(args: argparse.Namespace, lock: lockfast.Lock, seen: LockInfo) -> int:
+    released = lock.force_release(seen.holder)
+    if released is None:
+        return _nothing(args, f"{args.name!a} has a new holder by now; nothing was changed.")
     after = lock.inspect()
     if args.json:
-        print_json({"broken": as_dict(broken, waiters=False), "now": as_dict(after, waiters=False)})
-        return DONE
+        print_json({"released": as_dict(released, waiters=False), "now": as_dict(after, waiters=False)})
+        return 0
     terminal = Terminal()
-    terminal.say(f"{clean(args.name)} was taken away from {who(broken.owner)}.", "bold")
+    terminal.say(f"{clean(args.name)} is no longer held by {owner_text(released.owner)}.", "bold")
     if after.locked:
-        terminal.say(f"{who(after.owner)} holds it now, with fence {after.fence}.")
+        terminal.say(f"{owner_text(after.owner)} holds it now, with fence {after.fence}.")
     else:
-        terminal.say("Nobody waited for it: it is free.")
-    return DONE
+        terminal.say("There were no waiters: the lock is free.")
+    return 0
 
 
-def _nothing(args: argparse.Namespace, sentence: str) -> int:
+def _nothing(args: argparse.Namespace, message: str) -> int:
     if args.json:
-        print_json({"broken": None})
-    else:
-        print(f"lockfast: {sentence}", file=sys.stderr)
-    return NOTHING_DONE
+        print_json({"released": None})
+        return FAILED
+    return report(message, FAILED)
 
 
 def _confirmed(seen: LockInfo) -> bool:
-    held, left = shown_times(seen)
+    held, left = times(seen)
     print(
-        f"{clean(seen.name)} is held by {who(seen.owner)} for {held}, ttl left {left}; {seen.waiting} waiting.",
+        f"{clean(seen.name)} is held by {owner_text(seen.owner)} for {held}, ttl left {left}; {seen.waiting} waiting.",
         file=sys.stderr,
     )
     if not sys.stdin.isatty():
-        print("lockfast: give --yes to take it away: there is nobody here to ask.", file=sys.stderr)
+        report("there is no terminal to confirm on; use --yes to release the lock anyway.", USAGE)
         return False
-    print("Take it away? It may still be at work. [y/N] ", end="", file=sys.stderr, flush=True)
+    print("End this lease? The holder may still be working. [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

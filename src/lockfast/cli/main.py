@@ -1,13 +1,14 @@
-"""The command's entry: which sub-commands there are, and how each of them ends.
+"""Entry point of the `lockfast` command.
 
-Rules kept here: only the sub-command that was asked for is loaded, so that the others cost nothing; what users can
-cause or mend (a wrong option, a store that does not answer, Ctrl-C) ends in one sentence on stderr and an exit code,
-never in a traceback. The codes: 0 done, 1 failed, 2 called wrongly, 70 a fault of ours, 130 interrupted, 141 nobody
-reads any more;
-`lockfast run` has more of them.
+Rules:
+- Only the requested sub-command is loaded, so the others add nothing to its start-up time.
+- An error that a user can cause or fix (a wrong option, an unreachable store, Ctrl-C) ends in one line on stderr and an
+  exit code, never in a traceback.
+- Exit codes: 0 done, 1 failed, 2 wrong usage, 70 bug in lockfast, 130 interrupted, 141 broken pipe. `lockfast run` has
+  more.
 
-A sub-command is a module with `add_arguments(parser)` and `run(args) -> int`, and one line in `COMMANDS`. `run` alone
-reads its words itself: it is started often, and loading argparse would take longer than it does.
+A sub-command is a module with `add_arguments(parser)` and `run(args) -> int`, and one line in `COMMANDS`. Only `run`
+parses its own arguments: scripts start it often, and loading argparse takes longer than the rest of it.
 """
 
 from __future__ import annotations
@@ -22,51 +23,61 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser
     from typing import NoReturn
 
-FAILED, CALLED_WRONGLY, FAULT, INTERRUPTED, NO_READER = 1, 2, 70, 130, 141
+FAILED, USAGE, BUG, INTERRUPTED, BROKEN_PIPE = 1, 2, 70, 130, 141
 
 RUN = "run"
 COMMANDS = {
     RUN: ("lockfast.cli.run.command", "run a command under a lock", "lockfast run backup -- ./backup.sh"),
     "ls": ("lockfast.cli.ls", "list the locks that are held or waited for", "lockfast ls 'report:*'"),
-    "show": ("lockfast.cli.show", "all about one lock, with its queue", "lockfast show backup"),
-    "top": ("lockfast.cli.top", "watch the locks change hands", "lockfast top"),
-    "break": ("lockfast.cli.force_release", "take a lock away from its holder", "lockfast break backup"),
-    "doctor": ("lockfast.cli.doctor", "check whether the store is fit to keep locks", "lockfast doctor"),
-    "bench": ("lockfast.cli.bench", "measure the store, in a few seconds", "lockfast bench"),
-    "completion": ("lockfast.cli.completion", "print a script for your shell", 'eval "$(lockfast completion bash)"'),
-    "demo": ("lockfast.cli.demo.command", "show the lock at work, in about ten seconds", "lockfast demo"),
+    "show": ("lockfast.cli.show", "show one lock and its queue", "lockfast show backup"),
+    "top": ("lockfast.cli.top", "watch holders and queues live", "lockfast top"),
+    "force-release": ("lockfast.cli.force_release", "end a holder's lease", "lockfast force-release backup"),
+    "doctor": ("lockfast.cli.doctor", "check whether a store is safe for locks", "lockfast doctor"),
+    "bench": ("lockfast.cli.bench", "measure a store in a few seconds", "lockfast bench"),
+    "completion": ("lockfast.cli.completion", "print a completion script", 'eval "$(lockfast completion bash)"'),
+    "demo": ("lockfast.cli.demo.command", "show what a lock does, in about ten seconds", "lockfast demo"),
 }
-"""For each sub-command its module, what it does, and a line to type."""
+"""Module, summary and example of each sub-command."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command with these arguments (by default the process's own) and return its exit code."""
-    _have_streams()
-    own = argv is None
+    """Run the command with `argv`, by default the process's arguments, and return its exit code."""
+    _open_missing_streams()
+    own_process = argv is None
     argv = sys.argv[1:] if argv is None else argv
     try:
         code = _run(argv)
-        sys.stdout.flush()  # here, where a reader who has left is still an answer and not a traceback
-        if own and argv[:1] == [RUN] and "lockfast.client.locks" not in sys.modules:
-            os._exit(code)  # nothing is left to do, and taking the interpreter down would take a while
+        sys.stdout.flush()  # inside the try: a broken pipe is an exit code, not a traceback
+        if own_process and argv[:1] == [RUN] and "lockfast.client.locks" not in sys.modules:
+            os._exit(code)  # skips the interpreter's shutdown, which takes milliseconds
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
         if sys.stderr.isatty():
-            print(file=sys.stderr)  # the terminal has written ^C
-        return _say("interrupted.", INTERRUPTED)
+            print(file=sys.stderr)  # after the terminal's ^C
+        return report("interrupted.", INTERRUPTED)
     except BrokenPipeError:
-        return _no_reader()
+        return _broken_pipe()
     except Exception as error:
         return _failed(error)
     return code
 
 
-def _have_streams() -> None:
-    """Who was started without input or output (a daemon's child, `>&-`) reads nothing and writes to nobody."""
+def report(message: str, code: int) -> int:
+    """Print an error message on stderr and return `code`."""
+    try:
+        sys.stderr.write(f"lockfast: {message}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass  # the exit code remains
+    return code
+
+
+def _open_missing_streams() -> None:
+    """Replace closed standard streams (a daemon's child, `>&-`) by /dev/null."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the end
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the process ends
 
 
 def _run(argv: list[str]) -> int:
@@ -78,7 +89,7 @@ def _run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.command is None:
         parser.print_help(sys.stderr)
-        return CALLED_WRONGLY
+        return USAGE
     code: int = args.run(args)
     return code
 
@@ -87,11 +98,19 @@ def _failed(error: Exception) -> int:
     from lockfast.errors import LockError
 
     if isinstance(error, LockError | OSError):
-        return _say(str(error), FAILED)
+        return report(str(error), FAILED)
     if os.environ.get("LOCKFAST_TRACEBACK"):
         raise error
     what = f"{type(error).__name__}: {str(error)[:200]!a}"
-    return _say(f"this is a fault of lockfast: {what}. LOCKFAST_TRACEBACK=1 shows where; please report it.", FAULT)
+    return report(f"bug in lockfast: {what}. Set LOCKFAST_TRACEBACK=1 for a traceback, and please report it.", BUG)
+
+
+def _broken_pipe() -> int:
+    """Discard buffered output: as after `lockfast ... | head`, the interpreter's last flush would fail."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+    return BROKEN_PIPE
 
 
 def _parser(argv: list[str]) -> ArgumentParser:
@@ -99,41 +118,23 @@ def _parser(argv: list[str]) -> ArgumentParser:
     from importlib import import_module
 
     class Parser(argparse.ArgumentParser):
-        """Answers a wrong call in one sentence."""
-
         def error(self, message: str) -> NoReturn:
-            self.exit(CALLED_WRONGLY, f"{self.prog}: {message}. Try {self.prog} --help.\n")
+            self.exit(USAGE, f"{self.prog}: {message}. Try {self.prog} --help.\n")
 
-    how = argparse.RawDescriptionHelpFormatter
+    formatter = argparse.RawDescriptionHelpFormatter
     parser = Parser(
         prog="lockfast",
-        description="A lock that several processes on several machines can trust.",
+        description="Distributed locks: run commands under a lock, and see and repair the locks of a store.",
         epilog="examples:\n" + "\n".join(f"  $ {example}" for _, _, example in COMMANDS.values()),
-        formatter_class=how,
+        formatter_class=formatter,
     )
     parser.add_argument("--version", action="version", version=f"lockfast {__version__}")
-    choices = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog="lockfast")
-    asked_for = next((arg for arg in argv if not arg.startswith("-")), None)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog="lockfast")
+    requested = next((arg for arg in argv if not arg.startswith("-")), None)
     for name, (module, summary, example) in COMMANDS.items():
-        below = choices.add_parser(name, help=summary, epilog=f"example:\n  $ {example}", formatter_class=how)
-        if name == asked_for and name != RUN:
+        below = commands.add_parser(name, help=summary, epilog=f"example:\n  $ {example}", formatter_class=formatter)
+        if name == requested and name != RUN:
             loaded = import_module(module)
             loaded.add_arguments(below)
             below.set_defaults(run=loaded.run)
     return parser
-
-
-def _say(sentence: str, code: int) -> int:
-    try:
-        print(f"lockfast: {sentence}", file=sys.stderr)
-    except OSError:
-        pass  # nobody can be told, and the code says it all the same
-    return code
-
-
-def _no_reader() -> int:
-    """As after `lockfast ... | head`: what is still buffered goes nowhere, or the interpreter would complain of it."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-    return NO_READER

@@ -1,22 +1,22 @@
-"""`lockfast show`: all about one lock, with its queue in order."""
+"""`lockfast show`: one lock, its holder and its queue."""
 
 from __future__ import annotations
 
 import argparse
 
-from lockfast.cli.common import add_store, as_dict, connect, print_json, shown_name, shown_times
+from lockfast.cli.arguments import add_store, connect, print_json
 from lockfast.cli.terminal import Line, Terminal
-from lockfast.cli.words import ago, who
-from lockfast.values import LockInfo, WaiterInfo, clean
+from lockfast.cli.view import as_dict, duration, owner_text, times
+from lockfast.values import LockInfo, clean
 
-MOST_WAITERS = 20
+MAX_WAITERS = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Tell all about one lock: who holds it, since when and for how long, and who waits, in order."
+    parser.description = "Show one lock: its holder, how long it is held, its ttl, and the queue in order."
     parser.epilog = "examples:\n  $ lockfast show backup\n  $ lockfast show backup --json"
     parser.add_argument("name", help="the lock's name")
-    parser.add_argument("--all", action="store_true", help=f"list more than the first {MOST_WAITERS} who wait")
+    parser.add_argument("--all", action="store_true", help=f"list all waiters, not only the first {MAX_WAITERS}")
     add_store(parser)
 
 
@@ -26,47 +26,42 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(as_dict(info, waiters=True))
         return 0
-    terminal = Terminal()
-    terminal.lines([[(shown_name(info), "bold")], *facts(info), *queue(info, None if args.all else MOST_WAITERS)])
+    waiters = _queue(info, None if args.all else MAX_WAITERS)
+    Terminal().lines([[(clean(info.name), "bold")], *_facts(info), *waiters])
     return 0
 
 
-def facts(info: LockInfo) -> list[Line]:
-    """A line for each thing that is known."""
-    lines = [_fact("state", *_state(info))]
+def _facts(info: LockInfo) -> list[Line]:
+    lines = []
     if info.locked:
-        held, left = shown_times(info)
-        lines.append(_fact("holder", who(info.owner)))
+        held, left = times(info)
+        state = "held" if info.owner is not None else "held by another program than lockfast"
+        lines.append(_fact("state", state, "yellow"))
+        lines.append(_fact("holder", owner_text(info.owner)))
         lines.append(_fact("holder id", clean(info.holder or ""), "dim"))
         lines.append(_fact("held for", held if info.held_for is not None else "unknown"))
         if info.ttl_left is None:
-            lines.append(_fact("ttl left", "none: if its holder dies, nobody frees it but lockfast break", "red"))
+            lines.append(_fact("ttl left", "none: if the holder dies, use lockfast force-release", "red"))
         else:
             lines.append(_fact("ttl left", left))
+    else:
+        lines.append(_fact("state", "free", "green"))
     lines.append(_fact("fence", "never granted by lockfast" if info.fence is None else str(info.fence)))
     return lines
 
 
-def _state(info: LockInfo) -> tuple[str, str]:
-    if not info.locked:
-        return "free", "green"
-    return ("held", "yellow") if info.owner is not None else ("held by another program than lockfast", "yellow")
-
-
-def _fact(what: str, value: str, style: str = "") -> Line:
-    return [(f"  {what:<11}", "dim"), (value, style)]
-
-
-def queue(info: LockInfo, most: int | None) -> list[Line]:
-    """Who waits, first come first."""
+def _queue(info: LockInfo, limit: int | None) -> list[Line]:
     if not info.waiting:
-        return [_fact("waiting", "nobody")]
-    shown = info.waiters[:most]
-    lines = [_fact("waiting", str(info.waiting), "yellow"), *(_place(at, one) for at, one in enumerate(shown, 1))]
+        return [_fact("waiting", "none")]
+    shown = info.waiters[:limit]
+    lines: list[Line] = [_fact("waiting", str(info.waiting), "yellow")]
+    for position, waiter in enumerate(shown, 1):
+        waited = f", for {duration(waiter.waiting_for)}"
+        lines.append([(f"  {position:>9}  ", "dim"), (owner_text(waiter.owner), ""), (waited, "dim")])
     if info.waiting > len(shown):
         lines.append([(f"  {'':<11}and {info.waiting - len(shown)} more", "dim")])
     return lines
 
 
-def _place(place: int, waiter: WaiterInfo) -> Line:
-    return [(f"  {place:>9}  ", "dim"), (who(waiter.owner), ""), (f", for {ago(waiter.waiting_for)}", "dim")]
+def _fact(label: str, value: str, style: str = "") -> Line:
+    return [(f"  {label:<11}", "dim"), (value, style)]

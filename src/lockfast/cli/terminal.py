@@ -1,18 +1,21 @@
-"""What is printed, and on what: a terminal that can redraw and colour, or a file that gets plain lines.
+"""Text on a terminal or in a file: styles, lines that are redrawn, the full screen, and keys.
 
-Rules kept here: escape codes go to a terminal only, and never when TERM is dumb or CI is set; NO_COLOR takes the
-colours and leaves the redrawing; a line that is drawn again is clipped, because a wrapped one could not be drawn
-over; the cursor comes back however a block ends.
+Rules:
+- Escape codes go only to a terminal, and never if TERM is dumb or CI is set. NO_COLOR disables styles, not redrawing.
+- A redrawn line is clipped: a wrapped line could not be overwritten.
+- The cursor, the screen and the keyboard mode are restored however a block ends.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import sys
+import termios
 import textwrap
+import tty
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self, TextIO
 
 Piece = tuple[str, str]
@@ -20,93 +23,144 @@ Piece = tuple[str, str]
 Line = Sequence[Piece]
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-WIDEST_TEXT = 96
+MAX_TEXT_WIDTH = 96
 """Columns beyond which running text is hard to read."""
 UNKNOWN_SIZE = (80, 24)
-LEAST_SIZE = (40, 10)
+MIN_SIZE = (40, 10)
 """Columns and lines below which nothing is redrawn."""
 NBSP = "\u00a0"
+"""A space that never ends a line."""
+ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 class Terminal:
-    """One output stream and what it can show."""
+    """One output stream and what it can display."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stdout if stream is None else stream
         self.live = _can_redraw(self.stream)
-        self.flavours = self.live and not os.environ.get("NO_COLOR")
-        self.symbols = _can_write(self.stream, "█░✓✗·")
+        self.color = self.live and not os.environ.get("NO_COLOR")
+        self.symbols = _can_encode(self.stream, "█░✓✗·")
 
     @property
     def width(self) -> int:
-        """Columns to use; asked again each time, for windows change."""
-        return shutil.get_terminal_size(UNKNOWN_SIZE).columns if self.live else WIDEST_TEXT
+        """Columns to use now; the user may resize the window."""
+        return shutil.get_terminal_size(UNKNOWN_SIZE).columns if self.live else MAX_TEXT_WIDTH
+
+    @property
+    def height(self) -> int:
+        return shutil.get_terminal_size(UNKNOWN_SIZE).lines
 
     def say(self, text: str = "", style: str = "", *, indent: str = "", hang: str | None = None) -> None:
-        """Print a paragraph, wrapped; its lines after the first begin with `hang`. NBSP is a space that never ends a
-        line."""
-        width = max(20, min(self.width - 1, WIDEST_TEXT))
+        """Print a wrapped paragraph; `hang` indents every line after the first."""
+        width = max(20, min(self.width - 1, MAX_TEXT_WIDTH))
         hang = indent if hang is None else hang
         wrapped = textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False)
         self.lines([[(line.replace(NBSP, " "), style)] for line in wrapped or [""]])
 
     def lines(self, lines: Sequence[Line]) -> None:
-        """Print lines as they are."""
-        self.stream.write("".join(self.rendered(line) + "\n" for line in lines))
-        self.stream.flush()
+        """Print lines unwrapped."""
+        self.write("".join(self.rendered(line) + "\n" for line in lines))
 
     def rendered(self, line: Line) -> str:
-        """One line as it is written, coloured if that can be."""
-        if not self.flavours:
+        if not self.color:
             return "".join(text for text, _ in line)
         return "".join(f"\x1b[{STYLES[style]}m{text}\x1b[0m" if style else text for text, style in line)
 
+    def write(self, text: str) -> None:
+        self.stream.write(text)
+        self.stream.flush()
+
 
 class Block:
-    """Lines that are drawn again in the same place; where that cannot be, only the last drawing is printed."""
+    """Lines redrawn in place. A stream that cannot redraw gets only the last version, at the end."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._last: Sequence[Line] = ()
-        self._drawn = 0
+        self._height = 0
 
     def draw(self, lines: Sequence[Line]) -> None:
-        """Show these lines instead of those before."""
         self._last = lines
         if not self._terminal.live:
             return
-        up = f"\x1b[{self._drawn}A" if self._drawn else ""
-        room = self._terminal.width - 1
-        written = "".join(f"\r{self._terminal.rendered(clipped(line, room))}\x1b[K\n" for line in lines)
-        self._drawn = len(lines)
-        self._terminal.stream.write(up + written + "\x1b[J")
-        self._terminal.stream.flush()
+        up = f"\x1b[{self._height}A" if self._height else ""
+        width = self._terminal.width - 1
+        written = "".join(f"\r{self._terminal.rendered(clipped(line, width))}\x1b[K\n" for line in lines)
+        self._height = len(lines)
+        self._terminal.write(up + written + "\x1b[J")
 
     def __enter__(self) -> Self:
         if self._terminal.live:
-            self._terminal.stream.write("\x1b[?25l")
+            self._terminal.write("\x1b[?25l")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._terminal.live:
-            self._terminal.stream.write("\x1b[?25h")
-            self._terminal.stream.flush()
+            self._terminal.write("\x1b[?25h")
         elif kind is None:
             self._terminal.lines(self._last)
 
 
-def clipped(line: Line, room: int) -> Line:
-    """As much of a line as `room` columns hold.
+class Screen:
+    """The whole terminal; leaving restores its earlier content."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+
+    def __enter__(self) -> Self:
+        self.terminal.write(ENTER_SCREEN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.terminal.write(LEAVE_SCREEN)
+
+    def draw(self, lines: Sequence[Line]) -> None:
+        """Replace the whole content."""
+        width = self.terminal.width - 1
+        drawn = "\x1b[K\n".join(self.terminal.rendered(clipped(line, width)) for line in lines)
+        self.terminal.write("\x1b[H" + drawn + "\x1b[K\x1b[J")
+
+
+class Keys:
+    """Single key presses, without echo. Ctrl-C is a key like any other."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._fd = stream.fileno()
+        self._before = termios.tcgetattr(self._fd)
+
+    def __enter__(self) -> Self:
+        tty.setraw(self._fd, termios.TCSADRAIN)
+        mode = termios.tcgetattr(self._fd)
+        mode[1] |= termios.OPOST  # output still needs its carriage returns
+        termios.tcsetattr(self._fd, termios.TCSADRAIN, mode)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+
+    def pressed(self, seconds: float) -> str:
+        """Wait up to `seconds` for keys. Escape sequences, such as arrow keys, are dropped."""
+        ready, _, _ = select.select([self._fd], [], [], max(0.0, seconds))
+        if not ready:
+            return ""
+        data = os.read(self._fd, 1024)
+        if not data:
+            return "q"  # the terminal is closed
+        text = data.decode("utf-8", "replace")
+        return "" if text.startswith("\x1b") and len(text) > 1 else text
+
+
+def clipped(line: Line, width: int) -> Line:
+    """Cut a line to `width` columns.
 
     >>> clipped([("worker ", ""), ("waiting", "dim")], 9)
     [('worker ', ''), ('wa', 'dim')]
     """
     pieces = []
     for text, style in line:
-        pieces.append((text[:room], style))
-        room -= len(pieces[-1][0])
+        pieces.append((text[:width], style))
+        width -= len(pieces[-1][0])
     return pieces
 
 
@@ -114,10 +168,10 @@ def _can_redraw(stream: TextIO) -> bool:
     if not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI"):
         return False
     size = shutil.get_terminal_size(UNKNOWN_SIZE)
-    return size.columns >= LEAST_SIZE[0] and size.lines >= LEAST_SIZE[1]
+    return size.columns >= MIN_SIZE[0] and size.lines >= MIN_SIZE[1]
 
 
-def _can_write(stream: TextIO, text: str) -> bool:
+def _can_encode(stream: TextIO, text: str) -> bool:
     try:
         text.encode(stream.encoding or "ascii")
     except (LookupError, UnicodeEncodeError):

@@ -1,7 +1,7 @@
 """`lockfast top`: a live view of the locks.
 
-Rules kept here: the terminal is left as it was found, however it ends; a store that stops answering is said in one line
-and asked again; without a terminal one picture is printed and that is all.
+If the store stops answering, the view keeps the last sample, shows the error in one line and polls again. Without a
+terminal it prints the table once and exits.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import lockfast
-from lockfast.cli.common import add_store, connect
-from lockfast.cli.keys import Keys, Screen
-from lockfast.cli.table import SORTS, lock_table, sorted_by
-from lockfast.cli.terminal import Line, Terminal, clipped
+from lockfast.cli.arguments import add_store, connect
+from lockfast.cli.terminal import Keys, Line, Screen, Terminal
+from lockfast.cli.view import SORTS, lock_table
 from lockfast.errors import StoreError
 from lockfast.values import LockInfo, clean
 
 EVERY = 1.0
+"""Seconds between two samples."""
 HEADER_AND_FOOTER = 5
 SORT_KEYS = {"w": "waiting", "a": "age", "n": "name"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Watch the locks: who holds them, for how long, who waits, and how often they change hands.\n\n"
-        "keys: w a n  sort by waiters, age, name    /  filter by name    f  free ones too    q  quit"
+        "Watch the locks: holders, hold times, queues, and how often locks are handed off.\n\n"
+        "keys: w a n  sort by waiters, age, name    /  filter by name    f  include free locks    q  quit"
     )
     parser.epilog = "examples:\n  $ lockfast top\n  $ lockfast top 'report:*' --sort age --every 0.5"
-    parser.add_argument("pattern", nargs="?", default="*", help="a name, or a pattern with * ? [ab]")
+    parser.add_argument("pattern", nargs="?", default="*", help="a name, or a quoted pattern with * ? [ab]")
     parser.add_argument("--sort", choices=list(SORTS), default="waiting", help="by name, age or number of waiters")
-    parser.add_argument("--every", type=_interval, default=EVERY, metavar="SECONDS", help="time between two looks")
+    parser.add_argument("--every", type=_interval, default=EVERY, metavar="SECONDS", help="time between samples")
     add_store(parser, as_json=False)
 
 
@@ -51,11 +51,11 @@ class Sample(NamedTuple):
     at: float
 
 
-def changes_per_second(before: Sample, after: Sample) -> float:
-    """How often locks changed hands at the least: between two looks a lock may have done so more than once.
+def handoff_rate(before: Sample, after: Sample) -> float:
+    """Hand-offs per second: a lower bound, since a lock may be granted several times between two samples.
 
     >>> old = Sample([LockInfo("a", "x", fence=1), LockInfo("b", "y", fence=5)], 10.0)
-    >>> changes_per_second(old, Sample([LockInfo("a", "z", fence=9), LockInfo("b", "y", fence=5)], 12.0))
+    >>> handoff_rate(old, Sample([LockInfo("a", "z", fence=9), LockInfo("b", "y", fence=5)], 12.0))
     0.5
     """
     fences = {info.name: info.fence for info in before.infos}
@@ -64,62 +64,61 @@ def changes_per_second(before: Sample, after: Sample) -> float:
 
 
 class View:
-    """What is shown, and how. `typing` is the filter while somebody types it."""
+    """State of the screen. `filter_input` is the filter while the user types it, else None."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.pattern: str = args.pattern
         self.sort: str = args.sort
         self.free = False
-        self.typing: str | None = None
-        self.trouble = ""
+        self.filter_input: str | None = None
+        self.error = ""
         self.rate = 0.0
         self.sample = Sample([], time.monotonic())
 
-    def look(self, locks: lockfast.Locks) -> None:
-        """Take a new sample; a store that does not answer leaves the old one."""
+    def refresh(self, locks: lockfast.Locks) -> None:
+        """Take a new sample; if the store does not answer, keep the old one."""
         try:
             infos = list(locks.list(self.pattern, free=True))
         except StoreError as error:
-            self.trouble = str(error)
+            self.error = str(error)
             return
         sample = Sample(infos, time.monotonic())
-        self.trouble = ""
-        self.rate = changes_per_second(self.sample, sample)
+        self.error = ""
+        self.rate = handoff_rate(self.sample, sample)
         self.sample = sample
 
     def press(self, key: str) -> bool:
-        """Act on a key; False to quit."""
-        if self.typing is not None:
-            self._type(key)
+        """Handle a key; return False to quit."""
+        if self.filter_input is not None:
+            self._edit_filter(self.filter_input, key)
             return True
         if key in SORT_KEYS:
             self.sort = SORT_KEYS[key]
         elif key == "f":
             self.free = not self.free
         elif key == "/":
-            self.typing = "" if self.pattern == "*" else self.pattern
+            self.filter_input = "" if self.pattern == "*" else self.pattern
         return key not in ("q", "\x1b", "\x03")
 
-    def _type(self, key: str) -> None:
-        text = self.typing or ""
+    def _edit_filter(self, text: str, key: str) -> None:
         if key in ("\r", "\n"):
             plain = text and not any(char in "*?[" for char in text)
             self.pattern = f"*{text}*" if plain else text or "*"
-            self.typing = None
+            self.filter_input = None
         elif key == "\x1b":
-            self.typing = None
+            self.filter_input = None
         elif key in ("\x7f", "\b"):
-            self.typing = text[:-1]
+            self.filter_input = text[:-1]
         elif key.isprintable():
-            self.typing = text + key
+            self.filter_input = text + key
 
     def drawing(self, terminal: Terminal, height: int | None = None) -> list[Line]:
-        """The picture, no more than `height` lines of it."""
+        """The heading and the table, in at most `height` lines."""
         infos = [info for info in self.sample.infos if self.free or info.locked or info.waiting]
-        rows = lock_table(terminal, sorted_by(infos, self.sort))
-        room = len(rows) if height is None else max(1, height - HEADER_AND_FOOTER)
-        hidden = len(rows) - room
-        lines = [self._heading(infos), [], *rows[:room]]
+        rows = lock_table(terminal, sorted(infos, key=SORTS[self.sort]))
+        limit = len(rows) if height is None else max(1, height - HEADER_AND_FOOTER)
+        hidden = len(rows) - limit
+        lines = [self._heading(infos), [], *rows[:limit]]
         if hidden > 0:
             lines[-1] = [(f"and {hidden + 1} more", "dim")]
         return lines
@@ -130,7 +129,7 @@ class View:
         heading: list[tuple[str, str]] = [
             ("lockfast", "bold"),
             (f"  {held} held, {waiting} waiting, ", ""),
-            (f"{self.rate:.1f} hand-overs/s or more", "cyan"),
+            (f"at least {self.rate:.1f} hand-offs/s", "cyan"),
             (f"  by {self.sort}", "dim"),
         ]
         if self.pattern != "*":
@@ -138,11 +137,11 @@ class View:
         return heading
 
     def footer(self) -> Line:
-        if self.typing is not None:
-            return [("filter: ", "bold"), (clean(self.typing) + "_", "")]
-        if self.trouble:
-            return [(clean(self.trouble), "red")]
-        return [("w a n sort   / filter   f free ones too   q quit", "dim")]
+        if self.filter_input is not None:
+            return [("filter: ", "bold"), (clean(self.filter_input) + "_", "")]
+        if self.error:
+            return [(clean(self.error), "red")]
+        return [("w a n sort   / filter   f include free locks   q quit", "dim")]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -150,33 +149,31 @@ def run(args: argparse.Namespace) -> int:
     with connect(args) as locks:
         view = View(args)
         if not (terminal.live and sys.stdin.isatty()):
-            terminal.lines(_one(view, locks, terminal))
+            terminal.lines(_snapshot(view, locks, terminal))
             return 0
         with Keys(sys.stdin) as keys, Screen(terminal) as screen:
-            return _live(args, view, locks, keys, screen)
+            return _live(args.every, view, locks, keys, screen)
 
 
-def _one(view: View, locks: lockfast.Locks, terminal: Terminal) -> list[Line]:
-    """One picture, from two looks."""
+def _snapshot(view: View, locks: lockfast.Locks, terminal: Terminal) -> list[Line]:
+    """The table once; the hand-off rate needs two samples."""
     for _ in range(2):
-        view.look(locks)
-        if view.trouble:
-            raise StoreError(view.trouble)
+        view.refresh(locks)
+        if view.error:
+            raise StoreError(view.error)
         time.sleep(0.2)
     return view.drawing(terminal)
 
 
-def _live(args: argparse.Namespace, view: View, locks: lockfast.Locks, keys: Keys, screen: Screen) -> int:
-    next_look = 0.0
+def _live(every: float, view: View, locks: lockfast.Locks, keys: Keys, screen: Screen) -> int:
+    refresh_at = 0.0
     while True:
-        if time.monotonic() >= next_look:
-            view.look(locks)
-            next_look = time.monotonic() + args.every
-        width, height = screen.size
-        lines = [*view.drawing(screen.terminal, height), [], view.footer()]
-        screen.draw([clipped(line, width - 1) for line in lines])
-        for key in keys.pressed(next_look - time.monotonic()):
+        if time.monotonic() >= refresh_at:
+            view.refresh(locks)
+            refresh_at = time.monotonic() + every
+        screen.draw([*view.drawing(screen.terminal, screen.terminal.height), [], view.footer()])
+        for key in keys.pressed(refresh_at - time.monotonic()):
             if not view.press(key):
                 return 0
             if key in "\r\n":
-                next_look = 0.0
+                refresh_at = 0.0

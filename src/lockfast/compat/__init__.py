@@ -1,1 +1,1 @@
-"""Drop-in faces for people who come from other libraries: their names, lockfast behind them."""
+"""Drop-in replacements for the locks of other libraries."""

@@ -1,14 +1,14 @@
-"""Keys of Redis or Valkey that refuse late writers: each command goes through one script that looks at the fence first.
+"""Keys of Redis or Valkey that refuse late writers: one script checks the fence and runs the command.
 
-Rules kept here:
+Rules:
 
-- The greatest fence seen stands in a key of its own next to the data, in the same cluster slot. Reading through here
-  raises it too, so that no older holder can write between a read and the write that follows.
-- One guard for each key, or with `guard` one for all keys of a resource: what is changed together needs one guard.
-- The guard is kept for ever, unless `keep` says for how long after the last use: a holder that is stopped for longer
-  than that is not refused.
+- The greatest fence seen is in a guard key next to the data, in the same cluster slot. A read raises it too, so that
+  no older holder can write between the read and the next write.
+- Each key has its own guard unless `guard` names one for all keys of a resource: data that changes together needs one
+  guard.
+- The guard never expires, unless `keep` gives a time after its last use. A holder that pauses for longer is accepted.
 
-Not guaranteed: anything against writers that do not come through here.
+Not guaranteed: protection from writers that do not use this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from math import ceil
 from typing import Any
 
 from lockfast.errors import ConfigurationError
-from lockfast.fenced.fences import Fenced, fence_of, refused
+from lockfast.fenced import Fenced, fence_of, refused
 from lockfast.stores.redis.keys import companion
 from lockfast.values import Seconds, seconds, shown
 
@@ -32,7 +32,7 @@ def _script() -> str:
 
 
 class BaseWriter:
-    """What a writer is in both colours. `client` is one of redis-py or valkey-py, with any `decode_responses`."""
+    """The rules of a writer. `client` is one of redis-py or valkey-py, with any `decode_responses`."""
 
     def __init__(
         self, client: Any, fence: Fenced | int, *, guard: str | None = None, keep: Seconds | None = None
@@ -48,7 +48,7 @@ class BaseWriter:
         guard = companion((self._guard or key).encode(), b"f")
         return self._run(keys=[key, guard], args=[self._fence, self._keep, command, *args])
 
-    def _reply(self, key: str, answer: Any) -> Any:
+    def _checked(self, key: str, answer: Any) -> Any:
         done, reply = answer
         if not int(done):
             raise refused(key, self._fence, int(reply))
@@ -59,7 +59,7 @@ class BaseWriter:
 
 
 class Writer(BaseWriter):
-    """Writes under one fence, for threads; make one for each time that the lock was got.
+    """Writes under one fence, for threads; make a new one for each lease.
 
     >>> Writer(None, 7)
     Traceback (most recent call last):
@@ -67,45 +67,40 @@ class Writer(BaseWriter):
     """
 
     def call(self, command: str, key: str, *args: Value) -> Any:
-        """Any command on one key, such as `call("HSET", "doc:7", "title", "new")`; the server's reply as it is."""
-        return self._reply(key, self._call(command, key, args))
+        """Run any command on one key, such as `call("HSET", "doc:7", "title", "new")`; return the server's reply."""
+        return self._checked(key, self._call(command, key, args))
 
     def get(self, key: str) -> Any:
-        """The value, or None; from now on older holders are refused."""
+        """The value or None. From now on older fences are refused."""
         return self.call("GET", key)
 
     def set(self, key: str, value: Value, *options: Value) -> Any:
-        """SET, with options as the server knows them: `set("a", 1, "EX", 60)`."""
+        """SET with the server's options: `set("a", 1, "EX", 60)`."""
         return self.call("SET", key, value, *options)
 
     def hset(self, key: str, fields: dict[str, Value]) -> int:
-        """Set fields of a hash; how many were new."""
+        """Set fields of a hash; return how many are new."""
         return int(self.call("HSET", key, *(part for pair in fields.items() for part in pair)))
 
     def delete(self, key: str) -> bool:
-        """Remove the key; whether it was there."""
+        """Delete the key; return whether it existed."""
         return bool(self.call("DEL", key))
 
 
 class AsyncWriter(BaseWriter):
-    """Writes under one fence, for asyncio: the same names, awaited."""
+    """Writes under one fence, for asyncio: the methods of `Writer`, awaited."""
 
     async def call(self, command: str, key: str, *args: Value) -> Any:
-        """Any command on one key; the server's reply as it is."""
-        return self._reply(key, await self._call(command, key, args))
+        return self._checked(key, await self._call(command, key, args))
 
     async def get(self, key: str) -> Any:
-        """The value, or None; from now on older holders are refused."""
         return await self.call("GET", key)
 
     async def set(self, key: str, value: Value, *options: Value) -> Any:
-        """SET, with options as the server knows them."""
         return await self.call("SET", key, value, *options)
 
     async def hset(self, key: str, fields: dict[str, Value]) -> int:
-        """Set fields of a hash; how many were new."""
         return int(await self.call("HSET", key, *(part for pair in fields.items() for part in pair)))
 
     async def delete(self, key: str) -> bool:
-        """Remove the key; whether it was there."""
         return bool(await self.call("DEL", key))

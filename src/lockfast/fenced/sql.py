@@ -1,20 +1,16 @@
-"""Rows of SQLite or PostgreSQL that refuse late writers: through any DB-API connection, or SQLAlchemy.
+"""Rows of SQLite or PostgreSQL that refuse late writers, through any DB-API connection or SQLAlchemy.
 
-Two ways:
+- `Guard`: a table with one row per resource and the greatest fence seen. Call `check` first in the transaction that
+  writes: all its writes, in any table, are then committed under that fence or not at all.
+- `update_row`: the fence is a column of the protected row; one UPDATE checks and writes.
 
-- A guard table (`Guard`): one row for each resource, with the greatest fence seen. `check` it first in the transaction
-  that writes; whatever the transaction then does to whatever tables, it is committed under that fence or not at all.
-- A column (`update_row`): the fence stands in the protected row itself, and one UPDATE both checks and writes.
+Rules:
 
-Rules kept here:
+- The transaction is the caller's: nothing is committed or rolled back here. After `StaleFence`, roll it back.
+- `check` locks the guard's row (in SQLite the file) until the transaction ends, so it still holds at the commit.
+- Table and column names are quoted, values are parameters.
 
-- Nothing is committed or rolled back here: the transaction is the caller's, and `StaleFence` is its reason to end it.
-- Who has checked has the guard's row locked until its transaction ends (SQLite: the file), so the check still holds
-  when it commits.
-- Names of tables and columns are quoted, and values always travel as parameters.
-
-Not guaranteed: anything on a connection that commits each statement by itself (autocommit): there the check and the
-write are two transactions, so only `update_row` is safe.
+Not guaranteed: `Guard` on an autocommit connection, where check and write are two transactions. Use `update_row` there.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockfast.errors import ConfigurationError
-from lockfast.fenced.fences import Fenced, fence_of, refused
+from lockfast.fenced import Fenced, fence_of, refused
 from lockfast.values import shown
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
@@ -33,7 +29,7 @@ _PARAMETER = re.compile(r":(\w+)")
 
 
 class Guard:
-    """The greatest fence seen of each resource, in a table of their own.
+    """A table with the greatest fence seen of each resource.
 
     >>> import sqlite3
     >>> db = sqlite3.connect(":memory:")
@@ -42,23 +38,23 @@ class Guard:
     >>> guard.check(db, "file:9527", 7)
     >>> guard.check(db, "file:9527", 6)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    lockfast.errors.StaleFence: The write to 'file:9527' was refused: it came with fence 6, ...
+    lockfast.errors.StaleFence: The write to 'file:9527' was refused: it has fence 6, ...
     """
 
     def __init__(self, table: str = "lockfast_fence") -> None:
         self._table = _quoted(table)
 
     def create(self, connection: Any) -> None:
-        """Make the table, if it is not there. Needs the right to; or put the statement into your migrations."""
+        """Create the table if it does not exist. Or add `schema` to your migrations."""
         _execute(connection, self.schema, {})
 
     @property
     def schema(self) -> str:
-        """The statement that makes the table."""
+        """The statement that creates the table."""
         return f"CREATE TABLE IF NOT EXISTS {self._table} (name VARCHAR(1024) PRIMARY KEY, fence BIGINT NOT NULL)"
 
     def check(self, connection: Any, name: str, fence: Fenced | int) -> None:
-        """Raise `StaleFence` if a later holder has been here; from now on older ones are refused."""
+        """Raise `StaleFence` if a greater fence was here; from now on smaller fences are refused."""
         number = fence_of(fence)
         changed = _execute(
             connection,
@@ -80,7 +76,7 @@ def update_row(
     *,
     column: str = "fence",
 ) -> bool:
-    """Change the row that `where` finds, unless its fence column has a greater one; False when there is no such row.
+    """Update the row that `where` selects, unless its fence is greater; return False if there is no such row.
 
     >>> import sqlite3
     >>> db = sqlite3.connect(":memory:")
@@ -90,10 +86,10 @@ def update_row(
     True
     >>> update_row(db, "files", {"name": "9527"}, {"body": "late"}, 6)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    lockfast.errors.StaleFence: The write to 'files' was refused: it came with fence 6, ...
+    lockfast.errors.StaleFence: The write to 'files' was refused: it has fence 6, ...
     """
     if not where or not values:
-        raise ConfigurationError("update_row() needs at least one column to find the row by, and one to change.")
+        raise ConfigurationError("update_row() needs at least one column in `where` and one in `values`.")
     number, guard, target = fence_of(fence), _quoted(column), _quoted(table)
     found = {f"w{at}": value for at, value in enumerate(where.values())}
     new = {f"v{at}": value for at, value in enumerate(values.values())}
@@ -106,18 +102,18 @@ def update_row(
     if row is None:
         return False
     if row[0] is None:
-        raise ConfigurationError(f"The column {shown(column)} of {shown(table)} is NULL; give it a default of 0.")
+        raise ConfigurationError(f"The column {shown(column)} of {shown(table)} is NULL; set its default to 0.")
     raise refused(table, number, row[0])
 
 
 def _quoted(name: object) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ConfigurationError(f"The name of a table or column is letters, digits and _, not {shown(name)}.")
+        raise ConfigurationError(f"The name of a table or column has letters, digits and _, not {shown(name)}.")
     return ".".join(f'"{part}"' for part in name.split("."))
 
 
 def _execute(connection: Any, statement: str, values: dict[str, Any]) -> Any:
-    """Run a statement with `:named` parameters on whatever the caller has; something with rows and a rowcount."""
+    """Run a statement with `:named` parameters; return a cursor or result with rows and a rowcount."""
     if _is_sqlalchemy(connection):
         from sqlalchemy import text
 
@@ -132,18 +128,18 @@ def _is_sqlalchemy(connection: Any) -> bool:
     kind = type(connection)
     if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in kind.__mro__):
         raise ConfigurationError(
-            "An asyncio connection of SQLAlchemy runs this with: await connection.run_sync(lambda sync: ...)."
+            "This is an asyncio connection of SQLAlchemy: use await connection.run_sync(lambda sync: ...)."
         )
     return any(base.__module__.startswith("sqlalchemy.") for base in kind.__mro__)
 
 
 def _style(connection: Any) -> str:
-    """How the driver wants its parameters; its module says so."""
+    """The parameter style of the driver."""
     module = sys.modules.get(type(connection).__module__.partition(".")[0])
     style = getattr(module, "paramstyle", None)
     if style not in ("qmark", "named", "format", "pyformat"):
         raise ConfigurationError(
-            f"This needs a connection or cursor of a DB-API driver, or of SQLAlchemy, not {shown(type(connection))}."
+            f"Pass a connection or cursor of a DB-API driver or of SQLAlchemy, not {shown(type(connection))}."
         )
     return str(style)
 

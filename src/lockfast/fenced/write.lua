@@ -1,8 +1,8 @@
--- Run one command on one key, unless a holder with a greater fence has been there.
--- KEYS  1 key, 2 guard (string: the greatest fence seen)
--- ARGV  1 fence, 2 milliseconds for which the guard is kept after this ('' for ever), 3 command, 4... what follows the key
--- Gives {1, the command's reply}, or {0, the greatest fence seen} and changes nothing.
--- A command that fails raises its error; the fence counts all the same, since its holder has been there.
+-- Run one command on one key, unless the guard has a greater fence.
+-- KEYS     1 key, 2 guard (string: the greatest fence seen)
+-- ARGV     1 fence, 2 guard ttl in ms ('' for none), 3 command, 4... arguments after the key
+-- returns  {1, the command's reply}, or {0, the greatest fence seen} if refused; then nothing is changed
+-- If the command fails, its error is raised, but the fence is stored: its holder was here.
 -- Fences are below 2^53, so exact in a Lua number.
 
 local newest = redis.call('GET', KEYS[2])

@@ -1,8 +1,6 @@
-"""`lockfast demo`: what a lock is for, seen with one's own eyes.
+"""`lockfast demo`: four processes increment one counter without a lock, with it, and while one of them is killed.
 
-- `command.py`: the options, the temporary folder, and how it all ends
-- `acts.py`: the three acts and how they are played; `scene.py` is what is known of the act that is on
-- `screen.py`: what is shown while an act is on; `verdict.py`: what is said after it
-- `crew.py`: the worker processes as the parent sees them; `worker.py`: one of them; `messages.py`: what they say
-- `counter.py`: the file that they all write
+- `command.py`: options, the three acts, how one is played
+- `scene.py`: the state of the current act; `report.py`: how it is shown and summed up
+- `crew.py`: the worker processes, seen from the parent; `worker.py`: one of them, its messages and the counter file
 """

@@ -1,6 +1,6 @@
-"""The workers as their parent sees them: started, heard, killed, and none of them left behind.
+"""The worker processes, seen from the parent: start, receive, kill, and leave none behind.
 
-They are in process groups of their own: a Ctrl-C in the terminal is for the parent, which ends them by their pids.
+Each worker has its own process group: Ctrl-C reaches only the parent, which ends the workers by pid.
 """
 
 from __future__ import annotations
@@ -13,34 +13,33 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
-from lockfast.cli.demo.messages import FAILED, READY, Order, decode, encode
+from lockfast.cli.demo.worker import FAILED, READY, Order, decode, encode
 from lockfast.errors import LockError
 from lockfast.values import clean
 
 SILENCE = 40.0
-"""Seconds without a word from any worker after which something is wrong."""
-FAREWELL = 2.0
-"""Seconds that the workers get to leave by themselves."""
+"""Seconds without any message after which the demo gives up."""
+EXIT_TIMEOUT = 2.0
+"""Seconds that the workers have to exit by themselves."""
 
 
-def _piped(stream: IO[bytes] | None) -> IO[bytes]:
+def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
     if stream is None:
         raise RuntimeError("A worker was started without a pipe.")
     return stream
 
 
 class Worker:
-    """One process. `alive` is false once we have killed it: then the end of its pipe is no surprise."""
+    """One process. `alive` is false once the parent has killed it: then the end of its pipe is no error."""
 
     def __init__(self, number: int, counter: Path, url: str) -> None:
         self.number = number
         self.alive = True
-        self._complaints = counter.with_name(f"worker-{number}.log")
+        self._log = counter.with_name(f"worker-{number}.log")
         self._unread = b""
-        with self._complaints.open("wb") as log:
+        with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "lockfast.cli.demo.worker", str(counter)],
                 stdin=subprocess.PIPE,
@@ -48,37 +47,36 @@ class Worker:
                 stderr=log,
                 bufsize=0,
                 process_group=0,
-                # A worker imports what its parent does, wherever that came from.
+                # The worker imports the same lockfast as its parent.
                 env={**os.environ, "LOCKFAST_URL": url, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
-        self._input, self._output = _piped(self.process.stdin), _piped(self.process.stdout)
+        self._input, self._output = _pipe(self.process.stdin), _pipe(self.process.stdout)
 
     @property
-    def pipe(self) -> int:
+    def fd(self) -> int:
         return self._output.fileno()
 
-    def tell(self, order: Order) -> None:
+    def order(self, order: Order) -> None:
         try:
             self._input.write(encode("order", order))
         except BrokenPipeError:
-            raise self.death() from None
+            raise self._exited() from None
 
-    def heard(self) -> Iterator[tuple[str, Any]]:
-        """What has come in since; to be called when there is something to read."""
-        new = os.read(self.pipe, 65536)
+    def messages(self) -> Iterator[tuple[str, Any]]:
+        """The new messages. Blocks unless the pipe is readable."""
+        new = os.read(self.fd, 65536)
         if not new and self.alive:
-            raise self.death()
+            raise self._exited()
         *lines, self._unread = (self._unread + new).split(b"\n")
         for line in lines:
-            word, what = decode(line)
-            if word == FAILED:
-                raise LockError(f"Worker {self.number} gave up: {what}")
-            yield word, what
+            kind, value = decode(line)
+            if kind == FAILED:
+                raise LockError(f"Worker {self.number} failed: {value}")
+            yield kind, value
 
-    def death(self) -> LockError:
-        """Why it is no longer there, as far as it could say so."""
-        last = self._complaints.read_text(errors="replace").splitlines()[-1:] or ["it left no word"]
-        return LockError(f"Worker {self.number} ended by itself, so the demo cannot go on: {clean(last[0])}.")
+    def _exited(self) -> LockError:
+        last = self._log.read_text(errors="replace").splitlines()[-1:] or ["it printed no error"]
+        return LockError(f"Worker {self.number} exited unexpectedly, so the demo ends: {clean(last[0])}.")
 
     def kill(self) -> None:
         self.alive = False
@@ -87,13 +85,13 @@ class Worker:
             self.process.wait()
 
     def dismiss(self) -> None:
-        """Let it know that there is nothing left to do."""
+        """Close its stdin, which makes it exit."""
         self._input.close()
 
     def close(self) -> None:
-        """See that it is gone."""
+        """Wait for its exit, and kill it if that takes too long."""
         try:
-            self.process.wait(FAREWELL if self.alive else 0)
+            self.process.wait(EXIT_TIMEOUT if self.alive else 0)
         except subprocess.TimeoutExpired:
             pass
         self.kill()
@@ -102,51 +100,49 @@ class Worker:
 
 
 class Crew:
-    """All workers. As a context manager it leaves none behind: on an error they are killed, else asked to leave."""
+    """All workers. Leaving the context ends them: by their stdin, or after an error by SIGKILL."""
 
     def __init__(self) -> None:
         self.workers: list[Worker] = []
         self._pipes = selectors.DefaultSelector()
-        self._heard_at = time.monotonic()
+        self._last_message_at = time.monotonic()
 
     def start(self, size: int, counter: Path, url: str) -> None:
-        """Start `size` workers and return when all are ready for an order."""
+        """Start `size` workers; return when all are ready."""
         for number in range(1, size + 1):
             self.workers.append(worker := Worker(number, counter, url))
-            self._pipes.register(worker.pipe, selectors.EVENT_READ, worker)
+            self._pipes.register(worker.fd, selectors.EVENT_READ, worker)
         ready = 0
         while ready < size:
-            ready += sum(word == READY for _, word, _ in self.hear(1.0))
+            ready += sum(kind == READY for _, kind, _ in self.receive(1.0))
 
     def order(self, orders: list[Order]) -> None:
         for worker, order in zip(self.workers, orders, strict=True):
-            worker.tell(order)
+            worker.order(order)
 
-    def hear(self, timeout: float) -> list[tuple[int, str, Any]]:
-        """What came in, as (index of the worker, word, what); empty when nothing came for `timeout` seconds."""
-        came_in: list[tuple[int, str, Any]] = []
+    def receive(self, timeout: float) -> list[tuple[int, str, Any]]:
+        """Wait up to `timeout` seconds for messages: (index of the worker, kind, value)."""
+        received: list[tuple[int, str, Any]] = []
         for key, _ in self._pipes.select(timeout):
             worker: Worker = key.data
-            came_in += [(worker.number - 1, word, what) for word, what in worker.heard()]
+            received += [(worker.number - 1, kind, value) for kind, value in worker.messages()]
         now = time.monotonic()
-        if came_in:
-            self._heard_at = now
-        elif now - self._heard_at > SILENCE:
-            raise LockError(f"No worker has said a word for {SILENCE:g} s, so the demo cannot go on.")
-        return came_in
+        if received:
+            self._last_message_at = now
+        elif now - self._last_message_at > SILENCE:
+            raise LockError(f"No worker sent a message for {SILENCE:g} s, so the demo ends.")
+        return received
 
     def kill(self, index: int) -> None:
-        """End a worker with SIGKILL, which it cannot answer."""
+        """End a worker with SIGKILL."""
         worker = self.workers[index]
-        self._pipes.unregister(worker.pipe)
+        self._pipes.unregister(worker.fd)
         worker.kill()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for worker in self.workers:
             if kind is None:
                 worker.dismiss()

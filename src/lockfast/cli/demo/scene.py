@@ -1,11 +1,9 @@
-"""What is known of the act that is on: who does what, who made how many turns, who was killed and who followed.
+"""The state of one act, computed from the workers' messages.
 
-Pure: it is told what the workers said and what time it is, and touches neither of them.
-
-    AT_WORK ─did→ AT_WORK                                  without a lock
-    WAITING ─holds→ HOLDING ─did→ WAITING                  with it
-    HOLDING ─stalls→ HOLDING ─killed→ KILLED               the victim
-    any ─done→ DONE
+WORKING ─did→ WORKING                                  without a lock
+WAITING ─holds→ HOLDING ─did→ WAITING                  with it
+HOLDING ─stalls→ HOLDING ─killed→ KILLED               the victim
+any ─done→ FINISHED
 """
 
 from __future__ import annotations
@@ -15,48 +13,48 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from lockfast.cli.demo.messages import DID, DONE, HOLDS, STALLS, Turn
+from lockfast.cli.demo.worker import DID, DONE, HOLDS, STALLS, Round
 
-AT_WORK, WAITING, HOLDING, FINISHED, KILLED = "at work", "waiting", "holding", "done", "killed"
+WORKING, WAITING, HOLDING, FINISHED, KILLED = "working", "waiting", "holding", "done", "killed"
 
 
 @dataclass
 class Scene:
-    """One act under way. `stalled_at`, `killed_at` and `followed_at` are None until it happens; `follower` is who
-    first held the lock after the kill."""
+    """One act. `stalled_at`, `killed_at` and `succeeded_at` are None until then; `successor` is the first worker that
+    held the lock after the kill."""
 
     size: int
-    times: int
+    rounds_each: int
     locked: bool
     states: list[str] = field(init=False)
-    turns: list[tuple[int, Turn]] = field(default_factory=list)
+    rounds: list[tuple[int, Round]] = field(default_factory=list)
     fence: int = 0
     victim: int | None = None
     stalled_at: float | None = None
     killed_at: float | None = None
-    follower: int | None = None
-    followed_at: float | None = None
+    successor: int | None = None
+    succeeded_at: float | None = None
 
     def __post_init__(self) -> None:
-        self.states = [WAITING if self.locked else AT_WORK] * self.size
+        self.states = [WAITING if self.locked else WORKING] * self.size
 
-    def hear(self, index: int, word: str, what: Any, now: float) -> None:
-        """A worker said something."""
-        if word == HOLDS:
+    def update(self, index: int, kind: str, value: Any, now: float) -> None:
+        """Apply a message of worker `index`."""
+        if kind == HOLDS:
             self.states[index] = HOLDING
-            self.fence = max(self.fence, what)
-            if self.killed_at is not None and self.followed_at is None:
-                self.follower, self.followed_at = index, now
-        elif word == DID:
-            self.states[index] = WAITING if self.locked else AT_WORK
-            self.turns.append((index, Turn(*what)))
-        elif word == STALLS:
+            self.fence = max(self.fence, value)
+            if self.killed_at is not None and self.succeeded_at is None:
+                self.successor, self.succeeded_at = index, now
+        elif kind == DID:
+            self.states[index] = WAITING if self.locked else WORKING
+            self.rounds.append((index, Round(*value)))
+        elif kind == STALLS:
             self.victim, self.stalled_at = index, now
-        elif word == DONE:
+        elif kind == DONE:
             self.states[index] = FINISHED
 
     def kill(self, now: float) -> None:
-        """The victim was killed."""
+        """Mark the victim as killed."""
         if self.victim is not None:
             self.states[self.victim] = KILLED
             self.killed_at = now
@@ -65,29 +63,30 @@ class Scene:
     def over(self) -> bool:
         return all(state in (FINISHED, KILLED) for state in self.states)
 
-    def did(self, index: int) -> int:
-        """How many turns this worker made."""
-        return sum(who == index for who, _ in self.turns)
+    def count(self, index: int) -> int:
+        """How many rounds worker `index` has finished."""
+        return sum(worker == index for worker, _ in self.rounds)
 
     def seconds(self) -> float:
-        """From the first turn's beginning to the last one's end."""
-        return max(turn.let_go_at for _, turn in self.turns) - min(turn.held_at for _, turn in self.turns)
+        """From the start of the first round to the end of the last."""
+        return max(one.released_at for _, one in self.rounds) - min(one.held_at for _, one in self.rounds)
 
-    def hand_over(self) -> float:
-        """Median seconds between one turn's end and the next one's beginning."""
-        turns = sorted(turn for _, turn in self.turns)
-        return statistics.median(later.held_at - turn.let_go_at for turn, later in pairwise(turns))
+    def handoff(self) -> float:
+        """Median seconds between the end of a round and the start of the next."""
+        rounds = sorted(one for _, one in self.rounds)
+        return statistics.median(later.held_at - one.released_at for one, later in pairwise(rounds))
 
-    def when_first_was_done(self) -> list[int]:
-        """What the others had made when the first worker was done: a measure of fairness."""
-        ends = [max(turn.let_go_at for who, turn in self.turns if who == index) for index in range(self.size)]
+    def counts_at_first_finish(self) -> list[int]:
+        """How many rounds the other workers had started when the first finished: a measure of fairness."""
+        ends = [max(one.released_at for worker, one in self.rounds if worker == index) for index in range(self.size)]
         first = ends.index(min(ends))
-        made = [
-            sum(who == index and turn.held_at < ends[first] for who, turn in self.turns) for index in range(self.size)
+        return [
+            sum(worker == index and one.held_at < ends[first] for worker, one in self.rounds)
+            for index in range(self.size)
+            if index != first
         ]
-        return made[:first] + made[first + 1 :]
 
     def fences(self) -> tuple[int, int, bool]:
-        """The first and the last fence, and whether each was above the one before it."""
-        fences = [turn.fence for _, turn in self.turns]
-        return min(fences), max(fences), all(turn.rose for _, turn in self.turns) and len(set(fences)) == len(fences)
+        """The smallest and the greatest fence, and whether the fence grew with every round."""
+        fences = [one.fence for _, one in self.rounds]
+        return min(fences), max(fences), all(one.rose for _, one in self.rounds) and len(set(fences)) == len(fences)

@@ -1,11 +1,21 @@
-"""One worker, a process: carries out its parent's orders and reports each turn. `python -m` with the counter's path.
+"""One worker process: carries out orders and reports each round. Started with `python -m` and the counter's path.
 
-The store comes in LOCKFAST_URL, where other users of the machine cannot read it. A worker never outlives its
-parent: when its stdin ends, so does the worker, whatever it is doing.
+    parent → worker (stdin)     order, an Order        do so many rounds
+                                end of file            exit
+    worker → parent (stdout)    ready                  ready for an order
+                                holds, the fence       acquired the lock
+                                stalls                 stopped between read and write
+                                did, a Round           finished a round
+                                done                   finished the order
+                                failed, the error      cannot continue
+
+A message is one line with a JSON array. The store's URL comes in LOCKFAST_URL, which other users cannot read. When
+stdin ends, the worker exits, whatever it does: it never outlives its parent.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -14,76 +24,130 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import lockfast
-from lockfast.cli.demo import counter
-from lockfast.cli.demo.messages import DID, DONE, FAILED, HOLDS, READY, STALLS, Order, Turn, decode, encode
 from lockfast.errors import LockError
 
 NAME = "demo:counter"
-PATIENCE = 30.0
-"""Seconds that a worker waits for the lock before it says that something is wrong; many times what it takes."""
+TIMEOUT = 30.0
+"""Seconds that a worker waits for the lock; many times the expected wait."""
 STALL = 60.0
-FAREWELL = 1.0
-"""Seconds in which a worker that was told to leave has to end by itself."""
+EXIT_TIMEOUT = 1.0
+"""Seconds that a worker has to exit by itself after the end of stdin."""
+
+READY, HOLDS, STALLS, DID, DONE, FAILED = "ready", "holds", "stalls", "did", "done", "failed"
+
+
+class Order(NamedTuple):
+    """Do `rounds` rounds with `pause` seconds between read and write, under the lock unless `ttl` is None. In round
+    `stall_at` (from 1), stop between read and write."""
+
+    rounds: int
+    pause: float
+    ttl: float | None = None
+    stall_at: int | None = None
+
+
+class Round(NamedTuple):
+    """One finished round. Times are of the monotonic clock, which all processes of a machine share. `rose` tells
+    whether the fence was greater than that of the previous writer."""
+
+    held_at: float
+    released_at: float
+    fence: int = 0
+    rose: bool = True
+
+
+def encode(kind: str, value: Any = None) -> bytes:
+    r"""Encode a message.
+
+    >>> encode(DID, Round(1.5, 2.5, 7))
+    b'["did", [1.5, 2.5, 7, true]]\n'
+    """
+    return json.dumps([kind, value]).encode() + b"\n"
+
+
+def decode(line: bytes) -> tuple[str, Any]:
+    kind, value = json.loads(line)
+    return kind, value
+
+
+class Tally(NamedTuple):
+    """The content of the counter file; the fence is 0 until a worker writes under the lock."""
+
+    total: int = 0
+    fence: int = 0
+
+
+def read_tally(path: Path) -> Tally:
+    total, fence = path.read_text("ascii").split()
+    return Tally(int(total), int(fence))
+
+
+def write_tally(path: Path, tally: Tally) -> None:
+    """Replace the file atomically: a killed worker has either written or not. Read plus write is not atomic, which is
+    why the workers need a lock."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(f"{tally.total} {tally.fence}\n", "ascii")
+    draft.replace(path)
 
 
 def main(path: Path) -> int:
-    """Carry out orders until there are no more."""
+    """Carry out orders until stdin ends."""
     orders: SimpleQueue[Order | None] = SimpleQueue()
-    threading.Thread(target=_listen, args=[orders], daemon=True).start()
+    threading.Thread(target=_read_orders, args=[orders], daemon=True).start()
     try:
         with lockfast.connect() as locks:
-            _say(READY)
+            _send(READY)
             while order := orders.get():
                 _carry_out(order, path, locks)
-                _say(DONE)
+                _send(DONE)
     except LockError as error:
-        _say(FAILED, str(error))
+        _send(FAILED, str(error))
         return 1
     return 0
 
 
-def _listen(orders: SimpleQueue[Order | None]) -> None:
+def _read_orders(orders: SimpleQueue[Order | None]) -> None:
     for line in sys.stdin.buffer:
         orders.put(Order(*decode(line)[1]))
     orders.put(None)
-    time.sleep(FAREWELL)
+    time.sleep(EXIT_TIMEOUT)
     os._exit(1)
 
 
-def _say(word: str, what: Any = None) -> None:
-    os.write(1, encode(word, what))  # shorter than a pipe takes at once, so it arrives whole or not at all
+def _send(kind: str, value: Any = None) -> None:
+    os.write(1, encode(kind, value))  # shorter than PIPE_BUF, so the write is atomic
 
 
 def _carry_out(order: Order, path: Path, locks: lockfast.Locks) -> None:
-    for number in range(1, order.times + 1):
-        with _held(order, locks) as fence:
+    for number in range(1, order.rounds + 1):
+        with _lock_for(order, locks) as fence:
             held_at = time.monotonic()
-            rose = _turn(path, fence, order, stalling=number == order.stall_at)
-            let_go_at = time.monotonic()
-        _say(DID, Turn(held_at, let_go_at, fence, rose))
+            rose = _increment(path, fence, order, stall=number == order.stall_at)
+            released_at = time.monotonic()
+        _send(DID, Round(held_at, released_at, fence, rose))
 
 
 @contextmanager
-def _held(order: Order, locks: lockfast.Locks) -> Iterator[int]:
+def _lock_for(order: Order, locks: lockfast.Locks) -> Iterator[int]:
     if order.ttl is None:
         yield 0
         return
-    with locks.lock(NAME, ttl=order.ttl, timeout=PATIENCE) as lease:
-        _say(HOLDS, lease.fence)
+    with locks.lock(NAME, ttl=order.ttl, timeout=TIMEOUT) as lease:
+        _send(HOLDS, lease.fence)
         yield lease.fence
 
 
-def _turn(path: Path, fence: int, order: Order, *, stalling: bool) -> bool:
-    """Add 1 to the number in the file; True if `fence` is above the one found there."""
-    before = counter.read(path)
-    if stalling:
-        _say(STALLS)
+def _increment(path: Path, fence: int, order: Order, *, stall: bool) -> bool:
+    """Add 1 to the number in the file; return whether `fence` is greater than the previous one."""
+    before = read_tally(path)
+    if stall:
+        _send(STALLS)
         time.sleep(STALL)
     time.sleep(order.pause)
-    counter.write(path, counter.Tally(before.total + 1, fence))
+    write_tally(path, Tally(before.total + 1, fence))
     return fence > before.fence
 
 

@@ -1,12 +1,12 @@
-"""`lockfast run`: a command under a lock.
+"""`lockfast run`: run a command under a lock.
 
-    lockfast ──fork──▶ the command's process, waiting for the word to begin (`launch.py`)
-        │  └──fork──▶ the guardian, waiting for lockfast's death
+    lockfast ──fork──▶ command process: waits for the start message, then execs        (process.py)
+        │  └──fork──▶ guardian: ends the command if lockfast dies                      (process.py)
         │
-        takes the lock: at once (`hold.py`), or with the library and a word to who waits (`waiting.py`)
-        gives the word; passes signals on, looks after the lease and the terminal (`watch.py`)
-        gives the lock back, and ends as the command did
+        acquire the lock: one SQLite statement, or with the library and a status line  (lease.py)
+        start the command; forward signals, watch the lease and the terminal           (supervisor.py)
+        release the lock; exit with the command's code                                 (command.py)
 
-Start-up time counts here, because cron jobs and scripts start it often: nothing is loaded that a short command does
-not need, and no module below imports typing, argparse, logging or pathlib.
+Cron jobs and scripts run this often, so start-up time counts: a short command loads only what it needs, and no module
+here imports typing, argparse, logging, threading or pathlib at its top.
 """

@@ -1,101 +1,89 @@
-"""`lockfast run`, from its words to its exit code."""
+"""`lockfast run`, from its arguments to its exit code."""
 
 from __future__ import annotations
 
-import sys
-
-from lockfast.cli.run.hold import take_at_once
-from lockfast.cli.run.launch import Launch, NotStarted, end_group
-from lockfast.cli.run.options import HELP, LOST, STORE, WRONG, CalledWrongly, Options, parse
-from lockfast.cli.run.terminal import Foreground
-from lockfast.cli.run.watch import Bell, Watch
+from lockfast.cli.main import report
+from lockfast.cli.run.lease import Busy, Signalled, acquire, acquire_at_once
+from lockfast.cli.run.options import HELP, LOST, STORE, USAGE, Options, UsageError, parse
+from lockfast.cli.run.process import CommandProcess, Foreground, NotStarted, end_group
+from lockfast.cli.run.supervisor import Supervisor, WakePipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from lockfast.cli.run.hold import LeaseHold, QuickHold
+    from lockfast.cli.run.lease import CommandLease, UnrenewedLease
 
 
 def run(words: list[str]) -> int:
-    """The exit code of `lockfast run *words`."""
+    """Run `lockfast run *words` and return its exit code."""
     try:
         options = parse(words)
-    except CalledWrongly as error:
-        return _say(f"{error}. Try lockfast run --help.", WRONG)
+    except UsageError as error:
+        return report(f"{error}. Try lockfast run --help.", USAGE)
     if options.help:
         print(HELP, end="")
         return 0
-    launch = Launch(options.command, options.grace)
+    process = CommandProcess(options.command, options.grace)
     try:
-        bell = Bell()
-        bell.listen()
-        hold = take_at_once(options)
-        if hold is not None:
-            return _under(options, launch, hold, bell)
-        return _with_library(options, launch, bell)
+        wake = WakePipe()
+        wake.catch_signals()
+        lease = acquire_at_once(options)
+        if lease is not None:
+            return _supervise(options, process, lease, wake)
+        return _with_library(options, process, wake)
     finally:
-        launch.end()
+        process.close()
 
 
-def _with_library(options: Options, launch: Launch, bell: Bell) -> int:
-    """The same where the lock has to be waited for, or lies on a server."""
-    from lockfast.cli.run.waiting import Busy, Signalled, take
+def _with_library(options: Options, process: CommandProcess, wake: WakePipe) -> int:
+    """Acquire with the library: on a server, or where the claim has to wait."""
     from lockfast.errors import ConfigurationError, LockError
 
     try:
-        return _under(options, launch, take(options, bell), bell)
+        return _supervise(options, process, acquire(options, wake), wake)
     except Busy as busy:
-        return _say(str(busy), options.busy_code)
+        return report(str(busy), options.busy_code) if str(busy) else options.busy_code
     except Signalled as ended:
         return 128 + ended.number
     except ConfigurationError as error:
-        return _say(str(error), WRONG)
+        return report(str(error), USAGE)
     except LockError as error:
-        return _say(str(error), STORE)
+        return report(str(error), STORE)
 
 
-def _under(options: Options, launch: Launch, hold: QuickHold | LeaseHold, bell: Bell) -> int:
-    """Run the command under a lock that is held, and give it back."""
-    bell.listen()
-    front = Foreground()
-    watch = Watch(options, launch, hold, bell, front)
+def _supervise(options: Options, process: CommandProcess, lease: UnrenewedLease | CommandLease, wake: WakePipe) -> int:
+    """Run the command under the lease, then release it."""
+    wake.catch_signals()
+    terminal = Foreground()
+    supervisor = Supervisor(options, process.pid, lease, wake, terminal)
     code = LOST
     try:
-        environment = {"LOCKFAST_NAME": options.name, "LOCKFAST_FENCE": str(hold.fence), "LOCKFAST_HOLDER": hold.holder}
-        front.give(launch.pid)
-        launch.begin(environment)
-        code = watch.run()
+        terminal.give(process.pid)
+        process.start(
+            {"LOCKFAST_NAME": options.name, "LOCKFAST_FENCE": str(lease.fence), "LOCKFAST_HOLDER": lease.holder}
+        )
+        code = supervisor.run()
     except NotStarted as error:
         code = error.code
-        return _say(f"{error}.", code)
+        return report(f"{error}.", code)
     except BaseException:
-        end_group(launch.pid, options.grace)  # nobody looks after it any more
+        end_group(process.pid, options.grace)  # nothing supervises it any more
         raise
     finally:
-        front.take_back(launch.pid)
-        _give_back(watch, code)
-    if code == LOST and watch.why_lost:
-        _say(f"the lock {options.name!a} was lost, so the command was ended: {watch.why_lost}.", code)
+        terminal.take_back(process.pid)
+        _release(supervisor, code)
+    if code == LOST and supervisor.why_lost:
+        report(f"the command was terminated. {supervisor.why_lost}", code)
     return code
 
 
-def _give_back(watch: Watch, code: int) -> None:
-    """The command has ended under the lock, so that giving it back fails is no failure of the command."""
+def _release(supervisor: Supervisor, code: int) -> None:
+    """Release the lock. A failure here does not change the exit code: the command ran under the lock."""
     try:
-        watch.hold.give_back(code)
+        supervisor.lease.release(code)
     except Exception as error:
         from lockfast.errors import LockError
 
         if not isinstance(error, LockError):
             raise
-        if not watch.why_lost:
-            _say(f"the lock could not be given back, and frees itself when its ttl is over: {error}", 0)
-
-
-def _say(sentence: str, code: int) -> int:
-    if sentence:
-        try:
-            sys.stderr.write(f"lockfast: {sentence}\n")
-            sys.stderr.flush()
-        except OSError:
-            pass  # nobody can be told, and the code says it all the same
-    return code
+        if not supervisor.why_lost:
+            report(f"the lock could not be released; it expires at the end of its ttl: {error}", code)

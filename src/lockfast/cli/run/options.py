@@ -1,15 +1,15 @@
-"""What `lockfast run` can be told, read without argparse: that takes longer to load than the common case to run.
+"""Arguments of `lockfast run`, parsed without argparse, which takes longer to load than a short command to run.
 
-Rules kept here: options stand before the command; what follows the name and `--`, or the first word after the name that
-is no option, is the command's own and is not looked at. A wrong call is one sentence.
+Options come before the command. The command starts after `--`, or at the first word after the lock name that is not an
+option; its words are not parsed. A usage error is one sentence.
 """
 
 from __future__ import annotations
 
 import os
 
-BUSY, LOST, STORE, WRONG = 75, 76, 69, 2
-"""Exit codes: the lock was taken, the lock was lost, the store failed, called wrongly."""
+BUSY, LOST, STORE, USAGE = 75, 76, 69, 2
+"""Exit codes: the lock stayed held, the lock was lost, the store failed, wrong usage."""
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -32,35 +32,35 @@ TIMES = ("wait", "ttl", "max_hold", "once_per", "at_least", "grace")
 HELP = f"""\
 usage: lockfast run [options] NAME [--] COMMAND [ARG ...]
 
-Run a command while holding a lock. Its input, output and exit code are its own.
+Run a command while holding a lock. Input, output and exit code are those of the command.
 
-waiting for the lock (without an option: as long as it takes, first come, first served):
-  -n, --no-wait         do not wait: if the lock is taken, exit with the busy code
-  -w, --wait TIME       wait this long at most
-  -E, --busy-code CODE  exit code when the lock is taken (default {BUSY})
+waiting for the lock (by default without limit, first come, first served):
+  -n, --no-wait         do not wait: if the lock is held, exit with the busy code
+  -w, --wait TIME       wait at most this long
+  -E, --busy-code CODE  exit code if the lock stays held (default {BUSY})
 
-holding it:
-  --ttl TIME            how long a crash of this machine blocks the others (default 30s); renewed
-                        while the command runs
-  --max-hold TIME       end the command when it has held the lock for so long
-  --at-least TIME       nobody else starts before so much time has passed since the start, however
-                        soon the command ends
-  --once-per TIME       after a success nobody starts again for nine tenths of this time
-  --grace TIME          when the lock is lost: how long after SIGTERM to send SIGKILL (default 10s)
+holding the lock:
+  --ttl TIME            the lock expires this long after a crash (default 30s); renewed while the
+                        command runs
+  --max-hold TIME       terminate the command after it has held the lock this long
+  --at-least TIME       keep the lock at least this long after the start, even if the command
+                        ends sooner
+  --once-per TIME       after a success, keep the lock for nine tenths of this time
+  --grace TIME          after a lost lock, time from SIGTERM to SIGKILL (default 10s)
 
-and:
-  --label TEXT          who you are, for `lockfast ls` (default: the command)
+other:
+  --label TEXT          the owner that `lockfast ls` shows (default: the command)
   --url URL             the store: redis://, rediss://, valkey://, unix://, sqlite:///path
                         (default: $LOCKFAST_URL, else the embedded store)
-  -q, --quiet           do not say whom you wait for
+  -q, --quiet           do not print who holds the lock
   -h, --help            this text
 
 TIME is seconds, or a number with s, m, h or d: 90, 1.5m, 2h.
-The command finds LOCKFAST_NAME, LOCKFAST_FENCE and LOCKFAST_HOLDER in its environment.
+The command gets LOCKFAST_NAME, LOCKFAST_FENCE and LOCKFAST_HOLDER in its environment.
 
-exit codes: the command's own; 128+n if signal n ended it; {BUSY} the lock was taken (-E);
-  {LOST} the lock was lost and the command ended; {STORE} the store cannot be used; {WRONG} called wrongly;
-  126 the command cannot be run; 127 it was not found.
+exit codes: the command's own; 128+n if signal n ended it; {BUSY} the lock stayed held (-E);
+  {LOST} the lock was lost and the command terminated; {STORE} the store cannot be used;
+  {USAGE} wrong usage; 126 the command cannot be run; 127 the command was not found.
 
 examples:
   $ lockfast run backup -- pg_dump -f /backup/db.sql shop
@@ -69,12 +69,12 @@ examples:
 """
 
 
-class CalledWrongly(Exception):
-    """Says in one sentence what is wrong with the call."""
+class UsageError(Exception):
+    """One sentence that says which argument is wrong."""
 
 
 class Options:
-    """The call, understood."""
+    """The parsed arguments."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -92,12 +92,12 @@ class Options:
 
     @property
     def once(self) -> bool:
-        """Whether this is a job that one of many runs."""
+        """Whether the command is a job that one of many machines runs."""
         return self.once_per is not None or self.at_least is not None
 
     @property
     def shown_label(self) -> str:
-        """The label, by default the command's name."""
+        """The label, or the command's name."""
         if self.label is not None:
             return self.label
         name = os.path.basename(self.command[0])
@@ -105,7 +105,7 @@ class Options:
 
 
 def parse(words: list[str]) -> Options:
-    """The call `lockfast run *words`, or `CalledWrongly`."""
+    """Parse `lockfast run *words`, or raise `UsageError`."""
     options = Options()
     left = list(words)
     while left and not options.command:
@@ -123,7 +123,7 @@ def parse(words: list[str]) -> Options:
 
 
 def _read(options: Options, word: str, left: list[str]) -> None:
-    """Take in one option, and its value from the same word or the next."""
+    """Parse one option; its value is in the same word or the next."""
     if word in FLAGS:
         setattr(options, FLAGS[word], True)
         return
@@ -132,10 +132,10 @@ def _read(options: Options, word: str, left: list[str]) -> None:
         flag, value = word[:2], word[2:]
         given = value
     if flag not in VALUES:
-        raise CalledWrongly(f"there is no option {flag}")
+        raise UsageError(f"unknown option {flag}")
     if not given:
         if not left:
-            raise CalledWrongly(f"{flag} needs a value")
+            raise UsageError(f"{flag} needs a value")
         value = left.pop(0)
     field = VALUES[flag]
     if field in TIMES:
@@ -148,21 +148,21 @@ def _read(options: Options, word: str, left: list[str]) -> None:
 
 def _check(options: Options) -> None:
     if not options.name:
-        raise CalledWrongly("the name of the lock is missing")
+        raise UsageError("the lock name is missing")
     if not options.command:
-        raise CalledWrongly("the command to run is missing")
+        raise UsageError("the command is missing")
     if not options.command[0]:
-        raise CalledWrongly("the command to run is empty")
+        raise UsageError("the command is empty")
     if (options.url or os.environ.get("LOCKFAST_URL") or "").lower().startswith("memory:"):
-        raise CalledWrongly("memory:// is known only inside one process, so it keeps no other command out")
+        raise UsageError("memory:// exists in one process only, so it cannot exclude other commands")
     if options.no_wait and options.wait is not None:
-        raise CalledWrongly("-n and -w contradict each other")
+        raise UsageError("-n and -w exclude each other")
     if options.once and options.wait is not None:
-        raise CalledWrongly("--once-per and --at-least do not wait, so -w makes no sense with them")
+        raise UsageError("--once-per and --at-least never wait, so they cannot be combined with -w")
 
 
 def seconds_in(text: str, flag: str) -> float:
-    """The time that `text` says.
+    """Parse a time.
 
     >>> seconds_in("90", "-w"), seconds_in("1.5m", "-w"), seconds_in("2h", "-w")
     (90.0, 90.0, 7200.0)
@@ -173,11 +173,11 @@ def seconds_in(text: str, flag: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e9:  # false for NaN too
-        raise CalledWrongly(f"{flag} needs a time such as 90, 1.5m or 2h, not {text[:40]!a}")
+        raise UsageError(f"{flag} needs a time such as 90, 1.5m or 2h, not {text[:40]!a}")
     return value
 
 
 def _code(text: str) -> int:
     if text.isascii() and text.isdecimal() and int(text) <= 255:
         return int(text)
-    raise CalledWrongly(f"-E needs an exit code from 0 to 255, not {text[:40]!a}")
+    raise UsageError(f"-E needs an exit code from 0 to 255, not {text[:40]!a}")

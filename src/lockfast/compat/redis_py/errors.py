@@ -1,4 +1,4 @@
-"""Errors that are redis-py's and lockfast's at once, so that whoever catches either goes on to do so."""
+"""Errors that are redis-py's and lockfast's at once, so that handlers for either catch them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LockNotOwnedError(LockError, theirs.LockNotOwnedError):
 
 
 class ConnectionError(ours.StoreUnavailable, theirs.ConnectionError):  # noqa: A001
-    """`redis.exceptions.ConnectionError`, which also tells the `outcome`.
+    """`redis.exceptions.ConnectionError` with lockfast's `outcome`.
 
     >>> ConnectionError("gone").outcome.value
     'not done'
@@ -61,8 +61,8 @@ class ResponseError(ours.StoreProtocolError, theirs.ResponseError):
 
 
 @contextmanager
-def as_theirs() -> Iterator[None]:
-    """Errors of lockfast's leave the block as errors of both."""
+def translated() -> Iterator[None]:
+    """Raise lockfast's store errors as errors of both libraries."""
     try:
         yield
     except ours.StoreUnavailable as error:

@@ -1,8 +1,10 @@
-"""Where a lock keeps its token: per thread, per task, or in one place for all, as redis-py's `lock.local.token`.
+"""Storage of a lock's token (redis-py's `lock.local.token`): per thread, per task, or shared.
 
-Rules kept here: a forked child has no token of its parent's; a thread that never took the lock reads None, where
-redis-py raises AttributeError; a task that took the lock sees its own token and nobody else's, so that two tasks that
-share a lock object cannot free one another's. A task that never did sees the last one: redis-py lets any task release.
+Rules:
+- A forked child does not inherit a token.
+- A thread that never acquired the lock reads None, where redis-py raises AttributeError.
+- A task that acquired the lock sees only its own token, so that two tasks that share a lock object cannot release each
+  other's. A task that never acquired it sees the last token: redis-py lets any task release.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from weakref import WeakKeyDictionary, ref
 
 
 class SharedToken:
-    """One token for all (`thread_local=False`)."""
+    """One token for all threads and tasks (`thread_local=False`), with the pid that set it."""
 
     _value: tuple[int, bytes | None] = (0, None)
 
     @property
     def token(self) -> bytes | None:
-        process, token = self._value
-        return token if process == os.getpid() else None
+        pid, token = self._value
+        return token if pid == os.getpid() else None
 
     @token.setter
     def token(self, token: bytes | None) -> None:
@@ -35,49 +37,49 @@ class ThreadToken(threading.local, SharedToken):
 
 
 class TaskToken(SharedToken):
-    """A token per task. `_value` is the last one, and `_taker` the task that set it."""
+    """A token per task. `_value` holds the last token and `_setter` the task that set it."""
 
     def __init__(self) -> None:
         self._tokens: MutableMapping[Any, bytes | None] = WeakKeyDictionary()
-        self._taker: Callable[[], asyncio.Task[Any] | None] = lambda: None
+        self._setter: Callable[[], asyncio.Task[Any] | None] = lambda: None
 
     @property
     def token(self) -> bytes | None:
-        process, last = self._value
-        if process != os.getpid():
+        pid, last = self._value
+        if pid != os.getpid():
             return None
-        task = _task()
+        task = _current_task()
         if task not in self._tokens:
             return last
-        return self._tokens[task] or (None if self._is_used() else last)
+        return self._tokens[task] or (None if self._setter_runs() else last)
 
     @token.setter
     def token(self, token: bytes | None) -> None:
-        process, last = self._value
-        if process != os.getpid():
+        pid, last = self._value
+        if pid != os.getpid():
             self._tokens.clear()
             last = None
-        task, before = _task(), self.token
+        task, before = _current_task(), self.token
         if token is None:
-            for one in [one for one, its in self._tokens.items() if its == before]:
-                self._tokens[one] = None  # given back by one, it is nobody's
+            for other in [one for one, its in self._tokens.items() if its == before]:
+                self._tokens[other] = None  # a released token belongs to no task
         else:
             if task is not None:
                 self._tokens[task] = token
-            self._taker = (lambda: None) if task is None else ref(task)
+            self._setter = (lambda: None) if task is None else ref(task)
         if token is not None or before == last:
             last = token
         self._value = (os.getpid(), last)
 
-    def _is_used(self) -> bool:
-        """Whether the last one to take the lock goes on. It does not under `asyncio.wait_for`, which runs the call in a
-        task of its own before Python 3.12: then the token is whoever's that waited for it."""
-        taker = self._taker()
-        return taker is not None and not taker.done()
+    def _setter_runs(self) -> bool:
+        """Whether the task that set the last token still runs. Before Python 3.12 `asyncio.wait_for` acquires in a
+        task of its own, which ends: then the token belongs to the task that awaited it."""
+        setter = self._setter()
+        return setter is not None and not setter.done()
 
 
-def _task() -> asyncio.Task[Any] | None:
+def _current_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
     except RuntimeError:
-        return None  # outside any loop
+        return None  # outside an event loop

@@ -1,4 +1,4 @@
-"""C4, the file-server case: read, change and write a file under the lock; a late write is refused."""
+"""Read, change and write a file under the lock; late writes are refused."""
 
 import fcntl
 import os
@@ -11,6 +11,8 @@ import lockfast
 from lockfast import StaleFence
 from lockfast.fenced.file import FencedFile
 
+pytestmark = pytest.mark.system("C4")
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -21,7 +23,7 @@ def names(path: Path) -> list[str]:
     return sorted(one.name for one in path.parent.iterdir())
 
 
-def test_c4_read_change_write(path: Path) -> None:
+def test_read_change_write(path: Path) -> None:
     with lockfast.connect("memory://files") as locks:
         for line in ("one", "two"):
             with locks.lock("file:9527") as lease:
@@ -32,23 +34,23 @@ def test_c4_read_change_write(path: Path) -> None:
     assert FencedFile(path, lease).change(lambda data: data + b"three\n") == b"one\ntwo\nthree\n"
 
 
-def test_c4_a_smaller_fence_may_not_write(path: Path) -> None:
+def test_smaller_fence_may_not_write(path: Path) -> None:
     FencedFile(path, 8).write_text("new")
-    with pytest.raises(StaleFence, match=r"refused: it came with fence 7, and fence 8 has been there") as caught:
+    with pytest.raises(StaleFence, match=r"refused: it has fence 7, but fence 8 was here before") as caught:
         FencedFile(path, 7).write_text("late")
     assert (caught.value.fence, caught.value.newest) == (7, 8)
     assert path.read_text("utf-8") == "new"
-    assert names(path) == ["9527.txt", "9527.txt.fence"], "no draft is left"
+    assert names(path) == ["9527.txt", "9527.txt.fence"], "no draft remains"
 
 
-def test_c4_nor_read(path: Path) -> None:
+def test_smaller_fence_may_not_read(path: Path) -> None:
     FencedFile(path, 8).write_text("new")
     with pytest.raises(StaleFence):
         FencedFile(path, 7).read_text()
 
 
-def test_c4_reading_counts(path: Path) -> None:
-    """Else an older holder could write between our read and our write, and be overwritten unseen."""
+def test_read_blocks_older_writers(path: Path) -> None:
+    """Otherwise an older holder could write between our read and our write, and its update would be lost."""
     path.write_text("old", "utf-8")
     assert FencedFile(path, 8).read_text() == "old"
     with pytest.raises(StaleFence):
@@ -56,14 +58,14 @@ def test_c4_reading_counts(path: Path) -> None:
     assert path.read_text("utf-8") == "old"
 
 
-def test_c4_the_same_fence_may_write_again(path: Path) -> None:
+def test_same_fence_may_write_again(path: Path) -> None:
     page = FencedFile(path, 8)
     for text in ("first", "second"):
         page.write_text(text)
     assert page.read_text() == "second"
 
 
-def test_c4_a_file_that_is_not_there(path: Path) -> None:
+def test_missing_file(path: Path) -> None:
     page = FencedFile(path, 8)
     with pytest.raises(FileNotFoundError):
         page.read_text()
@@ -71,22 +73,22 @@ def test_c4_a_file_that_is_not_there(path: Path) -> None:
     assert page.read_bytes(missing=b"") == b""
 
 
-def test_c4_a_reader_sees_the_old_file_or_the_new_one(path: Path) -> None:
-    """It has the old one open, and goes on reading it."""
+def test_reader_sees_the_old_file_or_the_new_one(path: Path) -> None:
+    """A reader that has the old file open continues to read it."""
     FencedFile(path, 8).write_text("old")
     with path.open(encoding="utf-8") as reader:
         FencedFile(path, 8).write_text("new and longer")
         assert reader.read() == "old"
 
 
-def test_c4_the_mode_of_the_file_is_kept(path: Path) -> None:
+def test_file_mode_is_kept(path: Path) -> None:
     path.write_text("old", "utf-8")
     path.chmod(0o640)
     FencedFile(path, 8).write_text("new")
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_c4_a_link_leads_to_the_file_and_its_fence(path: Path) -> None:
+def test_link_shares_the_fence_of_its_file(path: Path) -> None:
     link = path.with_name("link.txt")
     link.symlink_to(path)
     FencedFile(path, 8).write_text("new")
@@ -97,20 +99,20 @@ def test_c4_a_link_leads_to_the_file_and_its_fence(path: Path) -> None:
     assert path.read_text("utf-8") == "newer"
 
 
-def test_c4_a_guard_that_something_else_wrote_to(path: Path) -> None:
+def test_damaged_fence_file_is_an_error(path: Path) -> None:
     path.write_text("old", "utf-8")
     path.with_name("9527.txt.fence").write_text("surprise", "utf-8")
-    with pytest.raises(lockfast.StoreProtocolError, match="should hold a fence"):
+    with pytest.raises(lockfast.StoreProtocolError, match="should contain a fence"):
         FencedFile(path, 8).write_text("new")
     assert path.read_text("utf-8") == "old"
 
 
-def test_c4_a_stopped_process_at_the_guard_is_not_passed_by(path: Path) -> None:
+def test_fence_file_locked_by_a_stopped_process_blocks_writes(path: Path) -> None:
     FencedFile(path, 8).write_text("old")
     number = os.open(path.with_name("9527.txt.fence"), os.O_RDWR)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)
-        with pytest.raises(lockfast.StoreUnavailable, match="does not go on"):
+        with pytest.raises(lockfast.StoreUnavailable, match="may be stopped"):
             FencedFile(path, 9, patience=0.05).write_text("new")
     finally:
         os.close(number)
@@ -118,8 +120,8 @@ def test_c4_a_stopped_process_at_the_guard_is_not_passed_by(path: Path) -> None:
     FencedFile(path, 9, patience=0.05).write_text("new")
 
 
-def test_c4_many_writers_and_the_greatest_fence_wins(path: Path) -> None:
-    order = [(number * 7) % 40 + 1 for number in range(40)]  # each from 1 to 40 once, in no order
+def test_greatest_fence_of_many_writers_wins(path: Path) -> None:
+    order = [(number * 7) % 40 + 1 for number in range(40)]  # a permutation of 1 to 40
     refused: list[tuple[int, int]] = []
 
     def write(fence: int) -> None:
@@ -139,6 +141,6 @@ def test_c4_many_writers_and_the_greatest_fence_wins(path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, None, "7", 1.5, 2**53, b"7"], ids=repr)
-def test_c4_what_is_no_fence(path: Path, bad: object) -> None:
+def test_invalid_fences_are_rejected(path: Path, bad: object) -> None:
     with pytest.raises(lockfast.ConfigurationError, match="A fence is"):
         FencedFile(path, bad)  # type: ignore[arg-type]

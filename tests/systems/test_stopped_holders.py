@@ -1,7 +1,7 @@
-"""C4 and D2, the overrun: a holder that is stopped past its ttl and then goes on writing is refused.
+"""A holder that is stopped past its ttl and then writes is refused.
 
-A real process takes the lock, reads, and is stopped (SIGSTOP). Its ttl runs out, another gets the lock and writes. Then
-the first goes on, in the middle of its work, as it would after a long pause of its machine.
+A real process acquires the lock, reads, and is stopped (SIGSTOP). Its lease expires; another client acquires the lock
+and writes. Then the first process continues (SIGCONT), as after a long pause of its machine.
 """
 
 import sqlite3
@@ -23,10 +23,10 @@ OLD = "INSERT INTO files (name, body) VALUES ('text', 'old')"
 
 
 @pytest.fixture
-def enqueue(
+def address(
     request: pytest.FixtureRequest, tmp_path: Path, valkey: Server, postgres_url: Callable[[], str]
 ) -> Iterator[str]:
-    """Where a resource of the kind lies, with "old" in it."""
+    """The address of a resource of this kind that contains "old"."""
     kind: str = request.param
     with ExitStack() as stack:
         if kind == "key":
@@ -51,10 +51,10 @@ def enqueue(
             yield str(tmp_path / "9527.txt")
 
 
-def overrun(url: str, kind: str, enqueue: str) -> tuple[str, int, str]:
-    """What the late writer said, the fence of the holder after it, and what is there in the end."""
-    resource = {**FENCED, **UNGUARDED}[kind](enqueue)
-    with lockfast.connect(url) as locks, Program("read_and_write", url, kind, enqueue, TTL) as late:
+def overrun(url: str, kind: str, address: str) -> tuple[str, int, str]:
+    """Return the late writer's output, the second holder's fence, and the final content."""
+    resource = {**FENCED, **UNGUARDED}[kind](address)
+    with lockfast.connect(url) as locks, Program("read_and_write", url, kind, address, TTL) as late:
         assert late.line() == "read old"
         late.freeze()
         with locks.lock("file:9527", timeout=10) as lease:
@@ -66,29 +66,32 @@ def overrun(url: str, kind: str, enqueue: str) -> tuple[str, int, str]:
         return said, lease.fence, resource.read(lease.fence)
 
 
-@pytest.mark.parametrize(("kind", "place"), [("plain file", "plain file")], indirect=["place"], ids=["plain file"])
-def test_c4_without_a_fence_the_late_write_wins(kind: str, enqueue: str, valkey: Server) -> None:
-    """What all of this is for: the lock alone cannot stop it."""
-    said, _, left = overrun(valkey.url, kind, enqueue)
+@pytest.mark.system("C4")
+@pytest.mark.parametrize(("kind", "address"), [("plain file", "plain file")], indirect=["address"], ids=["plain file"])
+def test_late_write_wins_without_a_fence(kind: str, address: str, valkey: Server) -> None:
+    """The lock alone cannot prevent it."""
+    said, _, left = overrun(valkey.url, kind, address)
     assert (said, left) == ("written", "old, and what came too late")
 
 
+@pytest.mark.system("C4")
 @pytest.mark.parametrize("locks_in", ["valkey9", "sqlite"])
-@pytest.mark.parametrize(("kind", "place"), [("file", "file")], indirect=["place"], ids=["file"])
-def test_c4_a_late_write_to_a_file_is_refused(
-    kind: str, enqueue: str, locks_in: str, valkey: Server, tmp_path: Path
+@pytest.mark.parametrize(("kind", "address"), [("file", "file")], indirect=["address"], ids=["file"])
+def test_late_write_to_a_file_is_refused(
+    kind: str, address: str, locks_in: str, valkey: Server, tmp_path: Path
 ) -> None:
     url = valkey.url if locks_in == "valkey9" else f"sqlite:///{tmp_path}/locks/locks.db"
-    said, fence, left = overrun(url, kind, enqueue)
+    said, fence, left = overrun(url, kind, address)
     assert (said, left) == (f"refused True {fence}", "new")
 
 
+@pytest.mark.system("D2")
 @pytest.mark.parametrize(
-    ("kind", "place"),
+    ("kind", "address"),
     [(kind, kind) for kind in FENCED if kind != "file"],
-    indirect=["place"],
+    indirect=["address"],
     ids=str,
 )
-def test_d2_a_late_write_is_refused(kind: str, enqueue: str, valkey: Server) -> None:
-    said, fence, left = overrun(valkey.url, kind, enqueue)
+def test_late_write_is_refused(kind: str, address: str, valkey: Server) -> None:
+    said, fence, left = overrun(valkey.url, kind, address)
     assert (said, left) == (f"refused True {fence}", "new")

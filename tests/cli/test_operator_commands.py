@@ -1,4 +1,4 @@
-"""`ls`, `show`, `top`, `break`, `doctor`, `bench` and `completion`: what they print, and what programs can read."""
+"""`ls`, `show`, `top`, `force-release`, `doctor`, `bench` and `completion`: text, JSON and exit codes."""
 
 import json
 import re
@@ -11,67 +11,67 @@ import pytest
 import lockfast
 from lockfast.cli import completion
 from lockfast.cli.main import COMMANDS, main
-from tests.cli.driving import Target, descendants
+from tests.cli.harness import Target, descendants
 from tests.support.servers import Server
 from tests.support.terminal import LONGEST
 
 
-def test_a_list_of_locks(place: Target) -> None:
-    assert place.run("ls").stdout == "No lock is held or waited for.\n"
-    assert place.json("ls") == []
-    with lockfast.connect(place.url, label="nightly") as locks:
+def test_ls_show_and_top_list_holders_and_waiters(target: Target) -> None:
+    assert target.run("ls").stdout == "No lock is held or waited for.\n"
+    assert target.json("ls") == []
+    with lockfast.connect(target.url, label="nightly") as locks:
         lease = locks.lock("report:nightly").acquire()
         assert lease is not None
         locks.lock("backup").acquire()
-        waiting = place.start("run", "report:nightly", "true")
-        place.await_waiting("report:nightly", 1)
-        text = place.run("ls").stdout.splitlines()
+        waiting = target.start("run", "report:nightly", "true")
+        target.await_waiting("report:nightly", 1)
+        text = target.run("ls").stdout.splitlines()
         assert text[0].split() == ["LOCK", "HOLDER", "HELD", "FOR", "TTL", "LEFT", "FENCE", "WAITING"]
         assert [line.split()[0] for line in text[1:]] == ["backup", "report:nightly"]
         assert re.search(rf"nightly \(.*, pid \d+\) .* s  +{lease.fence} +1$", text[2])
-        (one,) = place.json("ls", "report:*")
+        (one,) = target.json("ls", "report:*")
         assert (one["name"], one["holder"], one["fence"]) == ("report:nightly", lease.holder, lease.fence)
         assert (one["owner"]["label"], one["waiting"]) == ("nightly", 1)
-        assert place.run("ls", "--names", "--sort", "waiting").stdout == "report:nightly\nbackup\n"
-        shown = place.run("show", "report:nightly").stdout
+        assert target.run("ls", "--names", "--sort", "waiting").stdout == "report:nightly\nbackup\n"
+        shown = target.run("show", "report:nightly").stdout
         assert re.search(r"waiting +1\n +1  true \(.*, pid \d+\), for ", shown)
-        told = place.json("show", "report:nightly")
+        told = target.json("show", "report:nightly")
         assert told["waiters"][0]["owner"]["label"] == "true"
-        assert "report:nightly" in place.run("top").stdout
+        assert "report:nightly" in target.run("top").stdout
     assert waiting.wait(LONGEST) == 0
-    assert place.run("ls").stdout == "No lock is held or waited for.\n"
-    assert {one["name"] for one in place.json("ls", "--all")} == {"report:nightly", "backup"}
-    assert "state      free" in place.run("show", "backup").stdout
+    assert target.run("ls").stdout == "No lock is held or waited for.\n"
+    assert {one["name"] for one in target.json("ls", "--all")} == {"report:nightly", "backup"}
+    assert "state      free" in target.run("show", "backup").stdout
 
 
-def test_breaking(place: Target) -> None:
-    holder = place.held("job", "--ttl", "6", "--label", "stuck")
-    refused = place.run("break", "job")
+def test_force_release_grants_the_lock_to_the_first_waiter(target: Target) -> None:
+    holder = target.held("job", "--ttl", "6", "--label", "stuck")
+    refused = target.run("force-release", "job")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "give --yes" in refused.stderr
-    assert place.run("break", "--yes", "--holder", "another", "job").returncode == 1
-    next_one = place.start("run", "job", "--label", "next", "--", "sleep", "300")
-    place.await_waiting("job", 1)
-    fence = place.inspect("job").fence
+    assert "use --yes" in refused.stderr
+    assert target.run("force-release", "--yes", "--holder", "another", "job").returncode == 1
+    next_one = target.start("run", "job", "--label", "next", "--", "sleep", "300")
+    target.await_waiting("job", 1)
+    fence = target.inspect("job").fence
     assert fence is not None
-    done = place.run("break", "--yes", "job")
+    done = target.run("force-release", "--yes", "job")
     assert (done.returncode, done.stderr) == (0, "")
     said, now = done.stdout.splitlines()
-    assert re.fullmatch(r"job was taken away from stuck \(.*\)\.", said)
+    assert re.fullmatch(r"job is no longer held by stuck \(.*\)\.", said)
     assert re.fullmatch(r"next \(.*\) holds it now, with fence \d+\.", now)
     assert int(re.findall(r"\d+", now)[-1]) > fence
     assert holder.wait(LONGEST) == 76
-    told = place.json("break", "--yes", "job")
-    assert (told["broken"]["owner"]["label"], told["now"]["locked"]) == ("next", False)
-    again = place.run("break", "--yes", "job")
-    assert (again.returncode, again.stderr) == (1, "lockfast: 'job' is free: nobody holds it.\n")
+    told = target.json("force-release", "--yes", "job")
+    assert (told["released"]["owner"]["label"], told["now"]["locked"]) == ("next", False)
+    again = target.run("force-release", "--yes", "job")
+    assert (again.returncode, again.stderr) == (1, "lockfast: 'job' is free; there is nothing to release.\n")
     del next_one
 
 
 EVIL = "evil\x1b[2J\x07\r\u202e"
 
 
-def test_names_and_labels_of_strangers_cannot_steer_a_terminal(served: Target, valkey: Server) -> None:
+def test_control_characters_in_names_and_labels_do_not_reach_the_terminal(served: Target, valkey: Server) -> None:
     key = f"lockfast:{{{EVIL}}}:m"
     valkey.raw("SET", EVIL, "mallory-id", "PX", "60000")
     valkey.raw("SET", key, f"1700000000000000 mallor host:1:{EVIL}", "PX", "60000")
@@ -85,35 +85,35 @@ def test_names_and_labels_of_strangers_cannot_steer_a_terminal(served: Target, v
     assert "\x1b" not in told["owner"]["label"]
 
 
-def test_a_store_that_is_fit(place: Target) -> None:
-    done = place.run("doctor")
+def test_doctor_accepts_a_working_store(target: Target) -> None:
+    done = target.run("doctor")
     lines = done.stdout.splitlines()
     topics = {line.split()[1]: line.split()[0] for line in lines if line[:1].isalpha() and len(line.split()) > 2}
-    for topic in ("connection", "locking", "waiting", "breaking", "listing"):
+    for topic in ("connection", "locking", "waiting", "force", "listing"):
         assert topics[topic] == "ok", done.stdout
-    told = json.loads(place.run("doctor", "--json").stdout)
+    told = json.loads(target.run("doctor", "--json").stdout)
     assert told["fit"] is (done.returncode == 0)
-    assert place.json("ls", "--all") == [] or all("doctor" in one["name"] for one in place.json("ls", "--all"))
-    assert place.json("ls") == []
+    assert target.json("ls", "--all") == [] or all("doctor" in one["name"] for one in target.json("ls", "--all"))
+    assert target.json("ls") == []
 
 
-def test_a_server_without_persistence_is_not_fit(served: Target) -> None:
+def test_doctor_rejects_a_server_without_persistence(served: Target) -> None:
     done = served.run("doctor")
     assert done.returncode == 1
     assert re.search(r"^bad +restart ", done.stdout, re.MULTILINE)
-    assert done.stdout.rstrip().endswith("must be mended before locks can be trusted here.")
+    assert done.stdout.rstrip().endswith("1 finding is bad: fix that before you rely on locks in this store.")
 
 
-def test_a_store_that_does_not_answer(embedded: Target) -> None:
+def test_unreachable_store_is_reported_in_one_line(embedded: Target) -> None:
     done = embedded.run("doctor", "--url", "redis://127.0.0.1:1")
     assert done.returncode == 1
-    assert done.stdout.startswith("bad      connection   No connection to the server")
+    assert done.stdout.startswith("bad      connection    No connection to the server")
     done = embedded.run("ls", "--url", "redis://127.0.0.1:1")
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"lockfast: .*\n", done.stderr)
 
 
-def test_an_account_that_may_too_little(served: Target, valkey: Server) -> None:
+def test_doctor_reports_missing_permissions(served: Target, valkey: Server) -> None:
     valkey.raw("ACL", "SETUSER", "weak", "on", ">pw", "~*", "&*", "+@read", "+@connection", "-scan")
     try:
         done = served.run("doctor", "--url", valkey.url.replace("//", "//weak:pw@"))
@@ -124,15 +124,15 @@ def test_an_account_that_may_too_little(served: Target, valkey: Server) -> None:
         valkey.raw("ACL", "DELUSER", "weak")
 
 
-def test_a_quick_measurement(place: Target) -> None:
-    done = place.run("bench", "--seconds", "0.05")
+def test_bench_prints_three_measurements(target: Target) -> None:
+    done = target.run("bench", "--seconds", "0.05")
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split("  ")[0] for line in done.stdout.splitlines()[1:]] == [
         "one request (inspect)",
-        "take and give back a free lock",
-        "hand over to who waits",
+        "acquire and release a free lock",
+        "hand off to a waiter",
     ]
-    assert place.json("ls") == []
+    assert target.json("ls") == []
 
 
 WRONG = [
@@ -142,13 +142,13 @@ WRONG = [
     ["top", "--every", "0"],
     ["bench", "--seconds", "x"],
     ["completion", "tcsh"],
-    ["break"],
+    ["force-release"],
     [],
 ]
 
 
 @pytest.mark.parametrize("words", WRONG, ids=" ".join)
-def test_called_wrongly(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -156,7 +156,7 @@ def test_called_wrongly(words: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("words", [["show", "lockfast:x"], ["show", ""], ["ls", "--url", "nonsense"], ["ls", ""]])
-def test_values_that_cannot_be(embedded: Target, words: list[str]) -> None:
+def test_invalid_values_are_reported_in_one_line(embedded: Target, words: list[str]) -> None:
     done = embedded.run(*words)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"lockfast: .*\n", done.stderr)
@@ -170,7 +170,7 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
     assert f"$ lockfast {command}" in out or f"(lockfast {command}" in out
 
 
-def test_a_reader_who_leaves_early_is_no_error(embedded: Target) -> None:
+def test_broken_pipe_exits_with_141(embedded: Target) -> None:
     with lockfast.connect(embedded.url) as locks:
         for number in range(2000):
             locks.lock(f"{number:0100}", renew=False).acquire(timeout=0)
@@ -196,7 +196,7 @@ SCRIPTS = {"bash": completion.bash, "zsh": completion.zsh, "fish": completion.fi
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)
-def test_completion_scripts(shell: str, tmp_path: Path) -> None:
+def test_completion_scripts_are_valid(shell: str, tmp_path: Path) -> None:
     script = SCRIPTS[shell]()
     assert all(command in script for command in COMMANDS)
     if shell == "bash" or shutil.which(shell):
@@ -206,7 +206,7 @@ def test_completion_scripts(shell: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "wanted"), COMPLETIONS)
-def test_completing_in_bash(tmp_path: Path, words: list[str], wanted: str) -> None:
+def test_bash_completes_commands_options_and_lock_names(tmp_path: Path, words: list[str], wanted: str) -> None:
     (tmp_path / "lockfast").write_text("#!/bin/sh\necho report:nightly\n")
     (tmp_path / "lockfast").chmod(0o755)
     program = (

@@ -1,4 +1,4 @@
-"""D2: rows of SQLite and PostgreSQL that refuse late writers, through DB-API and SQLAlchemy."""
+"""Rows of SQLite and PostgreSQL that refuse late writers, through DB-API and SQLAlchemy."""
 
 import sqlite3
 import threading
@@ -16,12 +16,14 @@ from lockfast.fenced.sql import Guard, update_row
 from tests.support.waiting import until
 from tests.systems.resources import SCHEMA, postgres
 
+pytestmark = pytest.mark.system("D2")
+
 ENGINES = ("sqlite", "postgres")
 WAYS = ("driver", "cursor", "SQLAlchemy connection", "SQLAlchemy session")
 
 
 class Database(NamedTuple):
-    """One database with the table `files` and the guard table; `open` gives a transaction under way."""
+    """A database with the table `files` and the guard table; `open` starts a transaction."""
 
     engine: str
     open: Callable[[], Any]
@@ -50,7 +52,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, postgres_url: Calla
 
 @pytest.fixture(params=WAYS)
 def open_way(request: pytest.FixtureRequest, database: Database) -> Iterator[Callable[[], Any]]:
-    """Something to execute on, each of a transaction of its own that is rolled back in the end."""
+    """Opens connections or cursors, each with its own transaction that is rolled back at the end."""
     opened: list[Any] = []
 
     def connection() -> Any:
@@ -73,27 +75,27 @@ def body(database: Database) -> str:
         return str(db.execute(sqlalchemy.text("SELECT body FROM files WHERE name = 'text'")).scalar_one())
 
 
-def test_d2_the_guard_table(open_way: Callable[[], Any]) -> None:
+def test_guard_table_refuses_a_smaller_fence(open_way: Callable[[], Any]) -> None:
     db, guard = open_way(), Guard()
     for fence in (7, 7, 8):
         guard.check(db, "text", fence)
-    with pytest.raises(StaleFence, match="fence 7, and fence 8 has been there") as caught:
+    with pytest.raises(StaleFence, match="fence 7, but fence 8 was here before") as caught:
         guard.check(db, "text", 7)
     assert (caught.value.name, caught.value.fence, caught.value.newest) == ("text", 7, 8)
     guard.check(db, "another", 1)
 
 
-def test_d2_the_fence_column(open_way: Callable[[], Any]) -> None:
+def test_fence_column_refuses_a_smaller_fence(open_way: Callable[[], Any]) -> None:
     db = open_way()
     assert update_row(db, "files", {"name": "text"}, {"body": "new"}, 8) is True
     assert update_row(db, "files", {"name": "text", "fence": 8}, {"body": "newer"}, 8) is True
     with pytest.raises(StaleFence):
         update_row(db, "files", {"name": "text"}, {"body": "late"}, 7)
-    assert update_row(db, "files", {"name": "nothing of the kind"}, {"body": "new"}, 9) is False
+    assert update_row(db, "files", {"name": "missing"}, {"body": "new"}, 9) is False
 
 
-def test_d2_it_is_the_callers_transaction(database: Database) -> None:
-    """What is rolled back was never there, the fence included."""
+def test_rollback_undoes_the_fence(database: Database) -> None:
+    """The transaction is the caller's, and the fence is part of it."""
     with database.alchemy.connect() as db:
         Guard().check(db, "text", 8)
         update_row(db, "files", {"name": "text"}, {"body": "new"}, 8)
@@ -104,7 +106,7 @@ def test_d2_it_is_the_callers_transaction(database: Database) -> None:
     assert body(database) == "old enough"
 
 
-def test_d2_whole_fences(database: Database) -> None:
+def test_large_fences_are_exact(database: Database) -> None:
     with database.alchemy.begin() as db:
         Guard().check(db, "text", 2**53 - 1)
         with pytest.raises(StaleFence):
@@ -112,32 +114,32 @@ def test_d2_whole_fences(database: Database) -> None:
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_d2_the_check_still_holds_at_the_commit(database: Database) -> None:
-    """An older holder that checked first has its write in before a newer one passes the check, never after."""
+def test_check_holds_until_the_commit(database: Database) -> None:
+    """If an older holder checks first, a newer one passes the check only after the older one's commit."""
     older = database.open()
     Guard().check(older, "text", 7)
     seen: list[str] = []
 
     def newer() -> None:
         with database.open() as db:
-            seen.append("asks")
+            seen.append("checks")
             Guard().check(db, "text", 8)
             seen.append(db.execute("SELECT body FROM files WHERE name = 'text'").fetchone()[0])
 
     thread = threading.Thread(target=newer)
     thread.start()
-    until(lambda: seen and waits_for_a_lock(database), "the newer one to wait")
+    until(lambda: seen and waits_for_a_lock(database), "the newer holder to wait")
     older.execute("UPDATE files SET body = 'by 7' WHERE name = 'text'")
     older.commit()
     thread.join(10)
-    assert seen == ["asks", "by 7"]
+    assert seen == ["checks", "by 7"]
     with pytest.raises(StaleFence):
         Guard().check(older, "text", 7)
     older.close()
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_d2_an_older_one_that_comes_while_a_newer_writes_is_refused(database: Database) -> None:
+def test_older_fence_is_refused_while_a_newer_writes(database: Database) -> None:
     newer = database.open()
     Guard().check(newer, "text", 8)
     refused: list[bool] = []
@@ -151,7 +153,7 @@ def test_d2_an_older_one_that_comes_while_a_newer_writes_is_refused(database: Da
 
     thread = threading.Thread(target=older)
     thread.start()
-    until(lambda: waits_for_a_lock(database), "the older one to wait")
+    until(lambda: waits_for_a_lock(database), "the older holder to wait")
     newer.commit()
     thread.join(10)
     newer.close()
@@ -165,22 +167,22 @@ def waits_for_a_lock(database: Database) -> bool:
 
 
 @pytest.mark.parametrize("bad", ["", "files; drop table files", 'a"b', "a.b.c", "1st", None], ids=repr)
-def test_d2_names_of_tables_are_checked(bad: Any) -> None:
+def test_invalid_table_names_are_rejected(bad: Any) -> None:
     with pytest.raises(lockfast.ConfigurationError, match="name of a table or column"):
         Guard(bad)
 
 
-def test_d2_what_is_no_connection() -> None:
+def test_invalid_connections_are_rejected() -> None:
     with pytest.raises(lockfast.ConfigurationError, match="connection or cursor of a DB-API driver"):
         Guard().check(object(), "text", 7)
 
 
-def test_d2_nothing_to_change(database: Database) -> None:
+def test_update_without_conditions_is_rejected(database: Database) -> None:
     with database.alchemy.connect() as db, pytest.raises(lockfast.ConfigurationError, match="at least one column"):
         update_row(db, "files", {}, {"body": "everything"}, 7)
 
 
-def test_d2_a_column_without_a_fence(database: Database) -> None:
+def test_null_fence_is_an_error(database: Database) -> None:
     with database.alchemy.connect() as db:
         db.execute(sqlalchemy.text("CREATE TABLE loose (name VARCHAR(9), fence BIGINT)"))
         db.execute(sqlalchemy.text("INSERT INTO loose VALUES ('text', NULL)"))
@@ -189,7 +191,7 @@ def test_d2_a_column_without_a_fence(database: Database) -> None:
         db.rollback()
 
 
-def test_d2_an_asyncio_connection_says_how() -> None:
+def test_asyncio_connection_error_names_run_sync() -> None:
     kind = type("AsyncConnection", (), {"__module__": "sqlalchemy.ext.asyncio.engine"})
     with pytest.raises(lockfast.ConfigurationError, match="run_sync"):
         Guard().check(kind(), "text", 7)

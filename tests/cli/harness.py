@@ -1,4 +1,4 @@
-"""Start the real command, look at what it writes, and at what it leaves running."""
+"""Run the real command: its output, its exit code and the processes it leaves."""
 
 import json
 import os
@@ -17,7 +17,7 @@ LOCKFAST = [sys.executable, "-m", "lockfast"]
 
 
 class Target:
-    """A store, and the environment in which the command finds it."""
+    """A store, and an environment in which the command uses it."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -26,7 +26,7 @@ class Target:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether a command is quick to start here."""
+        """Whether a command starts without loading the library."""
         return self.url.startswith("sqlite:")
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -35,7 +35,7 @@ class Target:
         return {**kept, "TERM": "xterm-256color", "LOCKFAST_URL": self.url, "PYTHONIOENCODING": "utf-8", **more}
 
     def run(self, *words: str, given: bytes | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run the command to its end."""
+        """Run the command and return its output and exit code."""
         done = subprocess.run(
             [*LOCKFAST, *words],
             input=given,
@@ -55,14 +55,14 @@ class Target:
         return json.loads(done.stdout)
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-        """Begin a command; it is killed when the test ends."""
+        """Start the command; it is killed at the end of the test."""
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen([*LOCKFAST, *words], env=self.environment(), cwd=self.folder, **options)
         self._started.append(process)
         return process
 
     def held(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """A command that holds `name` until it is ended; returns when it does."""
+        """Start a command that holds `name`, and return once it does."""
         process = self.start("run", name, *words, "--", "sh", "-c", "echo ready; exec sleep 300")
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -93,13 +93,13 @@ class Target:
 
 
 def ended(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGTERM) -> int:
-    """Send a signal and wait for the end; the exit code."""
+    """Send a signal, wait for the exit and return the code."""
     process.send_signal(number)
     return process.wait(LONGEST)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Whether a process runs; a zombie counts as dead."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:
@@ -111,14 +111,14 @@ def await_gone(*pids: int) -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    """All that a process started and that is alive, whatever group or session it is in."""
+    """The living descendants of a process, in any group or session."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             except OSError:
-                continue  # it ended while we looked
+                continue  # it exited meanwhile
             parents[int(entry.name)] = int(fields[1])
     found, new = set[int](), {pid}
     while new:

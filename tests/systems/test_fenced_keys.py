@@ -1,4 +1,4 @@
-"""D2: keys of a server that refuse late writers, through clients of either colour and library."""
+"""Keys that refuse late writers, through both flavours of redis-py and valkey-py."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +15,8 @@ from lockfast.fenced.redis import AsyncWriter, Writer
 from lockfast.stores.redis.keys import companion, slot
 from tests.contract.driver import done
 from tests.support.servers import Server
+
+pytestmark = pytest.mark.system("D2")
 
 Open = Callable[..., Any]
 CLIENTS: dict[str, Open] = {
@@ -33,7 +35,7 @@ def text(value: Any) -> Any:
 
 async def play(client: Any, write: Callable[[int], Any]) -> None:
     assert text(await done(write(8).set("doc", "new"))) in ("OK", True)
-    with pytest.raises(StaleFence, match="fence 7, and fence 8 has been there") as caught:
+    with pytest.raises(StaleFence, match="fence 7, but fence 8 was here before") as caught:
         await done(write(7).set("doc", "late"))
     assert (caught.value.name, caught.value.newest) == ("doc", 8)
     assert text(await done(write(8).get("doc"))) == "new"
@@ -49,7 +51,7 @@ async def play(client: Any, write: Callable[[int], Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-async def test_d2_a_smaller_fence_may_not_write(kind: str, valkey: Server) -> None:
+async def test_smaller_fence_may_not_write(kind: str, valkey: Server) -> None:
     client = CLIENTS[kind](valkey.url)
     awaited = "asyncio" in kind
     try:
@@ -64,7 +66,7 @@ def client(any_server: Server) -> Any:
         yield client
 
 
-def test_d2_reading_counts(client: Any) -> None:
+def test_read_blocks_older_writers(client: Any) -> None:
     client.set("doc", "old")
     assert Writer(client, 8).get("doc") == b"old"
     with pytest.raises(StaleFence):
@@ -72,7 +74,7 @@ def test_d2_reading_counts(client: Any) -> None:
     assert client.get("doc") == b"old"
 
 
-def test_d2_fences_of_leases(client: Any) -> None:
+def test_leases_as_fences(client: Any) -> None:
     with lockfast.connect(client) as locks:
         with locks.lock("doc:lock") as late:
             Writer(client, late).set("doc", "first")
@@ -83,8 +85,8 @@ def test_d2_fences_of_leases(client: Any) -> None:
     assert client.get("doc") == b"second"
 
 
-def test_d2_one_guard_for_what_is_changed_together(client: Any) -> None:
-    """Else a late writer could still change the one of two keys that its successor has not written yet."""
+def test_one_guard_for_keys_that_change_together(client: Any) -> None:
+    """Otherwise a late writer could still change a key that its successor has not written yet."""
     Writer(client, 8, guard="account:7").set("{account:7}:balance", 1)
     with pytest.raises(StaleFence):
         Writer(client, 7, guard="account:7").set("{account:7}:log", "late")
@@ -92,7 +94,7 @@ def test_d2_one_guard_for_what_is_changed_together(client: Any) -> None:
     assert Writer(client, 7).set("{account:7}:log", "a guard of its own") == b"OK"
 
 
-def test_d2_a_command_that_fails_raises_its_error(client: Any) -> None:
+def test_failed_command_raises_its_error(client: Any) -> None:
     client.rpush("list", "x")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         Writer(client, 8).get("list")
@@ -100,7 +102,7 @@ def test_d2_a_command_that_fails_raises_its_error(client: Any) -> None:
         Writer(client, 8).call("NOSUCHCOMMAND", "list")
 
 
-def test_d2_scripts_that_the_server_forgot(client: Any) -> None:
+def test_flushed_script_is_loaded_again(client: Any) -> None:
     writer = Writer(client, 8)
     writer.set("doc", 1)
     client.script_flush()
@@ -108,23 +110,23 @@ def test_d2_scripts_that_the_server_forgot(client: Any) -> None:
     assert client.get("doc") == b"2"
 
 
-def test_d2_how_long_the_guard_is_kept(client: Any) -> None:
+def test_guard_ttl(client: Any) -> None:
     Writer(client, 8).set("doc", 1)
     assert client.pttl("lockfast:{doc}:f") == -1
     Writer(client, 8, keep=60).set("doc", 1)
     assert 50_000 < client.pttl("lockfast:{doc}:f") <= 60_000
 
 
-def test_d2_true_fences_are_exact(client: Any) -> None:
-    """They are large; neither script nor server may round them."""
+def test_large_fences_are_exact(client: Any) -> None:
+    """Neither the script nor the server may round them."""
     for fence in range(2**53 - 3, 2**53):
         Writer(client, fence).set("doc", fence)
         with pytest.raises(StaleFence):
             Writer(client, fence - 1).set("doc", "late")
 
 
-def test_d2_the_permissions_that_it_needs(valkey: Server) -> None:
-    """As the page on permissions lists them."""
+def test_documented_permissions_suffice(valkey: Server) -> None:
+    """As listed in docs/permissions.md."""
     needed = ("+evalsha", "+script|load", "+get", "+set", "+rpush")
     valkey.raw("ACL", "SETUSER", "writer", "reset", "on", ">pw", "~doc", "~lockfast:{doc}:f", "-@all", *needed)
     try:
@@ -137,16 +139,16 @@ def test_d2_the_permissions_that_it_needs(valkey: Server) -> None:
 
 
 @pytest.mark.parametrize("key", ["doc", "{tag}doc", "a}b", "{}", "ünicode"])
-def test_d2_the_guard_is_in_the_slot_of_its_key(key: str) -> None:
+def test_guard_is_in_the_slot_of_its_key(key: str) -> None:
     assert slot(companion(key.encode(), b"f")) == slot(key.encode())
 
 
 @pytest.mark.parametrize("bad", ["redis://localhost", 7, object()])
-def test_d2_what_is_no_client(bad: object) -> None:
+def test_invalid_clients_are_rejected(bad: object) -> None:
     with pytest.raises(lockfast.ConfigurationError, match="a client of redis-py or valkey-py"):
         Writer(bad, 7)
 
 
-def test_d2_a_pipeline_is_no_client(valkey: Server) -> None:
+def test_pipeline_is_rejected(valkey: Server) -> None:
     with redis.Redis.from_url(valkey.url) as client, pytest.raises(lockfast.ConfigurationError):
         Writer(client.pipeline(), 7)

@@ -1,0 +1,362 @@
+"""redis-py's lock: one set of rules, and a shell for each flavour.
+
+A lock reaches its key in one of two ways:
+- `_queued`: through lockfast's store, with queue, hand-off and clean-up. For tokens that lockfast generates.
+- `_polled`: by one command on the user's client. For tokens that the caller chooses, which need not be unique and must
+  be refused while the key exists, and for names and clients that lockfast's store does not accept.
+
+Rules:
+- Release, extend and reacquire act only on the lock's own token.
+- A lock without a timeout has a ttl of UNLIMITED seconds, which the keepalive renews.
+- A release that failed can be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, Self
+
+from lockfast.client.session import BaseLocks
+from lockfast.client.shared_session import locks_of
+from lockfast.compat.redis_py.errors import LockError, LockNotOwnedError, translated
+from lockfast.compat.redis_py.tokens import SharedToken, TaskToken, ThreadToken
+from lockfast.core import acquire as core
+from lockfast.core.deadline import Deadline
+from lockfast.core.lease_state import LeaseState, State
+from lockfast.core.release import release
+from lockfast.core.validity import valid_until
+from lockfast.errors import ConfigurationError
+from lockfast.ports import Runtime
+from lockfast.runtime.asyncio import AsyncioRuntime
+from lockfast.runtime.runner import run
+from lockfast.runtime.threads import ThreadRuntime
+from lockfast.simple.key_lock import KeyLock
+from lockfast.values import Claim, holder_id, lock_name, shown
+
+log = logging.getLogger("lockfast")
+
+Number = int | float
+
+UNLIMITED = 30.0
+
+
+class BaseLock:
+    """`_leases` are the renewed grants (those without a timeout), by token. `_unanswered` are tokens whose release got
+    no reply: if a repeat finds no grant, the first release removed it."""
+
+    _flavour: str
+    _local_class: type[SharedToken]
+    _runtime_class: Callable[[], Runtime]
+
+    def __init__(
+        self,
+        redis: Any,
+        name: Any,
+        timeout: Number | None = None,
+        sleep: Number = 0.1,
+        blocking: bool = True,
+        blocking_timeout: Number | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> None:
+        self.redis = redis
+        self.name = name
+        self.timeout = timeout
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        self.local = self._local_class() if self.thread_local else SharedToken()
+        self.local.token = None
+        self._runtime = self._runtime_class()
+        self._key = KeyLock(self._runtime, redis, self._flavour, name)
+        self._locks = self._session()
+        self._leases: dict[bytes, LeaseState] = {}
+        self._unanswered: set[bytes] = set()
+
+    def _session(self) -> BaseLocks[Any] | None:
+        """The session for the queue; None if it does not accept the name or the client."""
+        try:
+            lock_name(self.name)
+            return locks_of(self.redis, awaited=self._flavour == "asyncio")
+        except ConfigurationError:
+            return None
+
+    def _encoded(self, token: Any) -> bytes:
+        try:
+            encoder = self.redis.connection_pool.get_encoder()
+        except AttributeError:  # a cluster client
+            encoder = self.redis.get_encoder()
+        return bytes(encoder.encode(token))
+
+    async def _acquire(
+        self, sleep: Number | None, blocking: bool | None, blocking_timeout: Number | None, token: Any
+    ) -> bool:
+        blocking = self.blocking if blocking is None else blocking
+        timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        if not blocking or (timeout is not None and timeout <= 0):
+            timeout = 0.0
+        ours = self._runtime.new_holder_id().encode() if token is None else self._encoded(token)
+        with translated():
+            if token is None and self._locks is not None:
+                acquired = await self._queued(self._locks, ours, timeout)
+            else:
+                acquired = await self._polled(ours, timeout, self.sleep if sleep is None else sleep)
+        if acquired:
+            self.local.token = ours
+        return acquired
+
+    async def _queued(self, locks: BaseLocks[Any], token: bytes, timeout: float | None) -> bool:
+        locks.ensure_open()
+        claim = self._claim(locks, token.decode(), self.timeout)
+        deadline = Deadline(None if timeout is None else locks.runtime.now() + timeout, locks.store_timeout)
+        grant = await core.Attempt(locks.store, locks.runtime, claim, deadline, blocking=timeout != 0).run()
+        if grant is None:
+            return False
+        self._watch(locks, grant)
+        return True
+
+    async def _polled(self, token: bytes, timeout: float | None, sleep: Number) -> bool:
+        give_up_at = None if timeout is None else self._runtime.now() + timeout
+        while not await self._try(token):
+            left = sleep if give_up_at is None else give_up_at - self._runtime.now()
+            if left <= 0:
+                return False
+            await self._runtime.sleep(min(left, sleep))
+        return True
+
+    async def _try(self, token: bytes) -> bool:
+        """Acquire the key with one command."""
+        locks, holder = self._locks, _as_holder_id(token)
+        renewable = locks is not None and holder is not None
+        ttl = self.timeout or (UNLIMITED if renewable else None)
+        sent_at = self._runtime.now()
+        acquired = await self._key.acquire(token, ttl, only_if_free=True)
+        if acquired and locks is not None and holder is not None:
+            locks.ensure_open()
+            claim = self._claim(locks, holder, ttl)
+            self._watch(locks, core.Grant(claim, 0, sent_at, valid_until(sent_at, claim.ttl)))
+        return acquired
+
+    def _claim(self, locks: BaseLocks[Any], holder: str, ttl: float | None) -> Claim:
+        return Claim(self.name, holder, ttl or UNLIMITED, locks._owner.encode())
+
+    def _watch(self, locks: BaseLocks[Any], grant: core.Grant) -> None:
+        """Renew a grant without a timeout until it is released or lost."""
+        if self.timeout:
+            return
+        lease_state = LeaseState(locks.runtime, renewing=True, max_hold=None)
+        lease_state.begin(grant, lambda state: self._log_loss(lease_state, state))
+        self._leases[lease_state.holder.encode()] = lease_state
+        locks.keepalive.watch(lease_state)
+
+    def _log_loss(self, lease_state: LeaseState, state: State) -> None:
+        if state is State.LOST:
+            log.warning("Lock %s was lost; another client may hold it now: %s", shown(self.name), lease_state.reason)
+
+    async def _release(self) -> None:
+        token = self.local.token
+        if token is None:
+            raise LockError(
+                "Cannot release a lock that's not owned or is already unlocked. It is owned by the thread that "
+                "acquired it, unless it was made with thread_local=False.",
+                lock_name=self.name,
+            )
+        try:
+            await self._release_token(token)
+        except LockNotOwnedError:
+            self.local.token = None
+            raise
+        self.local.token = None
+
+    async def _release_token(self, token: bytes) -> None:
+        with translated():
+            released = await self._try_release(token)
+        if not released:
+            raise LockNotOwnedError("Cannot release a lock that's no longer owned", lock_name=self.name)
+
+    async def _try_release(self, token: bytes) -> bool:
+        locks, holder = self._locks, _as_holder_id(token)
+        if locks is None or holder is None:
+            return await self._key.release(token)
+        locks.ensure_open()
+        lease_state = self._leases.get(token)
+        if lease_state is not None:
+            lease_state.give_back()
+            locks.keepalive.unwatch(lease_state)
+        ttl = self.timeout or UNLIMITED
+        repeated = token in self._unanswered
+        self._unanswered.add(token)
+        released = await release(locks.store, locks.runtime, self.name, holder, ttl, ours=True, maybe_done=repeated)
+        self._unanswered.discard(token)
+        self._leases.pop(token, None)
+        return released
+
+    def _token_for(self, operation: str) -> bytes:
+        """The token of a held lock that has a timeout."""
+        token = self.local.token
+        if token is None:
+            raise LockError(f"Cannot {operation} an unlocked lock", lock_name=self.name)
+        if self.timeout is None:
+            raise LockError(f"Cannot {operation} a lock with no timeout", lock_name=self.name)
+        return token
+
+    async def _extend(self, token: bytes | None, additional_time: Number, replace_ttl: bool) -> Literal[True]:
+        milliseconds = int(additional_time * 1000)
+        return await self._set_ttl("extend", token, milliseconds, add=not replace_ttl, needs_ttl=True)
+
+    async def _reacquire(self, token: bytes | None) -> Literal[True]:
+        milliseconds = int((self.timeout or UNLIMITED) * 1000)
+        return await self._set_ttl("reacquire", token, milliseconds, add=False, needs_ttl=False)
+
+    async def _set_ttl(
+        self, operation: str, token: bytes | None, milliseconds: int, *, add: bool, needs_ttl: bool
+    ) -> Literal[True]:
+        with translated():
+            done = await self._key.extend(token or b"", milliseconds, add=add, needs_ttl=needs_ttl)
+        if not done:
+            raise LockNotOwnedError(f"Cannot {operation} a lock that's no longer owned", lock_name=self.name)
+        return True
+
+    async def _locked(self) -> bool:
+        with translated():
+            return await self._key.holder() is not None
+
+    async def _owned(self) -> bool:
+        token = self.local.token
+        with translated():
+            return await self._key.holder() == token and token is not None
+
+    async def _enter(self) -> None:
+        if not await self._acquire(None, None, None, None):
+            raise LockError("Unable to acquire lock within the time specified", lock_name=self.name)
+
+    async def _exit(self) -> None:
+        try:
+            await self._release()
+        except LockError:
+            if self.raise_on_release_error:
+                raise
+            log.warning("Lock %s was unlocked or no longer owned at the end of its block.", shown(self.name))
+
+
+class Lock(BaseLock):
+    """`redis.lock.Lock`.
+
+    `timeout` is the maximum hold in seconds; without one the lock is renewed while the process lives.
+    `blocking_timeout` limits the wait. `sleep` has no effect on waiters in the queue: the store notifies them.
+    """
+
+    _flavour = "threads"
+    _local_class = ThreadToken
+    _runtime_class = ThreadRuntime
+
+    def acquire(
+        self,
+        sleep: Number | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: Number | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """Acquire the lock; return False if it stayed held."""
+        return run(self._acquire(sleep, blocking, blocking_timeout, token))
+
+    def do_acquire(self, token: str | bytes) -> bool:
+        """Try once, with this token."""
+        return run(self._try(self._encoded(token)))
+
+    def release(self) -> None:
+        """Release the lock; `LockError` if it is not held, `LockNotOwnedError` if it was lost."""
+        run(self._release())
+
+    def do_release(self, expected_token: bytes) -> None:
+        """Release the lock if this token holds it."""
+        run(self._release_token(expected_token))
+
+    def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
+        """Add to the ttl, or set it with `replace_ttl`."""
+        return run(self._extend(self._token_for("extend"), additional_time, replace_ttl))
+
+    def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:
+        """`extend` without its checks."""
+        return run(self._extend(self.local.token, additional_time, replace_ttl))
+
+    def reacquire(self) -> Literal[True]:
+        """Set the ttl to the timeout again."""
+        return run(self._reacquire(self._token_for("reacquire")))
+
+    def do_reacquire(self) -> Literal[True]:
+        """`reacquire` without its checks."""
+        return run(self._reacquire(self.local.token))
+
+    def locked(self) -> bool:
+        """Whether any client holds the lock."""
+        return run(self._locked())
+
+    def owned(self) -> bool:
+        """Whether this lock object holds it."""
+        return run(self._owned())
+
+    def __enter__(self) -> Self:
+        run(self._enter())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        run(self._exit())
+
+
+class AsyncLock(BaseLock):
+    """`redis.asyncio.lock.Lock`: the methods of `Lock`, awaited."""
+
+    _flavour = "asyncio"
+    _local_class = TaskToken
+    _runtime_class = AsyncioRuntime
+
+    async def acquire(
+        self, blocking: bool | None = None, blocking_timeout: Number | None = None, token: str | bytes | None = None
+    ) -> bool:
+        return await self._acquire(None, blocking, blocking_timeout, token)
+
+    async def do_acquire(self, token: str | bytes) -> bool:
+        return await self._try(self._encoded(token))
+
+    async def release(self) -> None:
+        await self._release()
+
+    async def do_release(self, expected_token: bytes) -> None:
+        await self._release_token(expected_token)
+
+    def extend(self, additional_time: Number, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
+        return self._extend(self._token_for("extend"), additional_time, replace_ttl)
+
+    async def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:
+        return await self._extend(self.local.token, additional_time, replace_ttl)
+
+    def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
+        return self._reacquire(self._token_for("reacquire"))
+
+    async def do_reacquire(self) -> Literal[True]:
+        return await self._reacquire(self.local.token)
+
+    async def locked(self) -> bool:
+        return await self._locked()
+
+    async def owned(self) -> bool:
+        return await self._owned()
+
+    async def __aenter__(self) -> Self:
+        await self._enter()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exit()
+
+
+def _as_holder_id(token: bytes) -> str | None:
+    """The token as a holder id; None if it cannot be one."""
+    try:
+        return holder_id(token.decode("ascii"))
+    except (UnicodeDecodeError, ConfigurationError):
+        return None
