@@ -14,7 +14,7 @@ from lockfast import Outcome, StoreUnavailable, UpdateConflict
 from lockfast.client.update import _heat_of
 from lockfast.core import contention as optimism
 from lockfast.core.contention import GO_OVER, MOST_HEAT, Heat
-from lockfast.stores.redis.watch import ThreadSession
+from lockfast.stores.redis.watch import ThreadWatchConnection
 from tests.contract.driver import Driver, done, scenario
 from tests.contract.stores import only
 from tests.support.servers import Server
@@ -280,15 +280,15 @@ async def test_dead_idle_connection_is_replaced(d: Driver) -> None:
 @only(flavour="threads", stores=("valkey9",))
 @scenario
 async def test_write_with_a_lost_reply_is_not_repeated(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange = ThreadSession.exchange
+    exchange = ThreadWatchConnection.exchange
 
-    async def lossy(self: ThreadSession, requests: list[bytes], until: float) -> list[Any]:
+    async def lossy(self: ThreadWatchConnection, requests: list[bytes], until: float) -> list[Any]:
         answer = await exchange(self, requests, until)
         if b"EXEC" in requests[-1]:
             raise StoreUnavailable("the reply was lost", outcome=Outcome.UNKNOWN)
         return answer
 
-    monkeypatch.setattr(ThreadSession, "exchange", lossy)
+    monkeypatch.setattr(ThreadWatchConnection, "exchange", lossy)
     with pytest.raises(StoreUnavailable) as caught:
         await done(d.locks.update("stock", more))
     assert caught.value.outcome is Outcome.UNKNOWN

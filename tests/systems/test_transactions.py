@@ -18,7 +18,7 @@ from lockfast import State, StoreRefused, StoreUnavailable
 from lockfast.client.guarantees import Verdict
 from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.stores.redis.fallback.exclusive_turn import Turns
+from lockfast.stores.redis.fallback.transactions import FairMutex
 from tests.contract.driver import done, held
 from tests.contract.stores import NO_SCRIPTS
 from tests.support.proxy import FaultProxy
@@ -354,16 +354,16 @@ def test_cancelled_transaction_leaves_no_lock_behind(valkey: Server) -> None:
 @pytest.mark.system("A2")
 def test_wait_for_a_busy_connection_times_out() -> None:
     runtime = ThreadRuntime()
-    turns = Turns(runtime)
+    mutex = FairMutex(runtime)
 
     async def nested() -> None:
-        async with turns.turn(runtime.now() + 1):
+        async with mutex.held(runtime.now() + 1):
             started = time.monotonic()
             with pytest.raises(StoreUnavailable, match="busy"):
-                async with turns.turn(runtime.now() + 0.05):
+                async with mutex.held(runtime.now() + 0.05):
                     pass
             assert 0.04 <= time.monotonic() - started < 10
-        async with turns.turn(runtime.now()):
+        async with mutex.held(runtime.now()):
             pass
 
     run(nested())

@@ -1,1 +1,1 @@
-"""Replicas, sentinels and clusters: what they do for locks, and what is left when servers fail under load."""
+"""Locks on replicas, sentinels and clusters, and server failures under load."""

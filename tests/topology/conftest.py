@@ -1,4 +1,4 @@
-"""Set-ups of a module's own, whose masters may be harmed; each test finds them whole."""
+"""Server groups whose masters a test may kill; each test gets them healthy."""
 
 from collections.abc import Iterator
 

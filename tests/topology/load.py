@@ -1,7 +1,6 @@
-"""A crowd that takes, holds, waits for and gives back locks, and a ledger of all it saw.
+"""A lock workload, and a record of every grant.
 
-What must hold whatever fails meanwhile: fences rise from grant to grant, nobody hangs, and whoever lost a lease was
-told.
+Invariants under any failure: fences grow from grant to grant, no client hangs, and every lost lease is reported.
 """
 
 import threading
@@ -13,18 +12,18 @@ from lockfast import State, StoreUnavailable
 from tests.contract.driver import Contender, Driver, done
 
 PATIENCE = 25.0
-"""Seconds for which a contender waits for a lock: more than any failover here takes."""
+"""Seconds that a client waits for a lock: more than any failover here takes."""
 
 
-class Ledger:
-    """Who was granted what, and when."""
+class Record:
+    """All grants with their times, and the reported losses."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._fences: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
         self._grants: list[tuple[str, float]] = []
-        self.gone: list[str] = []
-        self.told: list[str] = []
+        self.not_released: list[str] = []
+        self.reported: list[str] = []
 
     def granted(self, lease: Any, sent_at: float) -> None:
         with self._mutex:
@@ -33,35 +32,36 @@ class Ledger:
 
     def lost(self, lease: Any) -> None:
         with self._mutex:
-            self.told.append(lease.holder)
+            self.reported.append(lease.holder)
 
     def least(self, names: list[str], since: float) -> int:
-        """How often the one of these locks was granted since then that was granted least."""
+        """The smallest number of grants since then, over these locks."""
         with self._mutex:
             counts = Counter(name for name, at in self._grants if at >= since)
         return min(counts[name] for name in names)
 
     def check_fences(self) -> None:
-        """Whoever asked after another had been granted the lock has a greater fence; and no fence was given twice. (An
-        old master may grant for a while beside the new one: of such grants neither came first.)"""
+        """No fence was granted twice, and a claim sent after a grant has a greater fence than that grant.
+
+        (For a moment the old and the new master may both grant; such grants overlap and have no order.)"""
         for name, grants in self._fences.items():
-            assert len({fence for _, _, fence in grants}) == len(grants), f"a fence of {name} was given twice"
-            by_asking = sorted(grants)
-            by_granting = sorted(grants, key=lambda grant: grant[1])
+            assert len({fence for _, _, fence in grants}) == len(grants), f"a fence of {name} was granted twice"
+            by_sending = sorted(grants)
+            by_grant = sorted(grants, key=lambda grant: grant[1])
             largest, earlier = 0, 0
-            for sent_at, _, fence in by_asking:
-                while by_granting[earlier][1] < sent_at:
-                    largest = max(largest, by_granting[earlier][2])
+            for sent_at, _, fence in by_sending:
+                while by_grant[earlier][1] < sent_at:
+                    largest = max(largest, by_grant[earlier][2])
                     earlier += 1
-                assert fence > largest, f"a fence of {name} is {largest - fence} less than one granted before it"
+                assert fence > largest, f"a fence of {name} is {largest - fence} smaller than an earlier one"
 
 
-class Crowd:
-    """Contenders that pass locks on, and holders that keep theirs."""
+class Workload:
+    """Clients that acquire and release in a loop, and holders that keep their leases."""
 
     def __init__(self, d: Driver, **options: Any) -> None:
         self.d = d
-        self.ledger = Ledger()
+        self.record = Record()
         self._options = options
         self._stop = False
         self._names: list[str] = []
@@ -69,62 +69,62 @@ class Crowd:
         self.kept: list[Any] = []
 
     async def contend(self, names: list[str], each: int = 3, clients: int = 2) -> None:
-        """`each` contenders for each name on each of some clients."""
+        """Start `each` loops per name and client."""
         self._names += names
         for _ in range(clients):
             locks = self.d.connect(store_timeout=PATIENCE, **self._options)
             for name in names:
-                self._contenders += [self.d.start(self._pass_on, locks, name) for _ in range(each)]
+                self._contenders += [self.d.start(self._loop, locks, name) for _ in range(each)]
 
     async def keep(self, names: list[str], ttl: float = 6.0) -> None:
-        """Hold these for good, with renewals."""
+        """Acquire these locks and keep them renewed."""
         locks = self.d.connect(store_timeout=PATIENCE, **self._options)
         for name in names:
             sent_at = time.monotonic()
-            lease = await done(locks.lock(name, ttl=ttl, on_lost=self.ledger.lost).acquire(timeout=PATIENCE))
+            lease = await done(locks.lock(name, ttl=ttl, on_lost=self.record.lost).acquire(timeout=PATIENCE))
             assert lease is not None
-            self.ledger.granted(lease, sent_at)
+            self.record.granted(lease, sent_at)
             self.kept.append(lease)
 
-    async def _pass_on(self, locks: Any, name: str) -> int:
-        lock = locks.lock(name, ttl=8, on_lost=self.ledger.lost)
+    async def _loop(self, locks: Any, name: str) -> int:
+        lock = locks.lock(name, ttl=8, on_lost=self.record.lost)
         rounds = 0
         while not self._stop:
             sent_at = time.monotonic()
             lease = await done(lock.acquire(timeout=PATIENCE))
-            assert lease is not None, f"nobody passed {name} on for {PATIENCE:g} s"
-            self.ledger.granted(lease, sent_at)
+            assert lease is not None, f"{name} was not acquired within {PATIENCE:g} s"
+            self.record.granted(lease, sent_at)
             await self.d.pause()
             try:
                 if not await done(lease.release()):
-                    self.ledger.gone.append(lease.holder)
+                    self.record.not_released.append(lease.holder)
             except StoreUnavailable:
-                self.ledger.gone.append(lease.holder)  # said so: it is given back in the background
+                self.record.not_released.append(lease.holder)  # released in the background
             rounds += 1
         return rounds
 
     async def until_busy(self, grants: int = 10, since: float | None = None) -> None:
-        """Return when each lock that is contended for was granted so often since then."""
+        """Return when each contended lock was granted so often since then."""
         start = time.monotonic() if since is None else since
-        await self.d.until(lambda: self.ledger.least(self._names, start) >= grants, f"{grants} grants", PATIENCE)
+        await self.d.until(lambda: self.record.least(self._names, start) >= grants, f"{grants} grants", PATIENCE)
 
     async def finish(self) -> None:
-        """Stop, and see that everybody comes to an end."""
+        """Stop, wait for all clients, and check the fences."""
         self._stop = True
         for contender in self._contenders:
-            await self.d.until(lambda one=contender: one.ended, "everybody to come to an end", PATIENCE)  # type: ignore[misc]
+            await self.d.until(lambda one=contender: one.ended, "all clients to end", PATIENCE)  # type: ignore[misc]
             await contender.result()
-        self.ledger.check_fences()
+        self.record.check_fences()
 
     async def check_kept(self) -> tuple[int, int]:
-        """Every lease that was kept is there, or was reported lost; how many of each."""
+        """Each kept lease is held, or was reported lost. Returns both numbers."""
         held = lost = 0
         for lease in self.kept:
             if lease.state is State.LOST:
-                await self.d.until(lambda one=lease: one.holder in self.ledger.told, "the loss to be told")  # type: ignore[misc]
+                await self.d.until(lambda one=lease: one.holder in self.record.reported, "the loss to be reported")  # type: ignore[misc]
                 lost += 1
             else:
                 info = await done(self.d.locks.lock(lease.name).inspect())
-                assert info.holder == lease.holder, f"{lease} says held, and the store says {info}"
+                assert info.holder == lease.holder, f"{lease} is held, but the store has {info}"
                 held += 1
         return held, lost

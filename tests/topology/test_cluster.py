@@ -1,4 +1,4 @@
-"""A cluster: keys in one slot, requests that follow the slot wherever it goes, pushes within the shard."""
+"""A cluster: keys in one slot, requests that follow a moving slot, notifications within the shard."""
 
 import threading
 import time
@@ -19,14 +19,14 @@ from tests.conftest import require
 from tests.contract.driver import FLAVOURS, Driver, done
 from tests.support.topologies import Cluster, ClusterNode, Group, migrate
 from tests.topology.conftest import driver
-from tests.topology.load import Crowd
+from tests.topology.load import Workload
 
 PAGE = (Path(__file__).parents[2] / "docs" / "permissions.md").read_text()
 
 
 @pytest.fixture
 def shared(shared_group: Callable[[str], Group]) -> Cluster:
-    """A cluster that is not to be harmed."""
+    """A cluster that tests must leave healthy."""
     group = shared_group("cluster")
     assert isinstance(group, Cluster)
     return group
@@ -42,16 +42,16 @@ def shared(shared_group: Callable[[str], Group]) -> Cluster:
 @example(name="a}{b}")
 @example(name="{a}{b}")
 @example(name="{{a}}")
-def test_the_server_sees_all_keys_of_a_lock_in_one_slot(shared: Cluster, name: str) -> None:
+def test_all_keys_of_a_lock_are_in_one_slot(shared: Cluster, name: str) -> None:
     keys = keys_of(name)
     channel = shard_channel(keys.slot, "lockfast:inbox:x").encode()
     node = shared.nodes[0]
-    told = {node.raw("CLUSTER", "KEYSLOT", key) for key in (keys.lock, keys.meta, keys.queue, keys.waiters, channel)}
-    assert told == {keys.slot} == {slot(name.encode())}
+    slots = {node.raw("CLUSTER", "KEYSLOT", key) for key in (keys.lock, keys.meta, keys.queue, keys.waiters, channel)}
+    assert slots == {keys.slot} == {slot(name.encode())}
 
 
 @pytest.mark.parametrize("name", ["{", "}", "{}", "a}b", "a}{b}", "{a}{b}", "{{a}}", "a b"])
-def test_names_with_braces(shared: Cluster, flavour: str, name: str) -> None:
+def test_names_with_braces_can_be_locked(shared: Cluster, flavour: str, name: str) -> None:
     d = driver(flavour, shared)
 
     async def play() -> None:
@@ -73,7 +73,7 @@ def clients(group: Cluster, flavour: str) -> Any:
     return library.RedisCluster(host="127.0.0.1", port=group.nodes[0].port)
 
 
-def test_clients_of_redis_py(shared: Cluster, flavour: str) -> None:
+def test_cluster_client_of_redis_py(shared: Cluster, flavour: str) -> None:
     d = FLAVOURS[flavour]("cluster", shared.url)
 
     async def play() -> None:
@@ -87,8 +87,8 @@ def test_clients_of_redis_py(shared: Cluster, flavour: str) -> None:
     d.run(play())
 
 
-def test_pushes_stay_within_the_shard(shared: Cluster, flavour: str) -> None:
-    """The release tells the waiter by SPUBLISH, on the node that has the lock."""
+def test_notifications_stay_within_the_shard(shared: Cluster, flavour: str) -> None:
+    """The release notifies the waiter with SPUBLISH, on the lock's node."""
     d = driver(flavour, shared)
 
     async def play() -> None:
@@ -120,7 +120,7 @@ def test_leases_on_all_nodes_are_renewed(shared: Cluster, flavour: str) -> None:
     d.run(play())
 
 
-def test_locks_of_all_nodes_are_listed(shared: Cluster, flavour: str) -> None:
+def test_listing_covers_all_nodes(shared: Cluster, flavour: str) -> None:
     d = driver(flavour, shared)
 
     async def play() -> None:
@@ -142,7 +142,7 @@ def test_locks_of_all_nodes_are_listed(shared: Cluster, flavour: str) -> None:
     d.run(play())
 
 
-def test_a_client_of_one_node_is_told_what_to_do(shared: Cluster, flavour: str) -> None:
+def test_client_of_a_single_node_gets_an_error_that_names_the_cluster_url(shared: Cluster, flavour: str) -> None:
     elsewhere = next(node for node in shared.nodes if node is not shared.owner("thing"))
     d = FLAVOURS[flavour]("one", elsewhere.url)
 
@@ -153,29 +153,29 @@ def test_a_client_of_one_node_is_told_what_to_do(shared: Cluster, flavour: str) 
     d.run(play())
 
 
-def test_a_server_that_is_no_cluster(valkey: Any, flavour: str) -> None:
+def test_cluster_url_of_a_plain_server_is_an_error(valkey: Any, flavour: str) -> None:
     d = FLAVOURS[flavour]("one", f"redis+cluster://127.0.0.1:{valkey.port}")
 
     async def play() -> None:
-        with pytest.raises(StoreError, match="no part of a cluster"):
+        with pytest.raises(StoreError, match="not part of a cluster"):
             await done(d.lock("thing").acquire(timeout=0))
 
     d.run(play())
 
 
 def nodes_of(group: Cluster, name: str) -> tuple[ClusterNode, ClusterNode]:
-    """The master that has the lock, and another one."""
+    """The lock's master, and another one."""
     source = group.owner(name)
     target = next(one for one in group.masters() if one is not source)
     assert isinstance(target, ClusterNode)
     return source, target
 
 
-class TestASlotThatMoves:
-    """Key by key: MOVED, ASK and TRYAGAIN come up on the way, and each has its answer."""
+class TestMovingSlot:
+    """A slot migrates key by key, with MOVED, ASK and TRYAGAIN on the way."""
 
-    def test_between_two_requests(self, cluster: Cluster, flavour: str) -> None:
-        """MOVED: renewal, release and the next acquisition go to the new node."""
+    def test_moved_slot_is_followed(self, cluster: Cluster, flavour: str) -> None:
+        """MOVED: renewal, release and the next acquire go to the new node."""
         d = driver(flavour, cluster)
 
         async def play() -> None:
@@ -187,8 +187,8 @@ class TestASlotThatMoves:
 
         d.run(play())
 
-    def test_renewals_go_on_while_it_moves(self, cluster: Cluster, flavour: str) -> None:
-        """ASK: the keys of the lease are on the new node already, and the slot is not."""
+    def test_renewal_works_during_migration(self, cluster: Cluster, flavour: str) -> None:
+        """ASK: the keys of the lease have moved, the slot has not."""
         d = driver(flavour, cluster)
 
         async def play() -> None:
@@ -208,19 +208,19 @@ class TestASlotThatMoves:
 
         d.run(play())
 
-    def test_who_waits_goes_with_it(self, cluster: Cluster, flavour: str) -> None:
-        """The server ends the subscription at the old node; the waiter listens at the new one before the release."""
+    def test_waiters_follow_the_slot(self, cluster: Cluster, flavour: str) -> None:
+        """The old node ends the subscription; the waiters subscribe at the new node before the release."""
         d = driver(flavour, cluster)
 
         async def play() -> None:
             lease = await done(d.lock("thing", ttl=20).acquire())
             waiters = []
             for number in range(3):
-                waiters.append(d.start(_pass_on, d.connect().lock("thing", ttl=20)))
+                waiters.append(d.start(_acquire_and_release, d.connect().lock("thing", ttl=20)))
                 await d.queue_length(d.lock("thing"), number + 1)
             source, target = nodes_of(cluster, "thing")
             migrate(cluster.slot("thing"), source, target)
-            await d.until(lambda: len(_listening(target, "thing")) == 3, "all to wait at the new node")
+            await d.until(lambda: len(_subscribed(target, "thing")) == 3, "all waiters to subscribe at the new node")
             await done(lease.release())
             fences = [await waiter.result() for waiter in waiters]
             assert fences == sorted(fences)
@@ -228,8 +228,8 @@ class TestASlotThatMoves:
 
         d.run(play())
 
-    def test_taking_waits_until_it_has_moved(self, cluster: Cluster, flavour: str) -> None:
-        """TRYAGAIN: some keys of the lock are here, some are not."""
+    def test_acquire_waits_for_the_end_of_the_migration(self, cluster: Cluster, flavour: str) -> None:
+        """TRYAGAIN: only some keys of the lock have moved."""
         d = driver(flavour, cluster)
 
         async def play() -> None:
@@ -239,72 +239,72 @@ class TestASlotThatMoves:
             target.raw("CLUSTER", "SETSLOT", number, "IMPORTING", source.node_id)
             source.raw("CLUSTER", "SETSLOT", number, "MIGRATING", target.node_id)
             taker = d.start(_acquire, d.lock("thing"))
-            await d.until(lambda: _refused(source, "TRYAGAIN"), "the request to be refused")
+            await d.until(lambda: _rejected(source, "TRYAGAIN"), "the request to be rejected")
             assert not taker.ended
             migrate(int(number), source, target)
             assert await taker.result() is not None
 
         d.run(play())
 
-    def test_under_load(self, cluster: Cluster, flavour: str) -> None:
-        """There and back, while a crowd passes the lock on and others hold theirs in the same slot."""
+    def test_migration_under_load(self, cluster: Cluster, flavour: str) -> None:
+        """The slot moves back and forth under contention, with kept leases in the same slot."""
         _migrate_under_load(cluster, driver(flavour, cluster), times=4)
 
     @pytest.mark.faults
     @pytest.mark.timeout(300)
-    def test_under_load_for_long(self, cluster: Cluster, flavour: str) -> None:
+    def test_many_migrations_under_load(self, cluster: Cluster, flavour: str) -> None:
         _migrate_under_load(cluster, driver(flavour, cluster), times=60)
 
 
-async def _pass_on(lock: Any) -> int:
+async def _acquire_and_release(lock: Any) -> int:
     lease = await _acquire(lock)
     fence: int = lease.fence
     await done(lease.release())
     return fence
 
 
-def _listening(node: ClusterNode, name: str) -> set[str]:
-    """The inboxes of those who wait for the lock at this node, and are connected to it."""
+def _subscribed(node: ClusterNode, name: str) -> set[str]:
+    """The inboxes of the lock's waiters that are subscribed at this node."""
     waiting = {entry.split(" ")[3] for entry in node.raw("HVALS", keys_of(name).waiters)}
     connected: list[str] = node.raw("PUBSUB", "SHARDCHANNELS", "lockfast:inbox:*")
     return waiting & set(connected)
 
 
-def _refused(node: ClusterNode, code: str) -> bool:
+def _rejected(node: ClusterNode, code: str) -> bool:
     return f"errorstat_{code}:" in str(node.raw("INFO", "errorstats"))
 
 
 def _migrate_under_load(cluster: Cluster, d: Driver, times: int) -> None:
     async def play() -> None:
-        crowd = Crowd(d)
-        await crowd.keep([f"{{thing}}:kept:{number}" for number in range(5)])
-        await crowd.contend(["thing", "{thing}:too", "elsewhere"], each=2)
-        await crowd.until_busy(5)
+        load = Workload(d)
+        await load.keep([f"{{thing}}:kept:{number}" for number in range(5)])
+        await load.contend(["thing", "{thing}:too", "elsewhere"], each=2)
+        await load.until_busy(5)
         for _ in range(times):
             mover = threading.Thread(target=migrate, args=(cluster.slot("thing"), *nodes_of(cluster, "thing")))
             mover.start()
             await d.until(lambda one=mover: not one.is_alive(), "the slot to move", 20)  # type: ignore[misc]
-            await crowd.until_busy(5, since=time.monotonic())
-        assert await crowd.check_kept() == (5, 0)
-        await crowd.finish()
+            await load.until_busy(5, since=time.monotonic())
+        assert await load.check_kept() == (5, 0)
+        await load.finish()
 
     d.run(play())
 
 
 @pytest.fixture(scope="module")
 def old_cluster() -> Iterator[Cluster]:
-    """Redis 6.2 has no sharded channels."""
+    """Redis 6.2, which has no sharded channels."""
     require("redis62")
     with Cluster(2, replicated=False, kind="redis62") as group:
         yield group
 
 
-def test_without_sharded_channels(old_cluster: Cluster, flavour: str) -> None:
+def test_cluster_without_sharded_channels(old_cluster: Cluster, flavour: str) -> None:
     d = driver(flavour, old_cluster)
 
     async def play() -> None:
         lease = await done(d.lock("thing").acquire(timeout=5))
-        waiters = [d.start(_pass_on, d.lock("thing")) for _ in range(3)]
+        waiters = [d.start(_acquire_and_release, d.lock("thing")) for _ in range(3)]
         await d.queue_length(d.lock("thing"), 3)
         node = old_cluster.owner("thing")
         await done(lease.release())
@@ -315,8 +315,8 @@ def test_without_sharded_channels(old_cluster: Cluster, flavour: str) -> None:
     d.run(play())
 
 
-def test_the_account_that_the_docs_give(cluster: Cluster, flavour: str) -> None:
-    """The line for one server and the row for a cluster suffice to take, wait, renew and give back."""
+def test_documented_permissions_suffice_in_a_cluster(cluster: Cluster, flavour: str) -> None:
+    """The line for one server plus the row for a cluster in docs/permissions.md."""
     line = next(row for row in PAGE.splitlines() if row.startswith("ACL SETUSER billing "))
     row = next(row for row in PAGE.splitlines() if row.startswith("| a cluster |"))
     more = row.split("`")[1].replace("\\|", "|").split()
@@ -326,7 +326,7 @@ def test_the_account_that_the_docs_give(cluster: Cluster, flavour: str) -> None:
 
     async def play() -> None:
         lease = await done(d.lock("thing", ttl=20).acquire(timeout=5))
-        waiter = d.start(_pass_on, d.connect().lock("thing"))
+        waiter = d.start(_acquire_and_release, d.connect().lock("thing"))
         await d.queue_length(d.lock("thing"), 1)
         migrate(cluster.slot("thing"), *nodes_of(cluster, "thing"))
         await done(lease.renew())

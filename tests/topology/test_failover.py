@@ -1,4 +1,4 @@
-"""A master dies, or stands still, under load: with sentinels, and in a cluster."""
+"""A master is killed or paused under load, with sentinels and in a cluster."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from tests.contract.driver import Driver, done
 from tests.support.servers import Server
 from tests.support.topologies import Cluster, Replicated
 from tests.topology.conftest import driver
-from tests.topology.load import Crowd
+from tests.topology.load import Workload
 
 HARM: dict[str, Callable[[Server], None]] = {"kill": Server.kill, "pause": Server.pause}
 BUSY = [f"busy:{number}" for number in range(4)]
@@ -27,26 +27,26 @@ CASES = [
 
 
 async def under_load(d: Driver, harm: Callable[[], None], rounds: int = 1) -> None:
-    """Throughput resumes, nobody hangs, every loss is told, and fences rise throughout."""
-    crowd = Crowd(d)
-    await crowd.keep(KEPT)
-    await crowd.contend(BUSY)
-    await crowd.until_busy()
+    """Throughput resumes, no client hangs, every loss is reported, and fences grow."""
+    load = Workload(d)
+    await load.keep(KEPT)
+    await load.contend(BUSY)
+    await load.until_busy()
     for _ in range(rounds):
         harm()
-        await crowd.until_busy(20, since=time.monotonic() + 0.2)
-    held, lost = await crowd.check_kept()
+        await load.until_busy(20, since=time.monotonic() + 0.2)
+    held, lost = await load.check_kept()
     assert held + lost == len(KEPT)
-    await crowd.finish()
+    await load.finish()
 
 
 def victim(group: Replicated | Cluster) -> Server:
-    """The master that has most of the locks at stake."""
+    """A master that serves contended locks."""
     return group.owner(BUSY[0]) if isinstance(group, Cluster) else group.master()
 
 
 @pytest.mark.parametrize(("kind", "flavour", "how"), CASES)
-def test_a_master_fails_under_load(request: pytest.FixtureRequest, kind: str, flavour: str, how: str) -> None:
+def test_master_failure_under_load(request: pytest.FixtureRequest, kind: str, flavour: str, how: str) -> None:
     group: Replicated | Cluster = request.getfixturevalue(kind)
     d = driver(flavour, group)
     d.run(under_load(d, lambda: HARM[how](victim(group))))
@@ -56,7 +56,7 @@ def test_a_master_fails_under_load(request: pytest.FixtureRequest, kind: str, fl
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", HARM)
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
-def test_one_master_after_another_fails(request: pytest.FixtureRequest, kind: str, flavour: str, how: str) -> None:
+def test_repeated_master_failures_under_load(request: pytest.FixtureRequest, kind: str, flavour: str, how: str) -> None:
     group: Replicated | Cluster = request.getfixturevalue(kind)
     d = driver(flavour, group)
 
@@ -67,8 +67,8 @@ def test_one_master_after_another_fails(request: pytest.FixtureRequest, kind: st
     d.run(under_load(d, harm, rounds=4))
 
 
-def test_a_waiter_waits_through_a_failover(sentinel: Replicated, flavour: str) -> None:
-    """Who queued at the old master gets the lock from the new one, when its holder gives it back."""
+def test_waiter_survives_a_failover(sentinel: Replicated, flavour: str) -> None:
+    """A waiter from the old master's queue gets the lock from the new master after the release."""
     d = driver(flavour, sentinel)
 
     async def play() -> None:
@@ -88,9 +88,10 @@ def test_a_waiter_waits_through_a_failover(sentinel: Replicated, flavour: str) -
 
 
 @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
-def test_fences_follow_time(request: pytest.FixtureRequest, kind: str, flavour: str) -> None:
-    """Two masters may grant for a moment, and nothing but time orders what they grant: each fence is as new as its
-    lease, also when threads or tasks of one connection follow one another."""
+def test_fences_are_not_older_than_their_leases(request: pytest.FixtureRequest, kind: str, flavour: str) -> None:
+    """During a failover two masters may grant, and only time orders their fences.
+
+    So each fence is as new as its lease, even between threads or tasks of one client."""
     d = driver(flavour, request.getfixturevalue(kind))
     ends: list[tuple[int, int]] = []
 

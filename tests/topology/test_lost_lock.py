@@ -1,7 +1,7 @@
-"""The lock that a failover loses: a replica takes over that never heard of it.
+"""A failover to a replica that never received the grant.
 
-Without acknowledgement two hold it, and both know: the second by its grant, the first by being told; and the second has
-the greater fence. With acknowledgement the grant is given back before anybody relies on it.
+Without acknowledgement two clients hold the lock: the second has the greater fence, and the first learns of its loss.
+With acknowledgement the grant is released before a caller relies on it.
 """
 
 import pytest
@@ -13,7 +13,7 @@ from tests.topology.conftest import driver
 
 
 def cut_off(group: Replicated) -> None:
-    """From now on no replica hears of anything, and nobody minds."""
+    """Stop replication without a failover."""
     group.steady()
     for replica in group.replicas():
         replica.pause()
@@ -21,7 +21,7 @@ def cut_off(group: Replicated) -> None:
 
 
 def fail_over(group: Replicated) -> None:
-    """The master dies with what it alone knew, and a replica takes over: one, and once."""
+    """Kill the master with its unreplicated writes; one replica takes over."""
     old = group.master()
     old.kill()
     for server in group.data:
@@ -31,16 +31,18 @@ def fail_over(group: Replicated) -> None:
 
 
 @pytest.mark.system("C6")
-def test_without_acknowledgement_both_hold_and_both_are_told(sentinel: Replicated, flavour: str) -> None:
-    """The first does not renew by itself, so that the second is sure to be faster."""
+def test_without_acknowledgement_two_clients_hold_and_the_first_learns_of_its_loss(
+    sentinel: Replicated, flavour: str
+) -> None:
+    """The first client does not renew, so the second always acquires first."""
     d = driver(flavour, sentinel)
-    told: list[str] = []
+    reported: list[str] = []
 
     async def play() -> None:
         first, second = d.connect(), d.connect()
         await done(first.lock("warm").locked())
         cut_off(sentinel)
-        lock = first.lock("thing", ttl=25, renew=False, on_lost=lambda lease: told.append(lease.holder))
+        lock = first.lock("thing", ttl=25, renew=False, on_lost=lambda lease: reported.append(lease.holder))
         lost = await done(lock.acquire(timeout=5))
         fail_over(sentinel)
         lease = await done(second.lock("thing").acquire(timeout=15))
@@ -49,21 +51,21 @@ def test_without_acknowledgement_both_hold_and_both_are_told(sentinel: Replicate
         with pytest.raises(LeaseLost, match="another was faster"):
             await done(lost.renew())
         assert lost.reasserted == 0
-        await d.until(lambda: told == [lost.holder], "the first to be told")
+        await d.until(lambda: reported == [lost.holder], "the loss to be reported")
         assert lease.state is State.HELD
 
     d.run(play())
 
 
 @pytest.mark.system("C6")
-def test_with_acknowledgement_nobody_holds_what_can_be_lost(sentinel: Replicated, flavour: str) -> None:
+def test_with_acknowledgement_an_unreplicated_grant_is_released(sentinel: Replicated, flavour: str) -> None:
     d = driver(flavour, sentinel)
 
     async def play() -> None:
         first = d.connect(replicas=1, replica_timeout=0.3)
         await done(first.lock("warm").locked())
         cut_off(sentinel)
-        with pytest.raises(StoreUnavailable, match=r"0 of the 1 replicas asked for acknowledged it within 0.3 s"):
+        with pytest.raises(StoreUnavailable, match=r"0 of the 1 required replicas acknowledged it within 0\.3 s"):
             await done(first.lock("thing", ttl=20).acquire(timeout=0))
         assert sentinel.master().raw("EXISTS", "thing") == 0
         fail_over(sentinel)
@@ -74,8 +76,8 @@ def test_with_acknowledgement_nobody_holds_what_can_be_lost(sentinel: Replicated
     d.run(play())
 
 
-def test_a_lease_that_nobody_took_meanwhile_goes_on(sentinel: Replicated, flavour: str) -> None:
-    """Re-asserted: the same holder and the same fence, and later grants get a greater one."""
+def test_lease_is_reasserted_if_the_lock_stayed_free(sentinel: Replicated, flavour: str) -> None:
+    """It keeps its holder id and its fence; later grants get a greater fence."""
     d = driver(flavour, sentinel)
 
     async def play() -> None:
@@ -84,7 +86,7 @@ def test_a_lease_that_nobody_took_meanwhile_goes_on(sentinel: Replicated, flavou
         cut_off(sentinel)
         lease = await done(locks.lock("thing", ttl=20).acquire(timeout=5))
         fail_over(sentinel)
-        await d.until(lambda: lease.reasserted == 1, "the lease to be taken back in", 15)
+        await d.until(lambda: lease.reasserted == 1, "the lease to be reasserted", 15)
         assert lease.state is State.HELD
         info = await done(locks.lock("thing").inspect())
         assert (info.holder, info.fence) == (lease.holder, lease.fence)

@@ -1,4 +1,4 @@
-"""Grants that replicas acknowledge: counted, given back when the count is not reached, and never by blocking others."""
+"""Acknowledgement by replicas: counted, required for a grant, and shared between concurrent callers."""
 
 import time
 from typing import Any
@@ -13,14 +13,14 @@ from tests.topology.conftest import driver
 
 
 @pytest.fixture
-def deaf(replicated: Replicated) -> Replicated:
-    """Replicas that are connected and do not answer."""
+def paused_replicas(replicated: Replicated) -> Replicated:
+    """A group whose replicas are connected but do not respond."""
     for replica in replicated.replicas():
         replica.pause()
     return replicated
 
 
-def test_the_count_is_told(replicated: Replicated, flavour: str) -> None:
+def test_lease_has_the_number_of_acknowledgements(replicated: Replicated, flavour: str) -> None:
     d = driver(flavour, replicated)
 
     async def play() -> None:
@@ -32,27 +32,27 @@ def test_the_count_is_told(replicated: Replicated, flavour: str) -> None:
     d.run(play())
 
 
-def test_more_than_there_are(replicated: Replicated, flavour: str) -> None:
+def test_grant_is_released_if_there_are_too_few_replicas(replicated: Replicated, flavour: str) -> None:
     d = driver(flavour, replicated)
 
     async def play() -> None:
         locks = d.connect(replicas=3, replica_timeout=0.2)
-        with pytest.raises(StoreUnavailable, match="was given back: 2 of the 3 replicas"):
+        with pytest.raises(StoreUnavailable, match="was released again: 2 of the 3 required replicas"):
             await done(locks.lock("thing").acquire(timeout=0))
         assert not await done(d.lock("thing").locked())
 
     d.run(play())
 
 
-def test_a_wait_goes_on_until_they_answer(deaf: Replicated, flavour: str) -> None:
-    """Within the caller's time the grant is given back and asked for again."""
-    d = driver(flavour, deaf)
+def test_acquire_retries_until_replicas_respond(paused_replicas: Replicated, flavour: str) -> None:
+    """Within the caller's time, the grant is released and claimed again."""
+    d = driver(flavour, paused_replicas)
 
     async def play() -> None:
         locks = d.connect(replicas=2, replica_timeout=0.1)
         taker = d.start(_acquire, locks.lock("thing"))
-        await d.until(lambda: deaf.master().commands_processed().get("wait", 0) >= 2, "two tries")
-        for replica in deaf.replicas():
+        await d.until(lambda: paused_replicas.master().commands_processed().get("wait", 0) >= 2, "two attempts")
+        for replica in paused_replicas.replicas():
             replica.resume()
         assert (await taker.result()).acknowledged == 2
 
@@ -63,25 +63,25 @@ async def _acquire(lock: Any, timeout: float = 10.0) -> Any:
     return await done(lock.acquire(timeout=timeout))
 
 
-def test_a_grant_that_was_handed_over_is_confirmed_too(deaf: Replicated, flavour: str) -> None:
-    """The push came, but no replica has it: so it does not count until they have."""
-    d = driver(flavour, deaf)
+def test_handed_off_grant_needs_acknowledgement_too(paused_replicas: Replicated, flavour: str) -> None:
+    """A notification arrives, but the grant counts only after a replica has it."""
+    d = driver(flavour, paused_replicas)
 
     async def play() -> None:
         holder = await done(d.lock("thing").acquire())
         waiter = d.start(_acquire, d.connect(replicas=1, replica_timeout=0.1).lock("thing"))
         await d.queue_length(d.lock("thing"), 1)
-        asked = deaf.master().commands_processed().get("wait", 0)
+        waits = paused_replicas.master().commands_processed().get("wait", 0)
         await done(holder.release())
-        await d.until(lambda: deaf.master().commands_processed().get("wait", 0) > asked, "the question to the replicas")
+        await d.until(lambda: paused_replicas.master().commands_processed().get("wait", 0) > waits, "a WAIT")
         assert not waiter.ended
-        deaf.replicas()[0].resume()
+        paused_replicas.replicas()[0].resume()
         assert (await waiter.result()).acknowledged >= 1
 
     d.run(play())
 
 
-def test_a_renewal_that_nobody_acknowledges_does_not_count(replicated: Replicated, flavour: str) -> None:
+def test_unacknowledged_renewal_does_not_count(replicated: Replicated, flavour: str) -> None:
     d = driver(flavour, replicated)
 
     async def play() -> None:
@@ -96,9 +96,9 @@ def test_a_renewal_that_nobody_acknowledges_does_not_count(replicated: Replicate
     d.run(play())
 
 
-def test_with_deaf_replicas_nobody_waits_for_the_others(deaf: Replicated, flavour: str) -> None:
-    """Forty who ask share the questions: all together need hardly longer than one."""
-    d = driver(flavour, deaf)
+def test_concurrent_callers_share_one_wait(paused_replicas: Replicated, flavour: str) -> None:
+    """Forty concurrent callers take hardly longer than one, even if no replica responds."""
+    d = driver(flavour, paused_replicas)
 
     async def play() -> None:
         locks = d.connect(replicas=1, replica_timeout=0.5)
@@ -107,7 +107,7 @@ def test_with_deaf_replicas_nobody_waits_for_the_others(deaf: Replicated, flavou
         takers = [d.start(_fails, locks.lock(f"thing:{number}")) for number in range(40)]
         for taker in takers:
             await taker.result()
-        assert time.monotonic() - started < 10  # one after the other they would need 20
+        assert time.monotonic() - started < 10  # one after the other they would take 20 s
 
     d.run(play())
 
@@ -117,7 +117,7 @@ async def _fails(lock: Any) -> None:
         await done(lock.acquire(timeout=0))
 
 
-def test_an_adopted_lease_is_acknowledged(replicated: Replicated, flavour: str) -> None:
+def test_adopted_lease_is_acknowledged(replicated: Replicated, flavour: str) -> None:
     d = driver(flavour, replicated)
 
     async def play() -> None:
@@ -128,8 +128,8 @@ def test_an_adopted_lease_is_acknowledged(replicated: Replicated, flavour: str) 
     d.run(play())
 
 
-def test_on_disk(flavour: str) -> None:
-    """The master has it in its log, flushed; without a log that is refused, and nothing is left."""
+def test_aof_requires_the_grant_on_disk(flavour: str) -> None:
+    """Without an append-only file the server refuses, and no grant remains."""
     with Server(args=("--appendonly", "yes", "--appendfsync", "always")) as server:
         d = FLAVOURS[flavour]("one", server.url)
 
@@ -144,7 +144,7 @@ def test_on_disk(flavour: str) -> None:
         d.run(play())
 
 
-def test_what_is_said_about_it(replicated: Replicated, flavour: str) -> None:
+def test_guarantees_show_acknowledgements_and_replicas(replicated: Replicated, flavour: str) -> None:
     d = driver(flavour, replicated)
 
     async def play() -> None:
@@ -158,7 +158,7 @@ SAYS: dict[str, dict[str, Any]] = {
     "replicas must be a whole number": {"replicas": True},
     "from 0 to 100": {"replicas": 101},
     "replica_timeout must be": {"replicas": 1, "replica_timeout": 0},
-    "no sense without replicas": {"replica_timeout": 1},
+    "no effect without replicas": {"replica_timeout": 1},
     "aof must be": {"aof": 1},
     "reassert must be": {"reassert": "yes"},
     "service belongs to a Sentinel object": {"service": "main"},
@@ -166,21 +166,21 @@ SAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("says", "options"), SAYS.items(), ids=SAYS)
-def test_options_that_make_no_sense(flavour: str, says: str, options: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected(flavour: str, says: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=says):
         FLAVOURS[flavour].open("redis://localhost", **options)
 
 
-def test_options_of_another_store(flavour: str) -> None:
+def test_other_stores_reject_replica_options(flavour: str) -> None:
     with pytest.raises(ConfigurationError, match="memory:// has no replicas"):
         FLAVOURS[flavour].open("memory://", replicas=1)
 
 
-class TestServersThatRefuse:
-    """READONLY, MASTERDOWN, LOADING and NOREPLICAS pass, and are waited out within the caller's time."""
+class TestTemporaryErrors:
+    """Acquire retries READONLY, MASTERDOWN, LOADING and NOREPLICAS within the caller's time."""
 
     @staticmethod
-    def waited_out(flavour: str, server: Server, heal: Any, code: str) -> None:
+    def check_retry(flavour: str, server: Server, heal: Any, code: str) -> None:
         d = FLAVOURS[flavour]("one", server.url)
 
         async def play() -> None:
@@ -196,7 +196,7 @@ class TestServersThatRefuse:
 
     def test_readonly(self, replicated: Replicated, flavour: str) -> None:
         replica = replicated.replicas()[0]
-        self.waited_out(flavour, replica, lambda: replica.raw("REPLICAOF", "NO", "ONE"), "READONLY")
+        self.check_retry(flavour, replica, lambda: replica.raw("REPLICAOF", "NO", "ONE"), "READONLY")
 
     def test_masterdown(self, replicated: Replicated, flavour: str) -> None:
         replica = replicated.replicas()[0]
@@ -207,12 +207,12 @@ class TestServersThatRefuse:
             replica.raw("CONFIG", "SET", "replica-serve-stale-data", "yes")
             replica.raw("REPLICAOF", "NO", "ONE")
 
-        self.waited_out(flavour, replica, heal, "MASTERDOWN")
+        self.check_retry(flavour, replica, heal, "MASTERDOWN")
 
     def test_noreplicas(self, replicated: Replicated, flavour: str) -> None:
         master = replicated.master()
         master.raw("CONFIG", "SET", "min-replicas-to-write", "5")
-        self.waited_out(
+        self.check_retry(
             flavour, master, lambda: master.raw("CONFIG", "SET", "min-replicas-to-write", "0"), "NOREPLICAS"
         )
 

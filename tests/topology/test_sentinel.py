@@ -1,4 +1,4 @@
-"""Sentinels: by URL and by the client libraries' own objects; what they say decides where requests go."""
+"""Connect through sentinels, by URL and with the client libraries' Sentinel objects."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,14 +22,14 @@ LIBRARIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def shared(shared_group: Callable[[str], Group]) -> Replicated:
-    """A set-up that is not to be harmed."""
+    """A group that tests must leave healthy."""
     group = shared_group("sentinel")
     assert isinstance(group, Replicated)
     return group
 
 
-async def works(d: Driver, locks: Any) -> None:
-    """A lock is taken, handed over and given back."""
+async def check_lock(d: Driver, locks: Any) -> None:
+    """Acquire, hand off and release a lock."""
     lease = await done(locks.lock("thing").acquire(timeout=5))
     waiter = d.start(_acquire, locks.lock("thing"))
     await d.queue_length(locks.lock("thing"), 1)
@@ -44,20 +44,21 @@ async def _acquire(lock: Any) -> Any:
 
 @pytest.mark.parametrize("how", ["client", "object"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_objects_of_the_libraries(shared: Replicated, flavour: str, library: str, how: str) -> None:
+def test_sentinel_objects_and_their_clients(shared: Replicated, flavour: str, library: str, how: str) -> None:
     d = driver(flavour, shared)
 
     async def play() -> None:
         sentinel: Any = LIBRARIES[library][flavour]([("127.0.0.1", one.port) for one in shared.sentinels])
         target = sentinel.master_for(SERVICE) if how == "client" else sentinel
-        await works(d, d.open(target, **({} if how == "client" else {"service": SERVICE})))
+        await check_lock(d, d.open(target, **({} if how == "client" else {"service": SERVICE})))
 
     d.run(play())
 
 
-def test_some_sentinels_are_down(shared: Replicated, flavour: str) -> None:
-    """Those that refuse and those that say nothing cost their time once, and then are asked last. Three that say
-    nothing take longer than one dial may."""
+def test_dead_and_silent_sentinels_are_skipped(shared: Replicated, flavour: str) -> None:
+    """Unreachable and silent sentinels cost time once, and are then asked last.
+
+    Three silent ones take longer than one connection attempt may."""
     with Sentinel(shared.master()) as one, Sentinel(shared.master()) as two, Sentinel(shared.master()) as three:
         silent = (one, two, three)
         for stopped in silent:
@@ -67,25 +68,24 @@ def test_some_sentinels_are_down(shared: Replicated, flavour: str) -> None:
         d = FLAVOURS[flavour]("sentinel", f"valkey+sentinel://{hosts}/{SERVICE}")
 
         async def play() -> None:
-            await works(d, d.connect())
+            await check_lock(d, d.connect())
 
         d.run(play())
         for stopped in silent:
             stopped.resume()
 
 
-def test_an_unknown_service(shared: Replicated, flavour: str) -> None:
+def test_unknown_service_raises_store_unavailable(shared: Replicated, flavour: str) -> None:
     d = FLAVOURS[flavour]("sentinel", shared.url + "x")
 
     async def play() -> None:
-        with pytest.raises(StoreUnavailable, match="is the name wrong"):
+        with pytest.raises(StoreUnavailable, match="Check the service name"):
             await done(d.lock("thing").acquire(timeout=0))
 
     d.run(play())
 
 
-def test_credentials_of_both_kinds(flavour: str) -> None:
-    """The sentinels' password is not the servers'."""
+def test_sentinels_have_their_own_password(flavour: str) -> None:
     with Replicated(1, 1) as group:
         (watcher,) = group.sentinels
         for server in group.data:
@@ -96,7 +96,7 @@ def test_credentials_of_both_kinds(flavour: str) -> None:
         d = FLAVOURS[flavour]("sentinel", f"{address}?sentinel_password=of-the-sentinels")
 
         async def play() -> None:
-            await works(d, d.connect())
+            await check_lock(d, d.connect())
             with pytest.raises(StoreError) as caught:
                 await done(d.open(address).lock("thing").acquire(timeout=0))
             assert "of-the" not in str(caught.value)
@@ -104,7 +104,7 @@ def test_credentials_of_both_kinds(flavour: str) -> None:
         d.run(play())
 
 
-def test_what_is_said_about_it(shared: Replicated, flavour: str) -> None:
+def test_guarantees_show_the_topology(shared: Replicated, flavour: str) -> None:
     d = driver(flavour, shared)
 
     async def play() -> None:
@@ -114,10 +114,10 @@ def test_what_is_said_about_it(shared: Replicated, flavour: str) -> None:
     d.run(play())
 
 
-class TestWhatIsNotReasserted:
-    """A server that knew the lease and does not have it any more was told so by somebody."""
+class TestReassert:
+    """A grant is restored only after a failover, never after an external change."""
 
-    def test_a_lock_that_was_deleted(self, shared: Replicated, flavour: str) -> None:
+    def test_deleted_lock_is_not_reasserted(self, shared: Replicated, flavour: str) -> None:
         d = driver(flavour, shared)
 
         async def play() -> None:
@@ -128,8 +128,8 @@ class TestWhatIsNotReasserted:
 
         d.run(play())
 
-    def test_on_one_server_unless_asked_for(self, valkey: Any, flavour: str) -> None:
-        """A server that restarted empty looks like a failover; but nobody said that there is one."""
+    def test_single_server_reasserts_only_on_request(self, valkey: Any, flavour: str) -> None:
+        """An empty server after a restart looks like a failover, but a single server has none."""
         d = FLAVOURS[flavour]("one", valkey.url)
 
         async def play() -> None:
@@ -137,7 +137,7 @@ class TestWhatIsNotReasserted:
             kept = await done(d.connect(reassert=True).lock("kept", ttl=3).acquire())
             valkey.raw("FLUSHALL")
             await d.until(lambda: lost.state is State.LOST, "the loss")
-            await d.until(lambda: kept.reasserted == 1, "the lease to be taken back in")
+            await d.until(lambda: kept.reasserted == 1, "the lease to be reasserted")
             assert kept.state is State.HELD
             assert valkey.raw("GET", "kept") == kept.holder
 

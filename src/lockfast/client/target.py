@@ -44,9 +44,9 @@ def store_of(target: Any, runtime: Runtime, flavour: str, choices: Mapping[str, 
     if isinstance(target, str):
         return _store_of_url(target, runtime, flavour, choices)
     from lockfast.stores.redis.factory import store_of_client
-    from lockfast.stores.redis.options import choices_of
+    from lockfast.stores.redis.options import checked_options
 
-    return store_of_client(target, runtime, flavour, choices_of(choices))
+    return store_of_client(target, runtime, flavour, checked_options(choices))
 
 
 def _store_of_url(url: str, runtime: Runtime, flavour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
@@ -59,9 +59,9 @@ def _store_of_url(url: str, runtime: Runtime, flavour: str, choices: Mapping[str
         )
     if scheme in REDIS_SCHEMES:
         from lockfast.stores.redis.factory import store_of_url
-        from lockfast.stores.redis.options import choices_of
+        from lockfast.stores.redis.options import checked_options
 
-        return store_of_url(url, runtime, flavour, choices_of(choices))
+        return store_of_url(url, runtime, flavour, checked_options(choices))
     if scheme in ("memory", "sqlite", "etcd", "etcds", "zookeeper") and choices:
         raise ConfigurationError(
             f"The option {shown(next(iter(choices)))} belongs to Redis and Valkey; {scheme}:// has no replicas."
@@ -84,7 +84,7 @@ def _quorum(
 ) -> tuple[Store, str]:
     """A quorum of the servers in the list; one alone is simply that server."""
     from lockfast.core.quorum.store import QuorumStore
-    from lockfast.stores.redis.factory import node_of
+    from lockfast.stores.redis.factory import member_of
 
     if unknown:
         raise ConfigurationError(
@@ -97,7 +97,7 @@ def _quorum(
     for target in targets:
         if isinstance(target, str) and target.partition("://")[0].lower() not in REDIS_SCHEMES:
             raise ConfigurationError("A quorum is made of Redis or Valkey servers: give their URLs or clients.")
-        nodes.append(node_of(target, runtime, flavour))
+        nodes.append(member_of(target, runtime, flavour))
     _check_addresses([address for _, address in nodes])
     shown_as = f"a quorum of {', '.join(address for _, address in nodes)}"
     return QuorumStore(nodes, runtime, sits_out=absence), shown_as

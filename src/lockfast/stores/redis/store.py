@@ -37,7 +37,7 @@ from lockfast.values import (
 )
 
 if TYPE_CHECKING:
-    from lockfast.stores.redis.watch import Editor
+    from lockfast.stores.redis.watch import WatchConnections
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ class RedisStore(Store):
         self._topology = topology
         self._reasserts = reasserts
         self._tell: Callable[[str | None], None] | None = None
-        self._editor: Editor | None = None
+        self._watches: WatchConnections | None = None
         self.otherwise: Otherwise | None = None
         self.ready: dict[tuple[str, str], tuple[bytes, Sequence[bytes]]] = {}
         self._leads = True
@@ -159,11 +159,11 @@ class RedisStore(Store):
 
     async def watch(self, key: str, until: float) -> WatchedValue:
         """Uses connections of its own, like that of the wire; they are made when first needed."""
-        if self._editor is None:
-            from lockfast.stores.redis.watch import Editor
+        if self._watches is None:
+            from lockfast.stores.redis.watch import WatchConnections
 
-            self._editor = Editor(self.wire.session)
-        return await self._editor.watch(key, until)
+            self._watches = WatchConnections(self.wire.session)
+        return await self._watches.watch(key, until)
 
     def mailbox(self, holder: str) -> Mailbox:
         return self.inbox.mailbox(holder)
@@ -371,12 +371,12 @@ class RedisStore(Store):
     async def close(self) -> None:
         await self.cancel_waits()
         await self.wire.close()
-        if self._editor is not None:
-            self._editor.close()
+        if self._watches is not None:
+            self._watches.close()
 
     def reset(self, *, forked: bool) -> None:
-        if self._editor is not None:
-            self._editor.reset(forked=forked)
+        if self._watches is not None:
+            self._watches.reset()
         self.inbox.reset(forked=forked)
         self.wire.reset(forked=forked)
 

@@ -1,27 +1,41 @@
-"""From a redis://, rediss://, valkey://, valkeys:// or unix:// URL to a pool of redis-py, which is only read.
+"""Parse Redis URLs: one server, a master behind sentinels, or a cluster.
 
-Rules kept here: redis-py passes over what it does not understand in a URL (a path that is no database, an option that
-no connection has) until the first request; a lock in another database than the one meant excludes nobody, so such a URL
-is refused at once. No message repeats a URL or a value from it, for there may be a password in it.
+    redis://user:password@host:6379/0          also rediss://, valkey://, valkeys://
+    unix:///path/to/socket?db=0
+    redis+sentinel://host1,host2,host3/service/0
+    redis+cluster://host1,host2
+
+A URL with several hosts is split into its hosts and the URL of one server, which redis-py reads with its own checks.
+
+Rules:
+
+- redis-py ignores parts of a URL that it does not understand, or reports them at the first request. A lock in the
+  wrong database excludes nobody, so such a URL is rejected here.
+- No message repeats a URL or a part of it, because that could be a password.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
 from lockfast.errors import ConfigurationError
 from lockfast.values import shown
 
-TCP_SHAPE = "redis://user:password@host:6379/0"
-UNIX_SHAPE = "unix:///path/to/socket?db=0"
-_HALF_ESCAPED = re.compile("%(?![0-9a-fA-F]{2})")
+ONE_SERVER = "redis://user:password@host:6379/0, or unix:///path/to/socket?db=0"
+SENTINELS = "redis+sentinel://user:password@host1:26379,host2,host3/service/0"
+CLUSTER = "redis+cluster://user:password@host1:6379,host2,host3"
+SENTINEL_PORT = 26379
+PORT = 6379
+_INCOMPLETE_ESCAPE = re.compile("%(?![0-9a-fA-F]{2})")
 _DATABASE = re.compile("/?|/[0-9]+")
+
+Address = tuple[str, int]
 
 
 def pool_of_url(url: str, flavour: str) -> Any:
-    """A pool that would dial what `url` says; nothing is dialled here."""
+    """A redis-py connection pool for `url`. Nothing is connected; lockfast only reads its settings."""
     try:
         import redis
         import redis.asyncio
@@ -30,43 +44,114 @@ def pool_of_url(url: str, flavour: str) -> Any:
             "A Redis or Valkey URL needs redis-py, which is not installed. Run: pip install redis"
         ) from error
     pool_class = redis.ConnectionPool if flavour == "threads" else redis.asyncio.ConnectionPool
-    plain = as_redis_py_writes_it(url)
+    plain = _as_redis_url(url)
     try:
         pool = pool_class.from_url(plain)
-        settings = pool.connection_kwargs
-        pool.connection_class(**settings)  # on trial: the options are checked when a connection is made
+        pool.connection_class(**pool.connection_kwargs)  # redis-py checks the options only here
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
-        # Their message may quote the URL, and with it the password: so no cause is kept.
-        raise _unreadable(plain, str(error)) from None
+        # The cause is dropped, because its message may quote the URL with the password.
+        raise _unreadable(ONE_SERVER, _unknown_option(plain, str(error))) from None
     return pool
 
 
-def as_redis_py_writes_it(url: str) -> str:
-    """`url` with a scheme that redis-py knows, if it is sound.
+def _as_redis_url(url: str) -> str:
+    """Check `url` and replace its scheme by one that redis-py knows.
 
-    >>> as_redis_py_writes_it("Valkeys://host/1")
+    >>> _as_redis_url("Valkeys://host/1")
     'rediss://host/1'
     """
     scheme, _, rest = url.partition("://")
     plain = f"{scheme.lower().replace('valkey', 'redis', 1)}://{rest}"
     try:
         parts = urlsplit(plain)
-        sound = parts.port is None or parts.port > 0
+        valid = parts.port is None or parts.port > 0
     except ValueError:
-        sound = False
-    if not sound or parts.fragment or _HALF_ESCAPED.search(rest):
-        raise _unreadable(plain)
-    fits = len(parts.path) > 1 if parts.scheme == "unix" else _DATABASE.fullmatch(parts.path)
-    if not fits:
-        raise _unreadable(plain)
+        valid = False
+    if not valid or parts.fragment or _INCOMPLETE_ESCAPE.search(rest):
+        raise _unreadable(ONE_SERVER)
+    if not (len(parts.path) > 1 if parts.scheme == "unix" else _DATABASE.fullmatch(parts.path)):
+        raise _unreadable(ONE_SERVER)
     return plain
 
 
-def _unreadable(plain: str, why: str = "") -> ConfigurationError:
-    options = parse_qs(urlsplit(plain).query) if why else {}
-    unknown = next((name for name in options if f"keyword argument '{name}'" in why), None)
-    problem = "can't be read" if unknown is None else f"has the option {shown(unknown)}, which no connection knows"
+def _unknown_option(url: str, why: str) -> str | None:
+    """The option of the URL that redis-py rejected as an unexpected keyword argument."""
+    return next((name for name in parse_qs(urlsplit(url).query) if f"keyword argument '{name}'" in why), None)
+
+
+def _unreadable(form: str, unknown_option: str | None = None) -> ConfigurationError:
+    problem = "can't be read"
+    if unknown_option is not None:
+        problem = f"has the option {shown(unknown_option)}, which no connection knows"
     return ConfigurationError(
-        f"This Redis URL {problem}. It should look like {TCP_SHAPE}, or {UNIX_SHAPE}; special characters in a user "
-        "name or password are written %40 and the like."
+        f"The Redis URL {problem}. Write it like {form}; escape special characters in a user name or password, "
+        "for example %40 for @."
     )
+
+
+class ServerGroup(NamedTuple):
+    """The hosts in a URL, the URL of one server with the same options, and the data about sentinels."""
+
+    hosts: tuple[Address, ...]
+    one_server: str
+    service: str = ""
+    sentinel_username: str | None = None
+    sentinel_password: str | None = None
+
+
+def parse_sentinel_url(url: str) -> ServerGroup:
+    """
+    >>> group = parse_sentinel_url("redis+sentinel://me:pw@a,b:5000/mymaster/2?sentinel_password=x&protocol=3")
+    >>> group.hosts, group.service, group.one_server
+    ((('a', 26379), ('b', 5000)), 'mymaster', 'redis://me:pw@a:26379/2?protocol=3')
+    """
+    scheme, user, hosts, path, query = _split(url, SENTINELS, SENTINEL_PORT)
+    service, _, database = path.partition("/")
+    if not service or "/" in database:
+        raise _unreadable(SENTINELS)
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    username, password = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
+    one_server = _join(scheme, user, hosts[0], database, urlencode(options))
+    return ServerGroup(hosts, one_server, unquote(service), username, password)
+
+
+def parse_cluster_url(url: str) -> ServerGroup:
+    """
+    >>> parse_cluster_url("rediss+cluster://[::1]:7000,b").hosts, parse_cluster_url("redis+cluster://a").one_server
+    ((('::1', 7000), ('b', 6379)), 'redis://a:6379/')
+    """
+    scheme, user, hosts, path, query = _split(url, CLUSTER, PORT)
+    return ServerGroup(hosts, _join(scheme, user, hosts[0], path, query))
+
+
+def _split(url: str, form: str, port: int) -> tuple[str, str, tuple[Address, ...], str, str]:
+    scheme, _, rest = url.partition("://")
+    rest, _, query = rest.partition("?")
+    rest, _, path = rest.partition("/")
+    user, _, listed = rest.rpartition("@")
+    try:
+        hosts = tuple(_host(one.strip(), port) for one in listed.split(","))
+    except ValueError:
+        raise _unreadable(form) from None
+    if len(set(hosts)) < len(hosts):
+        raise ConfigurationError("The Redis URL lists the same server twice. List each server once.")
+    return scheme.lower().partition("+")[0], user, hosts, path, query
+
+
+def _host(text: str, port: int) -> Address:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError
+        number = rest[1:]
+    else:
+        host, _, number = text.partition(":")
+    if not host or (number and not (number.isascii() and number.isdecimal() and 0 < int(number) < 65536)):
+        raise ValueError
+    return unquote(host), int(number) if number else port
+
+
+def _join(scheme: str, user: str, address: Address, path: str, query: str) -> str:
+    host, port = address
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{scheme}://{user}{'@' if user else ''}{where}/{path}{'?' if query else ''}{query}"

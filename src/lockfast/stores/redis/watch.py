@@ -1,224 +1,200 @@
-"""Changing a value under WATCH: connections for that alone, since what is watched belongs to a connection.
+"""Optimistic updates of a value: WATCH, GET, then MULTI, SET, EXEC.
 
-Rules kept here:
+Rules:
 
-- A draft has a connection to itself from its read to its end, so nobody else's transaction can end its watch; if that
-  connection breaks, the draft is void, and never goes on over another one that watches nothing.
-- A connection whose conversation was left in the midst (an error, a cancellation) is closed; any other is kept for the
-  next draft. Each read begins with UNWATCH, so that a draft may be left at any point.
-- Read and write are one round trip each. A server that refuses to WATCH is believed: without it no conflict would be
-  noticed.
-- EXEC that got no answer has an unknown outcome, and is not repeated: it is the caller's to say if twice does harm.
+- Each watched value has a connection of its own until it ends, because a WATCH belongs to its connection. If the
+  connection breaks, the watched value is void: it never continues over a connection that watches nothing.
+- A connection is closed after an error or a cancellation in the middle of an exchange; otherwise the next watched
+  value reuses it. Each read starts with UNWATCH, so a watched value may be abandoned at any point.
+- Read and write take one round trip each. If the server denies WATCH, the update fails: conflicts would go unnoticed.
+- EXEC without a reply has an unknown outcome and is not repeated: only the caller knows whether writing twice is safe.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 from lockfast.errors import Outcome, StoreUnavailable, closed_error
 from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol.error_replies import error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.transport.connect import MIN_CONNECT_TIME, ConnectionFactory, connect_error
-from lockfast.stores.redis.user_client import reply_of
+from lockfast.stores.redis.user_client import reply_of, settled
 from lockfast.values import shown
 
-_inherited: list[TaskSession] = []
+_inherited: list[TaskWatchConnection] = []
 
 UNWATCH, MULTI, EXEC = pack(b"UNWATCH"), pack(b"MULTI"), pack(b"EXEC")
 
 
-class Session(Protocol):
-    """One connection, for one conversation at a time."""
+class WatchConnection(ABC):
+    """A connection of the client library, for one exchange at a time."""
 
-    async def connect(self, until: float) -> None: ...
-
-    async def exchange(self, requests: list[bytes], until: float) -> list[Any]:
-        """A reply for each, an error reply as a `ReplyError`; without one `StoreUnavailable`, outcome unknown."""
-
-    def drop(self) -> None:
-        """Close it without another word."""
-
-    def reset(self) -> None:
-        """In a forked child, or after the event loop has ended: let go without touching the parent's connection."""
-
-
-class ThreadSession:
-    """`Session` over a blocking connection of the client library."""
-
-    def __init__(self, dial: ConnectionFactory, runtime: Runtime) -> None:
-        self._dial = dial
+    def __init__(self, new_connection: ConnectionFactory, runtime: Runtime) -> None:
+        self._new_connection = new_connection
         self._runtime = runtime
         self._connection: Any = None
 
     async def connect(self, until: float) -> None:
-        self._connection = self._dial(max(MIN_CONNECT_TIME, until - self._runtime.now()))
-        try:
-            self._connection.connect()
-        except Exception as error:
-            raise connect_error(error) from error
-
-    async def exchange(self, requests: list[bytes], until: float) -> list[Any]:
-        try:
-            self._connection._sock.settimeout(max(0.001, until - self._runtime.now()))
-            self._connection.send_packed_command([b"".join(requests)], check_health=False)
-            return [self._reply() for _ in requests]
-        except Exception as error:
-            raise _no_answer(error) from error
-
-    def _reply(self) -> Any:
-        try:
-            return self._connection.read_response(disable_decoding=True)
-        except Exception as error:
-            return reply_of(error)
-
-    def drop(self) -> None:
-        self._connection.disconnect()
-
-    def reset(self) -> None:
-        self._connection.disconnect()  # in a child the library only closes its copy of the descriptor
-
-
-class TaskSession:
-    """`Session` over an asyncio connection of the client library."""
-
-    def __init__(self, dial: ConnectionFactory, runtime: Runtime) -> None:
-        self._dial = dial
-        self._runtime = runtime
-        self._connection: Any = None
-
-    async def connect(self, until: float) -> None:
-        import asyncio
-
         limit = max(MIN_CONNECT_TIME, until - self._runtime.now())
-        self._connection = self._dial(limit)
+        self._connection = self._new_connection(limit)
         try:
-            async with asyncio.timeout(limit):
-                await self._connection.connect()
+            async with self._time_limit(limit):
+                await settled(self._connection.connect())
         except Exception as error:
             raise connect_error(error) from error
 
     async def exchange(self, requests: list[bytes], until: float) -> list[Any]:
-        import asyncio
-
+        """A reply for each request; error replies are `ReplyError` values."""
         try:
-            async with asyncio.timeout(max(0.001, until - self._runtime.now())):
-                await self._connection.send_packed_command([b"".join(requests)], check_health=False)
+            async with self._time_limit(max(0.001, until - self._runtime.now())):
+                await settled(self._connection.send_packed_command([b"".join(requests)], check_health=False))
                 return [await self._reply() for _ in requests]
         except Exception as error:
-            raise _no_answer(error) from error
+            raise StoreUnavailable(
+                "The server did not answer, so the outcome of the request is unknown. Read the value before you try "
+                f"again. [{shown(str(error))}]",
+                outcome=Outcome.UNKNOWN,
+            ) from error
 
     async def _reply(self) -> Any:
         try:
-            return await self._connection.read_response(disable_decoding=True)
+            return await settled(self._connection.read_response(disable_decoding=True))
         except Exception as error:
             return reply_of(error)
 
-    def drop(self) -> None:
-        # The library's own way waits for a farewell that nobody needs, and cannot be used from here.
+    @abstractmethod
+    def _time_limit(self, seconds: float) -> AbstractAsyncContextManager[Any]: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close without waiting."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """In a forked child, or after the event loop was closed: drop the connection without touching it."""
+
+
+class ThreadWatchConnection(WatchConnection):
+    """`WatchConnection` on threads."""
+
+    @asynccontextmanager
+    async def _time_limit(self, seconds: float) -> AsyncIterator[None]:
+        if self._connection._sock is not None:
+            self._connection._sock.settimeout(seconds)
+        yield
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+    def reset(self) -> None:
+        self._connection.disconnect()  # in a child, the library only closes its copy of the descriptor
+
+
+class TaskWatchConnection(WatchConnection):
+    """`WatchConnection` on asyncio."""
+
+    def _time_limit(self, seconds: float) -> AbstractAsyncContextManager[Any]:
+        import asyncio
+
+        return asyncio.timeout(seconds)
+
+    def close(self) -> None:
+        # The library's disconnect() is a coroutine that waits for the transport to close.
         writer = self._connection._writer
         self._connection._reader = self._connection._writer = None
         if writer is not None:
             writer.transport.abort()
 
     def reset(self) -> None:
-        _inherited.append(self)  # its end would write to the parent's connection (TLS) or warn
+        _inherited.append(self)  # its finalizer would write to the parent's connection (TLS) or warn
 
 
-def _no_answer(error: Exception) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"The server did not answer; the request may or may not have been carried out. [{shown(str(error))}]",
-        outcome=Outcome.UNKNOWN,
-    )
+class WatchConnections:
+    """The idle connections of one store. Invariant: none of them owes a reply."""
 
-
-class Editor:
-    """`ports.Editor`. Invariant: what is in `_idle` owes no reply; there are as many as drafts were open at once."""
-
-    def __init__(self, new_session: Callable[[], Session]) -> None:
-        self._new_session = new_session
-        self._idle: deque[Session] = deque()
+    def __init__(self, new_connection: Callable[[], WatchConnection]) -> None:
+        self._new_connection = new_connection
+        self._idle: deque[WatchConnection] = deque()
         self._closed = False
 
-    async def watch(self, key: str, until: float) -> Draft:
-        """Read a value, and watch it until the draft ends."""
+    async def watch(self, key: str, until: float) -> WatchedKeyValue:
+        """Read a value and watch its key."""
         if self._closed:
             raise closed_error()
-        draft = Draft(self, await self._session(until), key)
-        await draft.read(until)
-        return draft
+        watched = WatchedKeyValue(self, await self._connection(until), key)
+        await watched.read(until)
+        return watched
 
-    async def _session(self, until: float) -> Session:
+    async def _connection(self, until: float) -> WatchConnection:
         try:
             return self._idle.pop()
         except IndexError:
             pass
-        session = self._new_session()
+        connection = self._new_connection()
         try:
-            await session.connect(until)
+            await connection.connect(until)
         except BaseException:
-            session.drop()
+            connection.close()
             raise
-        return session
+        return connection
 
-    def keep(self, session: Session) -> None:
+    def put_back(self, connection: WatchConnection) -> None:
         if self._closed:
-            session.drop()
+            connection.close()
         else:
-            self._idle.append(session)
+            self._idle.append(connection)
 
     def close(self) -> None:
         self._closed = True
         while self._idle:
-            self._idle.pop().drop()
+            self._idle.pop().close()
 
-    def reset(self, *, forked: bool) -> None:
-        """In a forked child the connections are the parent's, and after a loop has ended they are gone with it."""
+    def reset(self) -> None:
+        """In a forked child, or after the event loop was closed."""
         while self._idle:
             self._idle.pop().reset()
 
 
-class Draft:
-    """`ports.Draft`: one value as it was read. Ends with `commit` or `abandon`, exactly once."""
+class WatchedKeyValue:
+    """`ports.WatchedValue`."""
 
-    __slots__ = ("_editor", "_key", "_name", "_session", "value")
+    __slots__ = ("_connection", "_connections", "_key", "value")
 
-    def __init__(self, editor: Editor, session: Session, key: str) -> None:
-        self._editor = editor
-        self._session = session
-        self._key = shown(key)
-        self._name = key.encode()
+    def __init__(self, connections: WatchConnections, connection: WatchConnection, key: str) -> None:
+        self._connections = connections
+        self._connection = connection
+        self._key = key
         self.value: bytes | None = None
 
     async def read(self, until: float) -> None:
-        requests = [UNWATCH, pack(b"WATCH", self._name), pack(b"GET", self._name)]
+        key = self._key.encode()
         try:
-            replies = await self._converse(requests, until)
-        except StoreUnavailable as error:  # reading changes nothing
+            replies = await self._exchange([UNWATCH, pack(b"WATCH", key), pack(b"GET", key)], until)
+        except StoreUnavailable as error:  # a read changes nothing
             raise StoreUnavailable(str(error), outcome=Outcome.NOT_DONE) from error
-        self._check(replies)
         self.value = replies[-1]
 
     async def commit(self, value: bytes, until: float) -> bool:
-        replies = await self._converse([MULTI, pack(b"SET", self._name, value, b"KEEPTTL"), EXEC], until)
-        self._check(replies)
+        replies = await self._exchange([MULTI, pack(b"SET", self._key.encode(), value, b"KEEPTTL"), EXEC], until)
         self.abandon()
         return replies[-1] is not None
 
-    async def _converse(self, requests: list[bytes], until: float) -> list[Any]:
+    async def _exchange(self, requests: list[bytes], until: float) -> list[Any]:
         try:
-            return await self._session.exchange(requests, until)
+            replies = await self._connection.exchange(requests, until)
         except BaseException:
-            self._session.drop()
+            self._connection.close()
             raise
-
-    def _check(self, replies: list[Any]) -> None:
         for reply in replies:
             if type(reply) is ReplyError:
                 self.abandon()
-                raise error_of(str(reply), self._key)
+                raise error_of(str(reply), shown(self._key))
+        return replies
 
     def abandon(self) -> None:
-        self._editor.keep(self._session)
+        self._connections.put_back(self._connection)

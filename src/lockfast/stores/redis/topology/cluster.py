@@ -1,17 +1,17 @@
-"""The store on a cluster: each lock lives on the node that owns its slot, and is reached there.
+"""The store on a cluster: requests go to the node that owns the slot of the lock.
 
-Every node has its own store, wire and inbox, dialled when first needed. A waiter's mailbox is at the node that runs the
-scripts of its lock, for there PUBLISH and SPUBLISH count who received a push.
+Every node has its own store, wire and inbox, connected on first use. A waiter's mailbox is at the node that runs the
+scripts of its lock, because only there do PUBLISH and SPUBLISH count the receivers of a notification.
 
-Rules kept here:
+Rules:
 
-- MOVED, ASK and the loss of a node are followed within the caller's time. None of them changes anything in a lock: the
-  request was refused, or is repeated, which changes nothing more.
-- The map of slots is asked for anew when it proved wrong or a node failed, from whichever node answers; at most one
-  asks at a time, and not more often than every `LOOK_EVERY` seconds.
-- A mailbox goes where its lock goes, before the request that asks for a place: a grant pushed to nobody would go to the
-  next one. So a place is asked for only at a node that owns the slot for good, not at one that it is being moved to.
-- Renewals go out to all nodes before the first answer is waited for, so a node that is down costs the others nothing.
+- Redirections (MOVED, ASK) and lost nodes are handled within the caller's time. Neither changes a lock: the request
+  was rejected, or is repeated, which is idempotent.
+- The slot map is fetched again when it proved wrong or a node failed, from the first node that answers, by one caller
+  at a time and at most every `REFRESH_INTERVAL` seconds.
+- A mailbox moves to the lock's node before the request that enqueues: a grant with no receiver goes to the next
+  waiter. A claim is therefore never enqueued at a node to which the slot is still migrating.
+- Renewals are sent to all nodes before the first answer is awaited, so a dead node does not delay the others.
 """
 
 from __future__ import annotations
@@ -20,39 +20,42 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from lockfast.errors import LockError, Outcome, StoreError, StoreUnavailable, closed_error
+from lockfast.errors import LockError, Outcome, StoreError, StoreProtocolError, StoreUnavailable, closed_error
 from lockfast.facts import Facts
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.redis.keys import keys_of
 from lockfast.stores.redis.protocol.error_replies import Redirected, error_of
-from lockfast.stores.redis.protocol.resp import ReplyError
-from lockfast.stores.redis.topology.cluster_mailbox import ClusterMailbox
-from lockfast.stores.redis.topology.cluster_node import Node, Renewals
-from lockfast.stores.redis.topology.slot_map import ASKING, SLOTS_REQUEST, Address, owners_in
+from lockfast.stores.redis.protocol.resp import ReplyError, pack
+from lockfast.stores.redis.topology.cluster_nodes import ClusterMailbox, ClusterNode, NodeRenewals, slot_owners
+from lockfast.stores.redis.urls import Address
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal, shown
 
 T = TypeVar("T")
 
-LOOK_EVERY = 0.1
-LOOK_WITHIN = 0.5
-"""Seconds that one node gets to tell the map of slots."""
-MOST_REDIRECTS = 5
-FIRST_LOOK = 0.005
-"""Seconds between two looks at whether somebody else has got the first map."""
+CLUSTER_SLOTS = pack(b"CLUSTER", b"SLOTS")
+ASKING = pack(b"ASKING")
+REFRESH_INTERVAL = 0.1
+REFRESH_TIMEOUT = 0.5
+"""Seconds for one node to send the slot map."""
+FIRST_MAP_POLL = 0.005
+"""Seconds between two checks whether another caller has fetched the first map."""
+MAX_REDIRECTS = 5
 
 
 class ClusterStore(Store):
-    """`ports.Store` on a cluster. Invariants: `_owners` is what the cluster said last, and `_wrong` is set as soon as
-    it may have changed; one caller at a time asks for it (`_looking`)."""
+    """`ports.Store` on a cluster.
+
+    Invariants: `_owners` is the last slot map, and `_stale` is set as soon as it may have changed. One caller at a
+    time fetches it (`_refreshing`)."""
 
     inbox_open = False  # the inbox of a waiter depends on the node of its lock
 
-    def __init__(self, seeds: Sequence[Address], make: Callable[[str, int], Node], runtime: Runtime) -> None:
+    def __init__(self, seeds: Sequence[Address], new_node: Callable[[str, int], ClusterNode], runtime: Runtime) -> None:
         self._seeds = tuple(seeds)
-        self._make = make
+        self._new_node = new_node
         self._runtime = runtime
-        self._nodes: dict[Address, Node] = {}
-        self._tell: Callable[[str | None], None] | None = None
+        self._nodes: dict[Address, ClusterNode] = {}
+        self._on_change: Callable[[str | None], None] | None = None
         self._closed = False
         sample = self._node(self._seeds[0]).store
         self._capabilities = sample.capabilities._replace(fence_blocks=False, values=False)
@@ -62,129 +65,129 @@ class ClusterStore(Store):
         self._mutex = self._runtime.mutex()
         self._owners: dict[int, Address] = {}
         self._boxes: dict[str, ClusterMailbox] = {}
-        self._wrong = True
-        self._looking = False
-        self._looked_at = -math.inf
+        self._stale = True
+        self._refreshing = False
+        self._refreshed_at = -math.inf
 
-    # Which node.
-
-    def _node(self, address: Address) -> Node:
+    def _node(self, address: Address) -> ClusterNode:
         node = self._nodes.get(address)
         if node is None:
-            made = self._make(*address)
-            if self._tell is not None:
-                made.store.on_change(self._tell)
-            node = self._nodes.setdefault(address, made)
+            new = self._new_node(*address)
+            if self._on_change is not None:
+                new.store.on_change(self._on_change)
+            node = self._nodes.setdefault(address, new)
         return node
 
-    async def _owner(self, slot: int, until: float) -> Node:
-        if self._wrong or slot not in self._owners:
-            await self._look(until)
+    def _all_nodes(self) -> tuple[ClusterNode, ...]:
+        return tuple(self._nodes.values())
+
+    # The slot map
+
+    async def _owner(self, slot: int, until: float) -> ClusterNode:
+        if self._stale or slot not in self._owners:
+            await self._refresh(until)
         address = self._owners.get(slot)
         if address is None:
             raise StoreUnavailable(
-                f"No node of the cluster serves the slot {slot}, so nothing was sent. Is a failover under way?"
+                f"No node of the cluster serves slot {slot}, so nothing was sent. Check whether a failover is in "
+                "progress, and try again."
             )
         return self._node(address)
 
-    async def _look(self, until: float) -> None:
-        """Ask for the map, unless somebody else does or just did; who has none at all waits for it."""
+    async def _refresh(self, until: float) -> None:
+        """Fetch the slot map, unless another caller does or just did. Without any map, wait for it."""
         while True:
             with self._mutex:
-                mine = not self._looking and self._runtime.now() - self._looked_at >= LOOK_EVERY
-                self._looking = self._looking or mine
+                mine = not self._refreshing and self._runtime.now() - self._refreshed_at >= REFRESH_INTERVAL
+                self._refreshing = self._refreshing or mine
             if mine or self._owners:
                 break
             if self._runtime.now() >= until:
-                raise StoreUnavailable("The cluster did not tell its slots in time, so nothing was sent.")
-            await self._runtime.sleep(FIRST_LOOK)
+                raise StoreUnavailable("The cluster did not send its slot map in time, so nothing was sent. Try again.")
+            await self._runtime.sleep(FIRST_MAP_POLL)
         if mine:
             try:
-                await self._ask_for_slots(until)
+                await self._fetch_slots(until)
             finally:
-                self._looked_at = self._runtime.now()
-                self._looking = False
+                self._refreshed_at = self._runtime.now()
+                self._refreshing = False
 
-    async def _ask_for_slots(self, until: float) -> None:
-        """The map from the first node that tells it: those that work, then those that failed, then the seeds."""
+    async def _fetch_slots(self, until: float) -> None:
+        """Ask healthy owners first, then failed ones, then the seeds."""
         if self._closed:
             raise closed_error()
         owners = {self._node(address) for address in set(self._owners.values())}
-        asked = sorted(owners, key=lambda node: node.failed)
         seeds = [node for node in map(self._node, self._seeds) if node not in owners]
-        asked += sorted(seeds, key=lambda node: node.failed)
-        problem: StoreError = StoreUnavailable("No node of the cluster could be asked.")
-        for node in asked:
+        problem: StoreError = StoreUnavailable("No node of the cluster could be reached, so nothing was sent.")
+        for node in [*sorted(owners, key=_failed), *sorted(seeds, key=_failed)]:
             try:
-                reply = await node.wire.request(SLOTS_REQUEST, min(until, self._runtime.now() + LOOK_WITHIN))
+                reply = await node.wire.request(CLUSTER_SLOTS, min(until, self._runtime.now() + REFRESH_TIMEOUT))
             except StoreError as error:
                 node.failed = True
                 problem = error
                 continue
             if isinstance(reply, ReplyError):
-                problem = _no_cluster(str(reply))
+                problem = _slots_error(str(reply))
                 continue
-            self._wrong = False
-            self._learn(owners_in(reply, node.host))
+            self._stale = False
+            self._use_slots(slot_owners(reply, node.host))
             return
         if not self._owners or not isinstance(problem, StoreUnavailable):
             raise problem
 
-    def _learn(self, owners: dict[int, Address]) -> None:
-        """Use the new map; who is a master no more is left at once, and whoever waits there is told."""
+    def _use_slots(self, owners: dict[int, Address]) -> None:
+        """Use the new map. Connections to former masters are closed, so that their waiters move."""
         before, self._owners = self._owners, owners
         for address in set(before.values()) - set(owners.values()):
-            self._node(address).leave()
+            self._node(address).disconnect()
 
-    async def _routed(self, name: str, until: float, work: Callable[[Node, Sequence[bytes]], Awaitable[T]]) -> T:
-        """What `work` gives at the node that has the lock."""
+    async def _routed(self, name: str, until: float, work: Callable[[ClusterNode, Sequence[bytes]], Awaitable[T]]) -> T:
+        """Run `work(node, before)` at the lock's node, following redirections; `before` goes ahead of the request."""
         slot = keys_of(name).slot
         node = await self._owner(slot, until)
         before: tuple[bytes, ...] = ()
-        for _ in range(MOST_REDIRECTS):
+        for _ in range(MAX_REDIRECTS):
             try:
                 result = await work(node, before)
-            except Redirected as there:
-                node, before = self._follow(slot, node, there)
+            except Redirected as redirection:
+                address = redirection.host or node.host, redirection.port
+                node, before = self._node(address), (ASKING,) if redirection.ask else ()
+                if not redirection.ask:
+                    self._owners[slot] = address
+                    self._stale = True
             except StoreUnavailable:
-                node.failed = self._wrong = True
+                node.failed = self._stale = True
                 raise
             else:
                 node.failed = False
                 return result
         raise StoreUnavailable(
-            f"The nodes of the cluster send each other the requests for the lock {shown(name)}; nothing was changed. "
-            "It is being moved: try again."
+            f"The nodes of the cluster keep redirecting requests for the lock {shown(name)}, so nothing was changed. "
+            "Its slot is migrating: try again."
         )
 
-    def _follow(self, slot: int, node: Node, there: Redirected) -> tuple[Node, tuple[bytes, ...]]:
-        address = there.host or node.host, there.port
-        if there.ask:
-            return self._node(address), (ASKING,)
-        self._owners[slot] = address
-        self._wrong = True
-        return self._node(address), ()
-
-    # The operations.
+    # Operations
 
     @property
     def grace(self) -> float:
-        return max(node.store.grace for node in tuple(self._nodes.values()))
+        return max(node.store.grace for node in self._all_nodes())
 
     def mailbox(self, holder: str) -> Mailbox:
         return ClusterMailbox(self._boxes, holder)
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
-        async def work(node: Node, before: Sequence[bytes]) -> Answer:
+        async def work(node: ClusterNode, before: Sequence[bytes]) -> Answer:
             if enqueue is None:
                 return await node.store.acquire(claim, None, until, before)
             box = self._boxes.get(claim.holder)
             if box is None:
-                raise ValueError("a place was asked for without an open mailbox")
+                raise ValueError("a claim can be enqueued only while its mailbox is open")
             if before:
-                raise StoreUnavailable(f"The lock {shown(claim.name)} is being moved to another node. Try again.")
-            here = enqueue._replace(address=await box.at(node, keys_of(claim.name).slot, until))
-            return await node.store.acquire(claim, here, until)
+                raise StoreUnavailable(
+                    f"The lock {shown(claim.name)} is moving to another node, so nothing was changed. Try again."
+                )
+            address = await box.open_at(node, keys_of(claim.name).slot, until)
+            return await node.store.acquire(claim, enqueue._replace(address=address), until)
 
         return await self._routed(claim.name, until, work)
 
@@ -196,6 +199,11 @@ class ClusterStore(Store):
             claim.name, until, lambda node, before: node.store.adopt(claim, old_holder, until, before)
         )
 
+    async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
+        return await self._routed(
+            claim.name, until, lambda node, before: node.store.reassert(claim, fence, until, before)
+        )
+
     async def inspect(self, name: str, until: float) -> LockInfo:
         return await self._routed(name, until, lambda node, before: node.store.inspect(name, until, before))
 
@@ -205,8 +213,8 @@ class ClusterStore(Store):
         )
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
-        """Part by part of one master after another; the cursor names both."""
-        await self._look(until)
+        """Pages of one master after another; the cursor is the number of the master and its own cursor."""
+        await self._refresh(until)
         masters = sorted(set(self._owners.values()))
         number, _, inner = cursor.partition(" ")
         at = int(number or 0)
@@ -214,100 +222,97 @@ class ClusterStore(Store):
             return Page((), "")
         store = self._node(masters[at]).store
         names, after = await store.scan(pattern, inner, until)
-        groups: dict[int, list[str]] = {}
+        by_slot: dict[int, list[str]] = {}
         for name in names:
-            groups.setdefault(keys_of(name).slot, []).append(name)
-        infos = [one for group in groups.values() for one in await store.known(group, until)]
+            by_slot.setdefault(keys_of(name).slot, []).append(name)
+        infos = [info for group in by_slot.values() for info in await store.known(group, until)]
         return Page(tuple(infos), f"{at} {after}" if after else f"{at + 1} " if at + 1 < len(masters) else "")
 
-    async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
-        return await self._routed(
-            claim.name, until, lambda node, before: node.store.reassert(claim, fence, until, before)
-        )
-
-    # Renewals: one script per slot, one exchange per node.
+    # Renewals: one script per slot, one exchange per node
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
-        groups: dict[int, list[int]] = {}
-        for at, line in enumerate(renewals):
-            groups.setdefault(keys_of(line.name).slot, []).append(at)
         answers: list[bool | None] = [None] * len(renewals)
         error: StoreError | None = None
-        for part in await self._posted(renewals, groups, until):
+        for batch in await self._post_renewals(renewals, until):
             try:
-                answered = await part.answers(until, self._renew_again)
+                answered = await batch.answers(until, self._renew_again)
             except StoreError as problem:
-                self._wrong = part.node.failed = True
+                self._stale = batch.node.failed = True
                 error = problem
                 continue
-            part.node.failed = False
-            for at, answer in answered:
-                answers[at] = answer
+            batch.node.failed = False
+            for number, answer in answered:
+                answers[number] = answer
         if all(answer is None for answer in answers):
-            raise error or StoreUnavailable("No node of the cluster answered the renewal.", outcome=Outcome.UNKNOWN)
+            raise error or StoreUnavailable(
+                "No node of the cluster answered the renewal, so the leases may not have been extended.",
+                outcome=Outcome.UNKNOWN,
+            )
         return answers
 
-    async def _posted(self, renewals: Sequence[Renewal], groups: dict[int, list[int]], until: float) -> list[Renewals]:
-        """The renewals on their way, by node; those that failed before come last, since they may have to be dialled."""
-        parts: dict[Node, Renewals] = {}
-        for slot, places in groups.items():
+    async def _post_renewals(self, renewals: Sequence[Renewal], until: float) -> list[NodeRenewals]:
+        """Send the renewals, to failed nodes last because they may need a new connection."""
+        by_slot: dict[int, list[tuple[int, Renewal]]] = {}
+        for number, renewal in enumerate(renewals):
+            by_slot.setdefault(keys_of(renewal.name).slot, []).append((number, renewal))
+        batches: dict[ClusterNode, NodeRenewals] = {}
+        for slot, group in by_slot.items():
             node = await self._owner(slot, until)
-            part = parts.setdefault(node, Renewals(node))
-            part.add([(at, renewals[at]) for at in places])
+            batches.setdefault(node, NodeRenewals(node)).add(group)
         sent = []
-        for part in sorted(parts.values(), key=lambda part: part.node.failed):
+        for batch in sorted(batches.values(), key=lambda batch: batch.node.failed):
             try:
-                await part.post(until)
-                sent.append(part)
+                await batch.post(until)
+                sent.append(batch)
             except StoreUnavailable:
-                self._wrong = part.node.failed = True
+                self._stale = batch.node.failed = True
         return sent
 
-    async def _renew_again(self, lines: Sequence[Renewal], until: float) -> Sequence[bool | None]:
-        """One group whose script was refused: the script was unknown, or the slot is elsewhere."""
+    async def _renew_again(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
+        """Renew one group whose script was unknown to the node, or whose slot moved."""
         try:
-            return await self._routed(lines[0].name, until, lambda node, before: node.store.renew(lines, until, before))
+            return await self._routed(
+                renewals[0].name, until, lambda node, before: node.store.renew(renewals, until, before)
+            )
         except LockError:
-            return [None] * len(lines)
+            return [None] * len(renewals)
 
-    # The rest.
+    # All nodes
 
     @property
     def capabilities(self) -> Capabilities:
-        events = any(node.store.capabilities.change_events for node in tuple(self._nodes.values()))
+        events = any(node.store.capabilities.change_events for node in self._all_nodes())
         return self._capabilities._replace(change_events=events)
 
     def on_change(self, callback: Callable[[str | None], None]) -> None:
-        self._tell = callback
-        for node in tuple(self._nodes.values()):
+        self._on_change = callback
+        for node in self._all_nodes():
             node.store.on_change(callback)
 
     def poll_events(self) -> None:
-        for node in tuple(self._nodes.values()):
+        for node in self._all_nodes():
             node.store.poll_events()
 
     async def facts(self, until: float) -> Facts:
-        """Those of one master, with the fewest replicas that any has."""
-        await self._look(until)
+        """The facts of one master, with the smallest number of replicas of any master."""
+        await self._refresh(until)
         masters = [self._node(address) for address in dict.fromkeys(self._owners.values())]
-        found: list[Facts] = [await node.store.facts(until) for node in masters]
-        known = [facts.replicas for facts in found if facts.replicas is not None]
-        return found[0]._replace(replicas=min(known) if len(known) == len(found) else None)
+        facts = [await node.store.facts(until) for node in masters]
+        replicas = [one.replicas for one in facts if one.replicas is not None]
+        return facts[0]._replace(replicas=min(replicas) if len(replicas) == len(facts) else None)
 
     def disconnect(self) -> None:
-        """Close the connections; the next request dials anew."""
-        for node in tuple(self._nodes.values()):
+        for node in self._all_nodes():
             node.store.disconnect()
 
     async def cancel_waits(self) -> None:
-        """Who waits is told that this is being closed, and gives back its place over the wire."""
-        for node in tuple(self._nodes.values()):
+        for node in self._all_nodes():
             await node.inbox.close()
 
     async def close(self) -> None:
         self._closed = True
         await self.cancel_waits()
-        for node in tuple(self._nodes.values()):
+        for node in self._all_nodes():
             await node.wire.close()
 
     def reset(self, *, forked: bool) -> None:
@@ -316,11 +321,14 @@ class ClusterStore(Store):
         self._start()
 
 
-def _no_cluster(text: str) -> StoreError:
-    if "cluster support disabled" in text:
-        from lockfast.errors import StoreProtocolError
+def _failed(node: ClusterNode) -> bool:
+    return node.failed
 
+
+def _slots_error(text: str) -> StoreError:
+    if "cluster support disabled" in text:
         return StoreProtocolError(
-            "This server is no part of a cluster, so nothing was sent. Connect with redis:// instead of redis+cluster://."
+            "This server is not part of a cluster, so nothing was sent. Connect with redis:// instead of "
+            "redis+cluster://."
         )
-    return error_of(text, "(while asking for the slots of the cluster)")
+    return error_of(text, "(while fetching the slot map of the cluster)")

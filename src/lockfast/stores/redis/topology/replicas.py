@@ -1,16 +1,17 @@
 """Grants that replicas acknowledged: WAIT or WAITAOF after each grant and each renewal.
 
-What that is worth: so many replicas had the grant at that moment. Should one of them take over, it knows the lock; if
-another does, it does not. It narrows what a failover can lose, and no more.
+An acknowledgement shows that so many replicas had the grant at that moment. If one of them becomes the master, it
+knows the lock; any other replica does not. This narrows the window in which a failover loses a grant. It does not
+close it.
 
-Rules kept here:
+Rules:
 
-- A grant that is not acknowledged in time is given back, and the caller is told how many of how many had it. A renewal
-  that is not acknowledged does not count: the lease is at risk, and is lost at its deadline if that goes on.
-- WAIT holds up whatever follows on its connection, and speaks for all that went before. So there is one at a time,
-  which answers for everybody who wrote before it was sent; who writes meanwhile shares the next one. However many
-  callers there are and however dead the replicas, nobody stands behind more than two of them.
-- WAIT is never sent without a limit (0 would mean for ever), nor with one longer than a connection may be silent.
+- A grant that is not acknowledged in time is released, and the error says how many replicas had it. A renewal that is
+  not acknowledged does not count: the lease is at risk, and is lost at its deadline.
+- WAIT blocks its connection and covers every earlier write on it. There is one WAIT at a time, for all callers that
+  wrote before it was sent; later writers share the next one. No caller waits for more than two of them, however many
+  callers there are and even if the replicas are dead.
+- WAIT always has a time limit (0 would mean forever), shorter than the silence that a connection tolerates.
 """
 
 from __future__ import annotations
@@ -22,72 +23,73 @@ from typing import Any
 from lockfast.errors import Outcome, StoreError, StoreRefused, StoreUnavailable
 from lockfast.facts import Facts
 from lockfast.ports import Runtime, Waker
-from lockfast.stores.redis.options import Wanted
-from lockfast.stores.redis.protocol.error_replies import error_of
+from lockfast.stores.redis.options import ReplicaAcks
+from lockfast.stores.redis.protocol.error_replies import UnknownCommand, error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.store import Inbox, RedisStore, Wire
 from lockfast.values import Answer, Claim, Enqueue, Granted, Renewal, clean, shown
 
-SLICE = 1.0
-"""Seconds for which one WAIT may hold up the connection."""
-REPLY_WITHIN = 0.5
-"""Seconds by which the answer to a WAIT may outlast its limit."""
-UNDO_WITHIN = 1.0
+MAX_WAIT = 1.0
+"""Seconds for which one WAIT may block the connection."""
+REPLY_MARGIN = 0.5
+"""Seconds that the reply to a WAIT may take beyond its limit."""
+UNDO_TIMEOUT = 1.0
 
 
-def wait_request(wanted: Wanted, left: float) -> bytes:
+def wait_request(acks: ReplicaAcks, left: float) -> bytes:
     """
-    >>> wait_request(Wanted(2, 1.0, False), 0.5)
+    >>> wait_request(ReplicaAcks(2, 1.0, False), 0.5)
     b'*3\\r\\n$4\\r\\nWAIT\\r\\n$1\\r\\n2\\r\\n$3\\r\\n500\\r\\n'
     """
-    limit = b"%d" % max(1, ceil(min(left, SLICE) * 1000))
-    count = b"%d" % wanted.replicas
-    return pack(b"WAITAOF", b"1", count, limit) if wanted.on_disk else pack(b"WAIT", count, limit)
+    limit = b"%d" % max(1, ceil(min(left, MAX_WAIT) * 1000))
+    count = b"%d" % acks.replicas
+    return pack(b"WAITAOF", b"1", count, limit) if acks.on_disk else pack(b"WAIT", count, limit)
 
 
-def count_in(wanted: Wanted, reply: Any) -> int:
-    """How many acknowledged; -1 if the master itself has not got it on disk where that was asked for."""
+def ack_count(acks: ReplicaAcks, reply: Any) -> int:
+    """How many replicas acknowledged; -1 if it must be on disk and the master does not have it there."""
     if isinstance(reply, ReplyError):
-        raise _refused(wanted, str(reply))
-    if not wanted.on_disk:
+        raise _wait_error(acks, str(reply))
+    if not acks.on_disk:
         return int(reply)
     local, replicas = reply
     return int(replicas) if local >= 1 else -1
 
 
-def _refused(wanted: Wanted, text: str) -> StoreError:
-    if wanted.on_disk and ("unknown command" in text or "appendonly is disabled" in text):
+def _wait_error(acks: ReplicaAcks, text: str) -> StoreError:
+    error = error_of(text, "(while waiting for its replicas)")
+    if acks.on_disk and (isinstance(error, UnknownCommand) or "appendonly is disabled" in text):
         return StoreRefused(
-            "The server can't confirm that a grant is on disk, so none was kept: aof=True needs Redis 7.2 or Valkey, "
-            f"with appendonly yes. [{clean(text, 160)}]"
+            "The server cannot confirm that a grant is on disk, so the grant was released. aof=True needs Redis 7.2 or "
+            f"Valkey with `appendonly yes`. [{clean(text, 160)}]"
         )
-    return error_of(text, "(while asking its replicas)")
+    return error
 
 
-class Acknowledgements:
-    """One WAIT at a time, for all who wrote before it.
+class SharedWait:
+    """One WAIT at a time, shared by all callers that wrote before it.
 
-    Invariants: `_begun` counts those sent and `_answered` is the last one answered, which `_count` replicas confirmed;
-    whoever sleeps is in `_sleepers`, and is woken when the one under way is over."""
+    Invariants: `_started` counts the WAITs sent. `_answered` is the number of the last one answered, with `_count`
+    acknowledgements. The end of a WAIT wakes all `_sleepers`."""
 
-    def __init__(self, claim: Callable[[float], Awaitable[int]], runtime: Runtime) -> None:
-        self._ask = claim
+    def __init__(self, send_wait: Callable[[float], Awaitable[int]], runtime: Runtime) -> None:
+        self._send_wait = send_wait
         self._runtime = runtime
         self._mutex = runtime.mutex()
-        self._begun = 0
+        self._started = 0
         self._answered = 0
         self._count = 0
         self._busy = False
         self._sleepers: list[Waker] = []
 
     async def count(self, enough: int, until: float) -> int:
-        """How many replicas have what this caller wrote before; fewer than `enough` only when the time was up."""
-        mine, best = self._begun + 1, -1
+        """How many replicas have the caller's earlier writes; fewer than `enough` only if time ran out."""
+        mine, best = self._started + 1, -1
         while True:
             waker: Waker | None = None
             with self._mutex:
                 if self._answered >= mine:
-                    best, mine = max(best, self._count), self._begun + 1
+                    best, mine = max(best, self._count), self._started + 1
                 if best >= enough or self._runtime.now() >= until:
                     return best
                 if self._busy:
@@ -95,16 +97,16 @@ class Acknowledgements:
                     self._sleepers.append(waker)
                 else:
                     self._busy = True
-                    self._begun += 1
-                    mine = self._begun
+                    self._started += 1
+                    mine = self._started
             if waker is not None:
                 await waker.wait(until)
             else:
-                await self._lead(mine, until)
+                await self._wait(mine, until)
 
-    async def _lead(self, number: int, until: float) -> None:
+    async def _wait(self, number: int, until: float) -> None:
         try:
-            count = await self._ask(until)
+            count = await self._send_wait(until)
             with self._mutex:
                 self._answered, self._count = number, count
         finally:
@@ -115,29 +117,29 @@ class Acknowledgements:
                 sleeper.wake()
 
 
-class ConfirmingStore(RedisStore):
-    """A store whose grants and renewals count once replicas acknowledged them."""
+class AcknowledgedStore(RedisStore):
+    """A store whose grants and renewals count only after replicas acknowledged them."""
 
-    def __init__(self, wire: Wire, inbox: Inbox, runtime: Runtime, wanted: Wanted, **setup: Any) -> None:
+    def __init__(self, wire: Wire, inbox: Inbox, runtime: Runtime, acks: ReplicaAcks, **setup: Any) -> None:
         super().__init__(wire, inbox, **setup)
-        self._capabilities = self._all_capabilities(replica_acks=True)
         self._runtime = runtime
-        self._wanted = wanted
-        self._acknowledgements = Acknowledgements(self._wait, runtime)
+        self._acks = acks
+        self._shared_wait = SharedWait(self._send_wait, runtime)
+        self._capabilities = self._all_capabilities(replica_acks=True)
 
     @property
     def grace(self) -> float:
-        return self.wire.grace + self._wanted.within
+        return self.wire.grace + self._acks.within
 
-    async def _wait(self, until: float) -> int:
-        left = min(SLICE, until - self._runtime.now())
-        request = wait_request(self._wanted, left)
-        return count_in(self._wanted, await self.wire.request(request, self._runtime.now() + left + REPLY_WITHIN))
+    async def _send_wait(self, until: float) -> int:
+        left = min(MAX_WAIT, until - self._runtime.now())
+        request = wait_request(self._acks, left)
+        return ack_count(self._acks, await self.wire.request(request, self._runtime.now() + left + REPLY_MARGIN))
 
-    async def _acknowledged(self, ttl: float, until: float) -> int:
-        """How many replicas have all that we wrote so far; half of a ttl is the longest that it may take."""
-        in_time = self._runtime.now() + min(self._wanted.within, ttl / 2)
-        return await self._acknowledgements.count(self._wanted.replicas, min(in_time, until))
+    async def _count_acks(self, ttl: float, until: float) -> int:
+        """How many replicas have all writes so far. Takes at most half a ttl."""
+        limit = self._runtime.now() + min(self._acks.within, ttl / 2)
+        return await self._shared_wait.count(self._acks.replicas, min(limit, until))
 
     async def acquire(
         self, claim: Claim, enqueue: Enqueue | None, until: float, before: Sequence[bytes] = ()
@@ -145,48 +147,47 @@ class ConfirmingStore(RedisStore):
         answer = await super().acquire(claim, enqueue, until, before)
         if not isinstance(answer, Granted):
             return answer
-        count = await self._acknowledged(claim.ttl, until)
-        if count >= self._wanted.replicas:
+        count = await self._count_acks(claim.ttl, until)
+        if count >= self._acks.replicas:
             return Granted(answer.fence, count)
         raise await self._undo(claim, count, before)
 
     async def _undo(self, claim: Claim, count: int, before: Sequence[bytes]) -> StoreUnavailable:
-        outcome, and_so = Outcome.NOT_DONE, "was given back"
+        outcome, state = Outcome.NOT_DONE, "was released again"
         try:
-            await super().release(claim.name, claim.holder, self._runtime.now() + UNDO_WITHIN, before)
+            await super().release(claim.name, claim.holder, self._runtime.now() + UNDO_TIMEOUT, before)
         except StoreError:
-            outcome, and_so = Outcome.UNKNOWN, "is being given back"
-        return StoreUnavailable(f"The lock {shown(claim.name)} {and_so}: {self._verdict(count)}", outcome=outcome)
+            outcome, state = Outcome.UNKNOWN, "is being released"
+        return StoreUnavailable(f"The lock {shown(claim.name)} {state}: {self._shortfall(count)}", outcome=outcome)
 
-    def _verdict(self, count: int) -> str:
-        wanted = self._wanted
-        what = "have it on disk" if wanted.on_disk else "acknowledged it"
-        if wanted.on_disk and count < 0:
-            return f"the server did not have it on disk within {wanted.within:g} s. Is its disk slow?"
+    def _shortfall(self, count: int) -> str:
+        acks = self._acks
+        if acks.on_disk and count < 0:
+            return f"the server did not have it on disk within {acks.within:g} s. Check the speed of its disk."
+        have = "have it on disk" if acks.on_disk else "acknowledged it"
         return (
-            f"{max(count, 0)} of the {wanted.replicas} replicas asked for {what} within {wanted.within:g} s. "
-            "Are they connected, and do they keep up?"
+            f"{max(count, 0)} of the {acks.replicas} required replicas {have} within {acks.within:g} s. Check that "
+            "they are connected and keep up."
         )
 
     async def adopt(self, claim: Claim, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
         granted = await super().adopt(claim, old_holder, until, before)
         if granted is None:
             return None
-        count = await self._confirmed(claim.name, claim.ttl, until)
-        return Granted(granted.fence, count)
+        return Granted(granted.fence, await self._require_acks(claim.name, claim.ttl, until))
 
     async def reassert(self, claim: Claim, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
-        again = await super().reassert(claim, fence, until, before)
-        if again:
-            await self._confirmed(claim.name, claim.ttl, until)
-        return again
+        restored = await super().reassert(claim, fence, until, before)
+        if restored:
+            await self._require_acks(claim.name, claim.ttl, until)
+        return restored
 
-    async def _confirmed(self, name: str, ttl: float, until: float) -> int:
-        """The count; what is not acknowledged stays, and may be asked about again."""
-        count = await self._acknowledged(ttl, until)
-        if count < self._wanted.replicas:
+    async def _require_acks(self, name: str, ttl: float, until: float) -> int:
+        """The number of acknowledgements. If there are too few, raise but keep the grant, for a retry."""
+        count = await self._count_acks(ttl, until)
+        if count < self._acks.replicas:
             raise StoreUnavailable(
-                f"The lease on {shown(name)} was prolonged, which does not count: {self._verdict(count)}",
+                f"The renewal of the lease on {shown(name)} does not count: {self._shortfall(count)}",
                 outcome=Outcome.UNKNOWN,
             )
         return count
@@ -194,26 +195,25 @@ class ConfirmingStore(RedisStore):
     async def renew(
         self, renewals: Sequence[Renewal], until: float, before: Sequence[bytes] = ()
     ) -> Sequence[bool | None]:
-        answers = await super().renew(renewals, until, before)
-        return await self.confirmed_renewals(renewals, answers, until)
+        return await self.acknowledged_renewals(renewals, await super().renew(renewals, until, before), until)
 
-    async def confirmed_renewals(
+    async def acknowledged_renewals(
         self, renewals: Sequence[Renewal], answers: Sequence[bool | None], until: float
     ) -> Sequence[bool | None]:
-        """The answers, of which a yes counts only when the replicas have it too."""
+        """The answers, in which True counts only with acknowledgements."""
         if not any(answers):
             return answers
         try:
-            await self._confirmed(renewals[0].name, min(line.ttl for line in renewals), until)
+            await self._require_acks(renewals[0].name, min(renewal.ttl for renewal in renewals), until)
         except StoreUnavailable:
-            if False in answers:  # those who lost theirs must hear of it all the same
+            if False in answers:  # lost leases must be reported in any case
                 return [None if answer else answer for answer in answers]
             raise
         return answers
 
     def reset(self, *, forked: bool) -> None:
         super().reset(forked=forked)
-        self._acknowledgements = Acknowledgements(self._wait, self._runtime)
+        self._shared_wait = SharedWait(self._send_wait, self._runtime)
 
     async def facts(self, until: float) -> Facts:
-        return (await super().facts(until))._replace(acknowledged=self._wanted.replicas)
+        return (await super().facts(until))._replace(acknowledged=self._acks.replicas)

@@ -1,10 +1,12 @@
-"""The channels of one inbox connection in a cluster: one per slot whose locks somebody waits for.
+"""The sharded channels of one inbox connection in a cluster: one per slot with a waiter.
 
-A sharded channel lives on the node that owns its slot, and the scripts tell it with SPUBLISH; so a hand-over stays
-within its shard. When the slot moves, the server ends the subscription and says so.
+A sharded channel belongs to the node of its slot, and scripts publish to it with SPUBLISH, so a hand-off stays within
+its shard. When the slot moves, the server ends the subscription and reports that.
 
-Rules kept here: answers to SSUBSCRIBE come in the order of the requests; a channel that nobody waits on is left
-subscribed, since it will be wanted again, until there are `MOST_CHANNELS`.
+Rules:
+
+- Replies to SSUBSCRIBE arrive in the order of the requests.
+- A channel without waiters stays subscribed for later use, until there are `MAX_CHANNELS`.
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ from typing import Any, Protocol
 from lockfast.stores.redis.protocol.notifications import shard_channel, subscribe_request
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 
-MOST_CHANNELS = 1000
+MAX_CHANNELS = 1000
 
 
 class Settles(Protocol):
-    """Whoever waits for the answer to a subscription."""
+    """A caller that waits for the reply to SSUBSCRIBE."""
 
     def settle(self, value: Any) -> None: ...
 
 
 class Shards:
-    """Invariant: `asked` has one entry per SSUBSCRIBE that was not answered yet, in order."""
+    """`joined`: the subscribed channels. `asked`: one entry per unanswered SSUBSCRIBE, in order."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -36,16 +38,16 @@ class Shards:
         return shard_channel(slot, self._address)
 
     def request(self, channel: str, in_use: set[str]) -> bytes:
-        """What to send to listen to `channel`; with too many of them, others that are not in use are left."""
+        """The request to subscribe to `channel`. With too many channels, it also unsubscribes from the unused ones."""
         request = subscribe_request(channel)
-        if len(self.joined) < MOST_CHANNELS:
+        if len(self.joined) < MAX_CHANNELS:
             return request
         idle = self.joined - in_use
         self.joined -= idle
         return request + pack(b"SUNSUBSCRIBE", *(one.encode() for one in idle)) if idle else request
 
     def takes(self, reply: Any) -> bool:
-        """Whether the reply speaks of subscriptions, and not of a lock."""
+        """Process a reply about subscriptions; False if it is a notification about a lock."""
         if isinstance(reply, ReplyError) or (isinstance(reply, list) and reply[0] == b"ssubscribe"):
             if self.asked:
                 self.asked.popleft().settle(reply)
@@ -56,7 +58,7 @@ class Shards:
 
 
 def left_in(reply: Any) -> str:
-    """The channel whose subscription the server ended, if that is what it says.
+    """The channel whose subscription the server ended; empty for any other reply.
 
     >>> left_in([b"sunsubscribe", b"lockfast:inbox:x:{1}", 0])
     'lockfast:inbox:x:{1}'

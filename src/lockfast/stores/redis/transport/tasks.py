@@ -31,7 +31,7 @@ from lockfast.stores.redis.transport.connect import (
 )
 
 if TYPE_CHECKING:
-    from lockfast.stores.redis.watch import TaskSession
+    from lockfast.stores.redis.watch import TaskWatchConnection
 
 _inherited: list[TaskLink] = []
 
@@ -319,11 +319,11 @@ class TaskWire:
         link = self._connector.link
         return link is not None and link.error is None
 
-    def session(self) -> TaskSession:
+    def session(self) -> TaskWatchConnection:
         """A connection of its own, to the same place."""
-        from lockfast.stores.redis.watch import TaskSession
+        from lockfast.stores.redis.watch import TaskWatchConnection
 
-        return TaskSession(self._dial, self._runtime)
+        return TaskWatchConnection(self._dial, self._runtime)
 
     def listen(self) -> None:
         return  # the event loop reads by itself

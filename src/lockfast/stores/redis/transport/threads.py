@@ -43,7 +43,7 @@ from lockfast.stores.redis.transport.connect import (
 )
 
 if TYPE_CHECKING:
-    from lockfast.stores.redis.watch import ThreadSession
+    from lockfast.stores.redis.watch import ThreadWatchConnection
 
 SLICE = 0.25
 """Seconds that one system call may last; a plain read that waits is one call, a poll() and then a read are two."""
@@ -381,11 +381,11 @@ class ThreadWire:
         link = self._link
         return link is not None and link.error is None
 
-    def session(self) -> ThreadSession:
+    def session(self) -> ThreadWatchConnection:
         """A connection of its own, to the same place."""
-        from lockfast.stores.redis.watch import ThreadSession
+        from lockfast.stores.redis.watch import ThreadWatchConnection
 
-        return ThreadSession(self._dial, self._runtime)
+        return ThreadWatchConnection(self._dial, self._runtime)
 
     def listen(self) -> None:
         link = self._link

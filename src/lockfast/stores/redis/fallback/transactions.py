@@ -1,0 +1,331 @@
+"""Locks without scripts, by WATCH, MULTI and EXEC: for accounts and servers that do not allow scripts.
+
+Keys and values are those of the script mode, so both kinds of client exclude each other and share one fence sequence.
+There is no queue: waiters poll and may overtake each other, nothing is handed off or notified, and the next renewal
+notices an external change. A client with scripts that waits for such a lock polls it every second.
+
+Rules:
+
+- Transactions on one connection never overlap, and each runs on one connection from WATCH to EXEC: a lost connection
+  loses its WATCH.
+- Every transaction starts with UNWATCH, so an abandoned one leaves nothing watched.
+- A lost race starts again from the first read; each lost race is the progress of another client.
+- `decisions.py` decides what to write.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+from lockfast.errors import Outcome, StoreError, StoreUnavailable
+from lockfast.facts import Facts, Topology
+from lockfast.ports import Capabilities, Mailbox, Runtime, Waker
+from lockfast.stores.redis.fallback import decisions
+from lockfast.stores.redis.fallback.decisions import Decision, Found
+from lockfast.stores.redis.keys import keys_of
+from lockfast.stores.redis.protocol.error_replies import NOT_MASTER, code_of, error_of
+from lockfast.stores.redis.protocol.replies import info_of
+from lockfast.stores.redis.protocol.resp import ReplyError, pack
+from lockfast.stores.redis.store import RedisStore, Wire
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken, shown
+
+T = TypeVar("T")
+
+UNWATCH, MULTI, EXEC = pack(b"UNWATCH"), pack(b"MULTI"), pack(b"EXEC")
+BATCH_ATTEMPTS = 3
+"""Races that a batch of renewals may lose before each is renewed alone, so that one busy lock cannot delay the rest."""
+UNLIMITED = 10**9
+FIRST_PAUSE = 0.004
+MAX_PAUSE = 0.1
+"""Seconds between two polls: doubled each time, then shortened by up to a half at random."""
+
+
+class _TooManyRaces(Exception):
+    """A transaction lost as many races as it may."""
+
+
+class TransactionWire(Wire, Protocol):
+    """A wire that can send several requests together, and later ones over the same connection."""
+
+    async def post(self, requests: Sequence[bytes], until: float, on: Any = None) -> Any:
+        """Send the requests. The result starts with the connection and goes to `collect`.
+
+        With `on`, use that connection; if it is gone, raise `StoreUnavailable` with nothing sent."""
+
+    async def collect(self, posted: Any, until: float) -> list[Any]:
+        """A reply for each request."""
+
+
+class TransactionStore(RedisStore):
+    """`ports.Store` on Redis or Valkey, without scripts."""
+
+    def __init__(self, wire: TransactionWire, runtime: Runtime, *, topology: Topology = Topology.SINGLE) -> None:
+        super().__init__(wire, PollingInbox(runtime), topology=topology)
+        self._transaction_wire = wire
+        self._runtime = runtime
+        self._mutex = FairMutex(runtime)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(values=True)
+
+    async def acquire(
+        self, claim: Claim, enqueue: Enqueue | None, until: float, before: Sequence[bytes] = ()
+    ) -> Answer:
+        keys = keys_of(claim.name)
+        if enqueue is not None and enqueue.attempt > 1:  # the lock was taken a moment ago: read before a transaction
+            _, replies = await self._read(decisions.holder_reads(keys), until)
+            self._check(replies, claim.name)
+            if replies[0] not in (None, claim.holder.encode()):
+                return _taken(replies[1], enqueue)
+
+        def decide(found: Found) -> Decision[Answer]:
+            fence, writes = decisions.acquire(claim, found)
+            return Decision(_taken(found.left_ms, enqueue) if fence is None else Granted(fence), writes)
+
+        return await self._grant(claim.name, decide, until)
+
+    async def adopt(self, claim: Claim, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
+        fence = await self._grant(claim.name, lambda found: decisions.adopt(claim, old_holder, found), until)
+        return None if fence is None else Granted(fence)
+
+    async def force_release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
+        keys = keys_of(name)
+        return await self._grant(name, lambda found: decisions.force_release(keys, holder, found), until)
+
+    async def _grant(self, name: str, decide: Callable[[Found], Decision[T]], until: float) -> T:
+        keys = keys_of(name)
+        reads = decisions.grant_reads(keys)
+        return await self._transact(name, [keys.lock, keys.meta], reads, lambda replies: decide(Found(*replies)), until)
+
+    async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
+        lock = keys_of(name).lock
+        return await self._transact(
+            name, [lock], [pack(b"GET", lock)], lambda replies: decisions.release(lock, holder, *replies), until
+        )
+
+    async def renew(self, renewals: Sequence[Renewal], until: float, before: Sequence[bytes] = ()) -> list[bool]:
+        all_keys = [keys_of(renewal.name) for renewal in renewals]
+        try:
+            return await self._transact(
+                renewals[0].name,
+                [keys.lock for keys in all_keys],
+                [read for keys in all_keys for read in decisions.holder_reads(keys)],
+                lambda replies: decisions.renew(renewals, replies),
+                until,
+                attempts=BATCH_ATTEMPTS if len(renewals) > 1 else UNLIMITED,
+                accepted="WRONGTYPE",
+            )
+        except _TooManyRaces:
+            return [(await self.renew([renewal], until))[0] for renewal in renewals]
+
+    async def inspect(self, name: str, until: float, before: Sequence[bytes] = ()) -> LockInfo:
+        (info,) = await self._infos([name], until)
+        if isinstance(info, ReplyError):
+            raise self._error(info, name)
+        return info
+
+    async def known(self, names: list[str], until: float) -> tuple[LockInfo, ...]:
+        if not names:
+            return ()
+        infos = await self._infos(names, until)
+        return tuple(
+            LockInfo(name) if isinstance(info, ReplyError) else info for name, info in zip(names, infos, strict=True)
+        )
+
+    async def _infos(self, names: Sequence[str], until: float) -> list[LockInfo | ReplyError]:
+        """The state of each lock, all read in one transaction; an error for a key that holds other data."""
+        all_keys = [keys_of(name) for name in names]
+        reads = [read for keys in all_keys for read in (*decisions.grant_reads(keys), pack(b"ZCARD", keys.queue))]
+        async with self._mutex.held(until):
+            _, replies = await self._read([UNWATCH, MULTI, *reads, EXEC], until)
+        values = self._executed(replies, names[0])
+        width = len(reads) // len(names)
+        return [_info(name, *values[at * width : (at + 1) * width]) for at, name in enumerate(names)]
+
+    async def facts(self, until: float) -> Facts:
+        return (await super().facts(until))._replace(queue=False)
+
+    def reset(self, *, forked: bool) -> None:
+        super().reset(forked=forked)
+        self._mutex.reset()
+
+    async def _transact(
+        self,
+        name: str,
+        keys: Sequence[bytes],
+        reads: Sequence[bytes],
+        decide: Callable[[list[Any]], Decision[T]],
+        until: float,
+        attempts: int = UNLIMITED,
+        accepted: str | None = None,
+    ) -> T:
+        """Read, decide, write; repeat after a lost race. `decide` also gets error replies with the code `accepted`."""
+        watch = [UNWATCH, pack(b"WATCH", *keys), *reads]
+        for _ in range(attempts):
+            async with self._mutex.held(until):
+                connection, replies = await self._read(watch, until)
+                self._check(replies, name, accepted)
+                answer, writes = decide(replies[2:])
+                if not writes:
+                    return answer
+                _, replies = await self._exchange([MULTI, *writes, EXEC], until, on=connection)
+            if self._executed(replies, name) is not None:
+                return answer
+            if self._runtime.now() >= until:
+                raise StoreUnavailable(
+                    f"Other clients kept changing the lock {shown(name)}, so nothing was written. Try again."
+                )
+        raise _TooManyRaces
+
+    async def _exchange(self, requests: Sequence[bytes], until: float, on: Any = None) -> tuple[Any, list[Any]]:
+        """The connection that carried the requests, and a reply for each."""
+        posted = await self._transaction_wire.post(requests, until, on)
+        return posted[0], await self._transaction_wire.collect(posted, until)
+
+    async def _read(self, requests: Sequence[bytes], until: float) -> tuple[Any, list[Any]]:
+        """`_exchange` for requests that change nothing, so its outcome is never unknown."""
+        try:
+            return await self._exchange(requests, until)
+        except StoreUnavailable as error:
+            if error.outcome is Outcome.NOT_DONE:
+                raise
+            raise StoreUnavailable("The server did not answer in time; nothing was changed. Try again.") from error
+
+    def _executed(self, replies: Sequence[Any], name: str) -> Any:
+        """The reply to EXEC; None after a lost race."""
+        self._check(replies, name)  # in order: the reason why a command was not queued comes before EXEC's error
+        return replies[-1]
+
+    def _check(self, replies: Sequence[Any], name: str, accepted: str | None = None) -> None:
+        for reply in replies:
+            if type(reply) is ReplyError and code_of(str(reply)) != accepted:
+                raise self._error(reply, name)
+
+    def _error(self, reply: ReplyError, name: str) -> StoreError:
+        if code_of(str(reply)) in NOT_MASTER:
+            self.wire.drop()
+        return error_of(str(reply), shown(name))
+
+
+def _taken(left_ms: int, enqueue: Enqueue | None) -> Answer:
+    left = None if left_ms < 0 else left_ms / 1000
+    return Taken(left) if enqueue is None else Queued(enqueue.ticket or 0, 0, left)
+
+
+def _info(name: str, holder: Any, meta: Any, left_ms: Any, time: Any, waiting: Any) -> LockInfo | ReplyError:
+    if isinstance(holder, ReplyError):
+        return holder
+    meta, waiting = (meta if isinstance(meta, bytes) else b""), (waiting if isinstance(waiting, int) else 0)
+    now_us = Found(holder, meta, left_ms, time).now_us
+    return info_of(name, [0 if holder is None else 1, holder or b"", left_ms, meta, now_us, waiting])
+
+
+class FairMutex:
+    """A mutex in both flavours, first come, first served.
+
+    Invariant: `_locked` stays set while the mutex passes to the first of `_waiting`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.reset()
+
+    def reset(self) -> None:
+        """Unlock and drop all waiters: in a forked child they do not exist."""
+        self._mutex = self._runtime.mutex()
+        self._waiting: deque[Waker] = deque()
+        self._locked = False
+
+    @asynccontextmanager
+    async def held(self, until: float) -> AsyncIterator[None]:
+        """Hold the mutex inside the block; raise `StoreUnavailable` if it stays locked until then."""
+        await self._lock(until)
+        try:
+            yield
+        finally:
+            self._unlock()
+
+    async def _lock(self, until: float) -> None:
+        with self._mutex:
+            if not self._locked:
+                self._locked = True
+                return
+            waker = self._runtime.waker()
+            self._waiting.append(waker)
+        woken = False
+        try:
+            woken = await waker.wait(until)
+        finally:
+            if not woken and not self._withdraw(waker):
+                self._unlock()  # it was woken just as it gave up
+        if not woken:
+            raise StoreUnavailable("The connection is busy with other transactions, so nothing was sent. Try again.")
+
+    def _withdraw(self, waker: Waker) -> bool:
+        with self._mutex:
+            if waker not in self._waiting:
+                return False
+            self._waiting.remove(waker)
+            return True
+
+    def _unlock(self) -> None:
+        with self._mutex:
+            following = self._waiting.popleft() if self._waiting else None
+            self._locked = following is not None
+        if following is not None:
+            following.wake()
+
+
+class PollingInbox:
+    """`store.Inbox` without notifications: its mailboxes only pace the polling."""
+
+    listening = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.open: set[PollingMailbox] = set()
+
+    def mailbox(self, holder: str) -> Mailbox:
+        return PollingMailbox(self)
+
+    def drop(self) -> None:
+        for box in tuple(self.open):
+            box.wake()
+
+    async def close(self) -> None:
+        self.drop()  # the waiters' next request finds the connection closed
+
+    def reset(self, *, forked: bool) -> None:
+        self.open = set()
+
+
+class PollingMailbox:
+    """`ports.Mailbox`: `wait` returns None when it is time to poll."""
+
+    address = "nowhere"
+
+    def __init__(self, inbox: PollingInbox) -> None:
+        self._inbox = inbox
+        self._pause = FIRST_PAUSE
+        self._waker: Waker | None = None
+
+    async def open(self, until: float) -> None:
+        self._inbox.open.add(self)
+
+    async def wait(self, until: float) -> None:
+        runtime = self._inbox.runtime
+        if self._waker is None:
+            self._waker = runtime.waker()
+        pause = self._pause * (0.5 + 0.5 * runtime.random())
+        self._pause = min(MAX_PAUSE, 2 * self._pause)
+        await self._waker.wait(min(until, runtime.now() + pause))
+
+    def wake(self) -> None:
+        if self._waker is not None:
+            self._waker.wake()
+
+    def close(self) -> None:
+        self._inbox.open.discard(self)
