@@ -23,7 +23,7 @@ LONGEST = (
     "tests/test_simulator.py",
     "tests/test_explorer.py",
     "tests/cli/test_run.py",
-    "tests/systems/test_c7_other_places.py",
+    "tests/systems/test_etcd_and_zookeeper.py",
     "tests/contract/test_leases.py",
     "tests/keepalive/test_shut_down.py",
     "tests/contract/test_store_port.py",

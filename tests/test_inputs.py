@@ -59,7 +59,7 @@ def d(request: pytest.FixtureRequest) -> Iterator[Driver]:
     name = str(uuid.uuid4())
     yield FLAVOURS[flavour]("memory", f"memory://{name}")
     space = hub(name).space
-    assert not space._holders, "the test left a lock"
+    assert not space._grants, "the test left a lock"
     assert not space._queues, "the test left a place"
 
 

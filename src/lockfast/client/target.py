@@ -128,11 +128,11 @@ def _check_addresses(addresses: Sequence[str]) -> None:
 
 
 def _etcd_store(url: str, runtime: Runtime, flavour: str) -> tuple[Store, str]:
-    from lockfast.stores.etcd.calls import TaskCalls, ThreadCalls
+    from lockfast.stores.etcd.client import AsyncClient, ThreadClient
     from lockfast.stores.etcd.store import EtcdStore
 
-    calls = ThreadCalls(url, runtime) if flavour == "threads" else TaskCalls(url, runtime)
-    return EtcdStore(calls, runtime), calls.shown
+    client = ThreadClient(url, runtime) if flavour == "threads" else AsyncClient(url, runtime)
+    return EtcdStore(client, runtime), client.shown
 
 
 def _zookeeper_store(url: str, runtime: Runtime, flavour: str) -> tuple[Store, str]:

@@ -1,8 +1,7 @@
-"""The memory store: locks between the threads and tasks of one process, and the reference of what a store does.
+"""The memory store: locks between the threads and tasks of one process, and the reference for all stores.
 
-One `Space` is one set of locks; every connection to the same `memory://name` shares it, in either colour. Read
-`Space` to learn the semantics that the Lua scripts and the SQL keep too: it has no I/O, and time comes in as an
-argument.
+A `Space` is one set of locks. All sessions on the same `memory://name` share it, in either flavour. Read `Space` for
+the rules that the Lua scripts and the SQL keep too: it does no I/O, and receives the time as an argument.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from lockfast.values import (
     Granted,
     GrantNotification,
     LockInfo,
+    Notification,
     Owner,
     Page,
     Queued,
@@ -37,13 +37,13 @@ from lockfast.values import (
 MOST_SHOWN = 1000
 PAGE = 500
 MOST_AHEAD_US = 1_000_000
-"""How far ahead of the clock a quorum may ask a fence to be."""
+"""How far ahead of the clock a quorum may set a fence."""
 
-Deliver = Callable[[str, GrantNotification | FirstNotification], bool]
-"""Push to an address; False when nobody listens there."""
+Deliver = Callable[[str, Notification], bool]
+"""Send a notification to an address; False if no mailbox is open there."""
 
 
-class Holder:
+class Grant:
     __slots__ = ("expires_at", "fence", "holder", "owner", "since")
 
     def __init__(self, holder: str, owner: str, fence: int, now: float, ttl: float) -> None:
@@ -53,13 +53,13 @@ class Holder:
         self.since = now
         self.expires_at = now + ttl
 
-    def prolong(self, until: float) -> None:
-        # Never shortens: a request with a shorter ttl may arrive late, after one with a longer.
-        self.expires_at = max(self.expires_at, until)
+    def renew(self, expires_at: float) -> None:
+        # Never shortens: a request with a shorter ttl may arrive after one with a longer ttl.
+        self.expires_at = max(self.expires_at, expires_at)
 
 
 class Waiter:
-    __slots__ = ("address", "attempt", "claim", "dead_at", "since", "ticket")
+    __slots__ = ("address", "attempt", "claim", "expires_at", "since", "ticket")
 
     def __init__(self, claim: Claim, ticket: int, now: float) -> None:
         self.claim = claim
@@ -70,64 +70,64 @@ class Waiter:
     def refresh(self, address: str, attempt: int, now: float) -> None:
         self.address = address
         self.attempt = attempt
-        self.dead_at = now + self.claim.ttl
+        self.expires_at = now + self.claim.ttl
 
 
 class Space:
-    """Invariants: a name is in `_queues` only while somebody waits for it; a queue is sorted by ticket; nobody is
-    both the holder and in the queue."""
+    """Invariants: a name is in `_queues` only while it has waiters; a queue is sorted by ticket; no holder waits for
+    its own lock."""
 
     def __init__(self, deliver: Deliver, wall_us: Callable[[], int]) -> None:
         self._deliver = deliver
         self._wall_us = wall_us
-        self._holders: dict[str, Holder] = {}
+        self._grants: dict[str, Grant] = {}
         self._queues: dict[str, list[Waiter]] = {}
         self._fences: dict[str, int] = {}
 
     def clear(self) -> None:
-        """Forget everything, as a server does that restarts without persistence."""
-        self._holders.clear()
+        """Lose everything, like a server that restarts without persistence."""
+        self._grants.clear()
         self._queues.clear()
         self._fences.clear()
 
     def drop(self, name: str) -> None:
-        """Take the lock away from its holder without a word, as an operator's DEL does."""
-        self._holders.pop(name, None)
+        """Delete the grant without a notification, like an external DEL."""
+        self._grants.pop(name, None)
 
-    def _held(self, name: str, now: float) -> Holder | None:
-        held = self._holders.get(name)
+    def _held(self, name: str, now: float) -> Grant | None:
+        held = self._grants.get(name)
         if held is not None and now >= held.expires_at:
-            del self._holders[name]
+            del self._grants[name]
             return None
         return held
 
     def _next_fence(self, name: str, count: int = 1, floor: int = 0) -> int:
         wall = self._wall_us()
-        wanted = floor if floor < wall + MOST_AHEAD_US else 0  # further ahead, it came from a wrong clock
+        wanted = floor if floor < wall + MOST_AHEAD_US else 0  # further ahead: from a wrong clock
         fence = self._fences[name] = max(self._fences.get(name, 0) + count, wall, wanted)
         return fence
 
     def _grant(self, claim: Claim, now: float) -> int:
         fence = self._next_fence(claim.name, claim.fences, claim.floor)
-        self._holders[claim.name] = Holder(claim.holder, claim.owner, fence, now, claim.ttl)
+        self._grants[claim.name] = Grant(claim.holder, claim.owner, fence, now, claim.ttl)
         return fence
 
-    def _hand_over(self, name: str, now: float, asker: str | None = None) -> None:
-        """Give a free lock to the first in the queue who is alive; `asker` is, and needs no push."""
+    def _grant_next(self, name: str, now: float, caller: str | None = None) -> None:
+        """Grant a free lock to the first live waiter. The `caller` is alive, and needs no notification."""
         queue = self._queues.get(name, [])
         while queue:
             waiter = queue.pop(0)
-            if waiter.claim.holder != asker and now >= waiter.dead_at:
+            if waiter.claim.holder != caller and now >= waiter.expires_at:
                 continue
             fence = self._grant(waiter.claim, now)
-            if waiter.claim.holder == asker or self._deliver(waiter.address, GrantNotification(waiter.attempt, fence)):
+            if waiter.claim.holder == caller or self._deliver(waiter.address, GrantNotification(waiter.attempt, fence)):
                 break
-            del self._holders[name]
+            del self._grants[name]
         self._tell_next(name, now)
 
     def _tell_next(self, name: str, now: float) -> None:
-        """Tell whoever is first now for how long the holder may hold; one that cannot be told is dead."""
-        queue, held = self._queues.get(name, []), self._holders.get(name)
+        """Notify the first live waiter how long the holder may still hold; remove dead ones."""
+        queue, held = self._queues.get(name, []), self._grants.get(name)
         while queue and held is not None:
             if self._deliver(queue[0].address, FirstNotification(queue[0].attempt, held.expires_at - now)):
                 break
@@ -139,66 +139,65 @@ class Space:
         held = self._held(claim.name, now)
         if held is None and claim.name in self._queues:
             if enqueue is not None:
-                self._join(claim, enqueue, now)
-            self._hand_over(claim.name, now, claim.holder)
+                self._enqueue(claim, enqueue, now)
+            self._grant_next(claim.name, now, claim.holder)
             held = self._held(claim.name, now)
         if held is None:
             return Granted(self._grant(claim, now))
         if held.holder == claim.holder:
-            held.prolong(now + claim.ttl)
+            held.renew(now + claim.ttl)
             held.fence = self._fences[claim.name] = max(held.fence, claim.floor)
             return Granted(held.fence)
         left = held.expires_at - now
         if enqueue is None:
             return Taken(left)
-        waiter = self._join(claim, enqueue, now)
+        waiter = self._enqueue(claim, enqueue, now)
         return Queued(waiter.ticket, self._queues[claim.name].index(waiter), left)
 
-    def _join(self, claim: Claim, enqueue: Enqueue, now: float) -> Waiter:
+    def _enqueue(self, claim: Claim, enqueue: Enqueue, now: float) -> Waiter:
         queue = self._queues.setdefault(claim.name, [])
         waiter = next((one for one in queue if one.claim.holder == claim.holder), None)
         if waiter is None:
             last = queue[-1].ticket if queue else 0
-            # A ticket from before keeps its place: whoever was passed over while its connection was down
-            # is not sent to the end.
+            # A waiter that was removed while its connection was down returns with its ticket, to its old position.
             ticket = enqueue.ticket if enqueue.ticket is not None else max(last + 1, self._wall_us())
             waiter = Waiter(claim, ticket, now)
             queue.append(waiter)
             queue.sort(key=lambda one: one.ticket)
-        elif enqueue.ticket is not None and enqueue.ticket < waiter.ticket:  # the older one counts
+        elif enqueue.ticket is not None and enqueue.ticket < waiter.ticket:  # the earlier ticket counts
             waiter.ticket = enqueue.ticket
             queue.sort(key=lambda one: one.ticket)
         waiter.refresh(enqueue.address, enqueue.attempt, now)
         return waiter
 
-    def renew(self, line: Renewal, now: float) -> bool:
-        held = self._held(line.name, now)
-        if held is None or held.holder != line.holder:
+    def renew(self, renewal: Renewal, now: float) -> bool:
+        held = self._held(renewal.name, now)
+        if held is None or held.holder != renewal.holder:
             return False
-        if line.final:
-            held.expires_at = now + line.ttl
+        if renewal.final:
+            held.expires_at = now + renewal.ttl
         else:
-            held.prolong(now + line.ttl)
+            held.renew(now + renewal.ttl)
         return True
 
     def release(self, name: str, holder: str, now: float) -> bool:
         held = self._held(name, now)
         ours = held is not None and held.holder == holder
         if ours:
-            del self._holders[name]
+            del self._grants[name]
         else:
-            self._leave(name, holder, now)
+            self._dequeue(name, holder, now)
         if name in self._queues and self._held(name, now) is None:
-            self._hand_over(name, now)
+            self._grant_next(name, now)
         return ours
 
-    def _leave(self, name: str, holder: str, now: float) -> None:
+    def _dequeue(self, name: str, holder: str, now: float) -> None:
         queue = self._queues.get(name, [])
-        enqueue = next((enqueue for enqueue, one in enumerate(queue) if one.claim.holder == holder), None)
-        if enqueue is None:
+        index = next((index for index, one in enumerate(queue) if one.claim.holder == holder), None)
+        if index is None:
             return
-        del queue[enqueue]
-        if enqueue == 0:
+        del queue[index]
+        if index == 0:
             self._tell_next(name, now)
 
     def adopt(self, claim: Claim, old_holder: str, now: float) -> Granted | None:
@@ -206,7 +205,7 @@ class Space:
         if held is None or held.holder not in (claim.holder, old_holder):
             return None
         if held.holder == claim.holder:
-            held.prolong(now + claim.ttl)
+            held.renew(now + claim.ttl)
             return Granted(held.fence)
         return Granted(self._grant(claim, now))
 
@@ -214,9 +213,9 @@ class Space:
         held = self._held(name, now)
         if held is None or held.holder != holder:
             return False
-        del self._holders[name]
+        del self._grants[name]
         self._next_fence(name)
-        self._hand_over(name, now)
+        self._grant_next(name, now)
         return True
 
     def listing(self, pattern: str, cursor: str, now: float) -> Page:
@@ -226,7 +225,7 @@ class Space:
 
     def inspect(self, name: str, now: float) -> LockInfo:
         held = self._held(name, now)
-        queue = [one for one in self._queues.get(name, []) if now < one.dead_at]
+        queue = [one for one in self._queues.get(name, []) if now < one.expires_at]
         waiters = tuple(
             WaiterInfo(one.claim.holder, Owner.decode(one.claim.owner), now - one.since) for one in queue[:MOST_SHOWN]
         )
@@ -246,22 +245,22 @@ class Space:
 
 
 class Hub:
-    """A space that many connections share, with the post between them."""
+    """A space shared by many sessions, and the mailboxes of their waiters."""
 
     def __init__(self, wall_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
         self.mutex: AbstractContextManager[Any] = threading.Lock()
         self.boxes: dict[str, MemoryMailbox] = {}
         self.space = Space(self._deliver, wall_us)
 
-    def _deliver(self, address: str, push: GrantNotification | FirstNotification) -> bool:
+    def _deliver(self, address: str, notification: Notification) -> bool:
         box = self.boxes.get(address)
         if box is None:
             return False
-        box.push(push)
+        box.deliver(notification)
         return True
 
     def reset(self) -> None:
-        """In a forked child: the parent's locks are not ours, and a mutex may have been held at the fork."""
+        """In a forked child: drop the parent's locks, and the mutex, which may have been locked at the fork."""
         self.mutex = threading.Lock()
         self.boxes.clear()
         self.space.clear()
@@ -272,18 +271,18 @@ _hubs: dict[str, Hub] = {}
 
 def hub(name: str) -> Hub:
     """The hub that every `memory://name` of this process shares."""
-    return _hubs.setdefault(name, Hub())  # atomic, so that no mutex can be held at a fork
+    return _hubs.setdefault(name, Hub())  # atomic, so it needs no mutex that a fork could leave locked
 
 
 class MemoryMailbox:
-    """One acquisition's mailbox; pushes may come from any thread."""
+    """`ports.Mailbox`; any thread may deliver."""
 
     def __init__(self, store: MemoryStore, shared: Hub, runtime: Runtime, holder: str) -> None:
         self._store = store
         self._hub = shared
         self._waker = runtime.waker()
         self._holder = holder
-        self._pushes: deque[GrantNotification | FirstNotification] = deque()
+        self._notifications: deque[Notification] = deque()
 
     @property
     def address(self) -> str:
@@ -292,19 +291,19 @@ class MemoryMailbox:
     async def open(self, until: float) -> None:
         self._hub.boxes[self._holder] = self
 
-    def push(self, push: GrantNotification | FirstNotification) -> None:
-        self._pushes.append(push)
+    def deliver(self, notification: Notification) -> None:
+        self._notifications.append(notification)
         self._waker.wake()
 
     def wake(self) -> None:
         self._waker.wake()
 
-    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
-        if not self._pushes:
+    async def wait(self, until: float) -> Notification | None:
+        if not self._notifications:
             await self._waker.wait(until)
         if self._store.closed:
             raise closed_error()
-        return self._pushes.popleft() if self._pushes else None
+        return self._notifications.popleft() if self._notifications else None
 
     def close(self) -> None:
         self._hub.boxes.pop(self._holder, None)
@@ -331,7 +330,7 @@ class MemoryStore(Store):
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
         with self._hub.mutex:
             now = self._runtime.now()
-            return [self._hub.space.renew(line, now) for line in renewals]
+            return [self._hub.space.renew(renewal, now) for renewal in renewals]
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         with self._hub.mutex:
@@ -355,12 +354,6 @@ class MemoryStore(Store):
     async def force_release(self, name: str, holder: str, until: float) -> bool:
         with self._hub.mutex:
             return self._hub.space.force_release(name, holder, self._runtime.now())
-
-    def disconnect(self) -> None:
-        """There is no connection."""
-
-    async def cancel_waits(self) -> None:
-        """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
 
     async def close(self) -> None:
         self.closed = True

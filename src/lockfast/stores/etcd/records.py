@@ -1,11 +1,11 @@
-"""What lies in etcd for one lock, and the parts of transactions on it.
+"""The keys of one lock in etcd, and the parts of transactions on them.
 
-    lockfast/lock/NAME           the holder id: nothing but this decides who holds; on the holder's etcd lease
-    lockfast/meta/NAME           owner, start and fence of the grant, unless that is this key's own revision; likewise
-    lockfast/wait/NAME NUL id    one who waits: its owner and turn, on its own lease; first come by create revision
+    lockfast/lock/NAME           the holder id, on the holder's etcd lease; this key alone decides who holds the lock
+    lockfast/meta/NAME           owner, start and fence of the grant, same lease; no fence: this key's revision is it
+    lockfast/wait/NAME NUL id    one waiter: owner and attempt, on its own lease; ordered by create revision
 
-An etcd lease is named after the holder, so that a repeat finds its own. A fence is the revision of etcd at the grant:
-it grows with every change in the whole cluster.
+The id of an etcd lease is derived from the holder id, so that a repeated request finds its own lease. A fence is etcd's
+revision at the grant, which grows with every change in the cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def wait_key(name: str, holder: str = "") -> bytes:
 
 
 def lease_of(holder: str, generation: int = 0) -> int:
-    """The etcd lease of a holder; a longer one that takes its place has the next generation.
+    """The id of a holder's etcd lease. A lease with another ttl that replaces it has the next generation.
 
     >>> 0 < lease_of("moto") < 2**63 and lease_of("moto") != lease_of("moto", 1)
     True
@@ -65,8 +65,8 @@ class Record(NamedTuple):
         )
 
     @property
-    def told(self) -> dict[str, Any]:
-        """The value of a record that is JSON; what strangers wrote tells nothing."""
+    def fields(self) -> dict[str, Any]:
+        """The JSON value; empty for a key that another program wrote."""
         try:
             found = json.loads(self.value)
         except ValueError:
@@ -74,8 +74,8 @@ class Record(NamedTuple):
         return found if isinstance(found, dict) else {}
 
 
-class Seen(NamedTuple):
-    """A lock as one transaction read it."""
+class Snapshot(NamedTuple):
+    """A lock as read in one transaction. `own` is the caller's waiter record."""
 
     revision: int
     lock: Record | None
@@ -92,7 +92,7 @@ class Seen(NamedTuple):
     def fence(self) -> int | None:
         if self.meta is None:
             return None
-        return int(self.meta.told.get("fence") or self.meta.changed)
+        return int(self.meta.fields.get("fence") or self.meta.changed)
 
 
 def meta_value(owner: str, since: float, fence: int | None = None) -> bytes:
@@ -100,7 +100,7 @@ def meta_value(owner: str, since: float, fence: int | None = None) -> bytes:
 
 
 def wait_value(owner: str, since: float, attempt: int) -> bytes:
-    return json.dumps({"owner": owner, "since": since, "turn": attempt}, separators=(",", ":")).encode()
+    return json.dumps({"owner": owner, "since": since, "attempt": attempt}, separators=(",", ":")).encode()
 
 
 def holder_in(record: Record) -> str:
@@ -108,10 +108,10 @@ def holder_in(record: Record) -> str:
 
 
 def waiter_info(record: Record, now: float) -> WaiterInfo:
-    told = record.told
-    since = told.get("since")
+    fields = record.fields
+    since = fields.get("since")
     waiting_for = max(0.0, now - since) if isinstance(since, float) else 0.0
-    return WaiterInfo(clean(holder_in(record)), Owner.decode(str(told.get("owner", ""))), waiting_for)
+    return WaiterInfo(clean(holder_in(record)), Owner.decode(str(fields.get("owner", ""))), waiting_for)
 
 
 def is_free(name: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def is_unchanged(record: Record) -> dict[str, Any]:
     return {"key": packed(record.key), "target": "MOD", "result": "EQUAL", "mod_revision": record.changed}
 
 
-def nobody_waits(name: str) -> dict[str, Any]:
+def has_no_waiters(name: str) -> dict[str, Any]:
     return {**_queue(name), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
 
 

@@ -1,13 +1,15 @@
-"""`ports.Store` on etcd: each operation reads a lock in one transaction, decides, and writes in another that holds only
-if nothing changed in between.
+"""`ports.Store` on etcd. Each operation reads a lock in one transaction, decides, and writes in a conditional one.
 
-Rules kept here: every write is conditional on what was read, so a lost race is no answer but another round; an etcd
-lease is the holder's own, so a renewal can reach nobody else's grant; a lock is handed on in the step that frees it.
+Rules:
+
+- Every write depends on what was read. A lost race is not an answer: the operation starts again.
+- Each holder has its own etcd lease, so a renewal cannot extend another holder's grant.
+- A lock is handed off in the transaction that releases it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil
 from time import time as wall_clock
 from typing import Any
@@ -16,15 +18,16 @@ from lockfast.errors import StoreUnavailable
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.etcd import records
-from lockfast.stores.etcd.calls import MISSING, PRECONDITION, Answered, Calls, meaning_of
-from lockfast.stores.etcd.mailbox import EtcdMailbox
-from lockfast.stores.etcd.records import Record, Seen, lease_of, lock_key, meta_key, wait_key
+from lockfast.stores.etcd.client import NOT_FOUND, PRECONDITION, EtcdClient, EtcdError, store_error
+from lockfast.stores.etcd.records import Record, Snapshot, lease_of, lock_key, meta_key, wait_key
 from lockfast.values import (
     Answer,
     Claim,
     Enqueue,
     Granted,
+    GrantNotification,
     LockInfo,
+    Notification,
     Owner,
     Page,
     Queued,
@@ -36,73 +39,120 @@ from lockfast.values import (
 )
 
 ROUNDS = 50
-"""How often an operation starts anew because others were quicker; each time somebody got on."""
+"""How often an operation starts again after a lost race. Each lost race means progress for another client."""
 MOST_SHOWN = 1000
 PAGE = 50
-AT_ONCE = 40
-"""Locks that one transaction reads for a renewal; etcd allows 128 operations."""
+RENEWALS_PER_READ = 40
+"""Locks read in one transaction; etcd allows 128 operations."""
+
+Operations = list[dict[str, Any]]
+
+
+class EtcdMailbox:
+    """`ports.Mailbox`: a watch on the lock's key from the revision of the last request answered "queued".
+
+    Any change after `revision` is newer than that answer, so a grant in it answers the request `attempt`.
+    """
+
+    def __init__(self, client: EtcdClient, runtime: Runtime, holder: str, boxes: dict[str, EtcdMailbox]) -> None:
+        self._client = client
+        self._runtime = runtime
+        self._holder = holder
+        self._boxes = boxes
+        self.name = ""
+        self.revision = 0
+        self.attempt = 0
+
+    @property
+    def address(self) -> str:
+        return "watch"
+
+    async def open(self, until: float) -> None:
+        """Nothing to do: a watch can start at a past revision."""
+
+    async def wait(self, until: float) -> Notification | None:
+        request = {"create_request": {"key": records.packed(lock_key(self.name)), "start_revision": self.revision + 1}}
+        watch = self._client.stream("/v3/watch", request, until)
+        try:
+            async for part in watch:
+                freed = False
+                for event in part.get("result", {}).get("events", ()):
+                    record = Record.of(event["kv"])
+                    self.revision = max(self.revision, record.changed)
+                    freed = event.get("type") == "DELETE"
+                    if record.value == self._holder.encode():
+                        return GrantNotification(self.attempt, record.changed)
+                if freed or self._runtime.now() >= until:
+                    return None  # if free: the next request grants the lock to the first waiter
+        finally:
+            await watch.aclose()
+        if self._runtime.now() < until:
+            raise StoreUnavailable("etcd ended the watch for a grant. The ticket is kept; the next request retries.")
+        return None
+
+    def close(self) -> None:
+        self._boxes.pop(self._holder, None)
 
 
 class EtcdStore(Store):
-    """Invariant: `_longer` has the generation of a holder's etcd lease, where that is not the first."""
+    """Invariant: `_generations` has the generation of a holder's etcd lease if it is not the first."""
 
     grace = 0.3
     capabilities = Capabilities()
 
-    def __init__(self, calls: Calls, runtime: Runtime) -> None:
-        self._calls = calls
+    def __init__(self, client: EtcdClient, runtime: Runtime) -> None:
+        self._client = client
         self._runtime = runtime
         self._boxes: dict[str, EtcdMailbox] = {}
-        self._longer: dict[str, int] = {}
+        self._generations: dict[str, int] = {}
 
     def mailbox(self, holder: str) -> Mailbox:
-        box = EtcdMailbox(self._calls, self._runtime, holder, self._boxes)
-        self._boxes[holder] = box
+        box = self._boxes[holder] = EtcdMailbox(self._client, self._runtime, holder, self._boxes)
         return box
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         for _ in range(ROUNDS):
-            seen = await self._look(claim.name, until, claim.holder)
+            seen = await self._read(claim.name, until, claim.holder)
             if seen.holder == claim.holder:
-                line = Renewal(claim.name, claim.holder, claim.ttl)
-                kept = await self._keep_alive(claim.holder, until)
-                if kept and seen.fence is not None and await self._at_least(line, kept, until):
+                renewal = Renewal(claim.name, claim.holder, claim.ttl)
+                ttl = await self._keep_alive(claim.holder, until)
+                if ttl and seen.fence is not None and await self._ensure_ttl(renewal, ttl, until):
                     return Granted(seen.fence)
             elif seen.lock is None:
-                granted = await self._take_or_hand_on(claim, seen, until)
+                granted = await self._grant_free(claim, seen, until)
                 if granted is not None:
                     return granted
             elif enqueue is None:
                 return Taken(await self._ttl_left(seen.lock.lease, until))
             else:
-                queued = await self._join(claim, enqueue, seen, seen.lock, until)
+                queued = await self._enqueue(claim, enqueue, seen, seen.lock, until)
                 if queued is not None:
                     return queued
         raise _too_busy(claim.name)
 
-    async def _take_or_hand_on(self, claim: Claim, seen: Seen, until: float) -> Granted | None:
-        """Take a free lock if nobody is before us, else give it to whoever is first."""
+    async def _grant_free(self, claim: Claim, seen: Snapshot, until: float) -> Granted | None:
+        """Grant a free lock to the claim if no other waiter is first, else to that waiter."""
         head = seen.queue[0] if seen.queue else None
         if head is not None and records.holder_in(head) != claim.holder:
-            await self._hand_over(claim.name, [records.is_free(claim.name)], head, until)
+            await self._hand_off(claim.name, [records.is_free(claim.name)], head, until)
             return None
         lease = await self._lease(claim.holder, claim.ttl, until)
-        nobody_first = records.nobody_waits(claim.name) if head is None else records.is_unchanged(head)
-        revision = await self._grant(
-            claim.name, [records.is_free(claim.name), nobody_first], claim.holder, claim.owner, lease, until
-        )
+        is_first = records.has_no_waiters(claim.name) if head is None else records.is_unchanged(head)
+        conditions = [records.is_free(claim.name), is_first]
+        revision = await self._grant(claim.name, conditions, claim.holder, claim.owner, lease, until)
         return None if revision is None else Granted(revision)
 
-    async def _join(self, claim: Claim, enqueue: Enqueue, seen: Seen, lock: Record, until: float) -> Queued | None:
+    async def _enqueue(
+        self, claim: Claim, enqueue: Enqueue, seen: Snapshot, lock: Record, until: float
+    ) -> Queued | None:
         lease = await self._lease(claim.holder, claim.ttl, until)
-        since = wall_clock() if seen.own is None else seen.own.told.get("since", wall_clock())
-        entry = records.put(
-            wait_key(claim.name, claim.holder), records.wait_value(claim.owner, since, enqueue.attempt), lease
-        )
-        answer = await self._transact(claim.name, [records.is_unchanged(lock)], [entry], until)
-        if not answer.get("succeeded"):
+        since = wall_clock() if seen.own is None else seen.own.fields.get("since", wall_clock())
+        value = records.wait_value(claim.owner, since, enqueue.attempt)
+        entry = records.put(wait_key(claim.name, claim.holder), value, lease)
+        reply = await self._transact(claim.name, [records.is_unchanged(lock)], [entry], until)
+        if not reply.get("succeeded"):
             return None
-        revision = int(answer["header"]["revision"])
+        revision = int(reply["header"]["revision"])
         box = self._boxes.get(claim.holder)
         if box is not None:
             box.name, box.revision, box.attempt = claim.name, revision, enqueue.attempt
@@ -112,126 +162,121 @@ class EtcdStore(Store):
         return Queued(ticket, position, await self._ttl_left(lock.lease, until))
 
     async def _grant(
-        self, name: str, if_: list[dict[str, Any]], holder: str, owner: str, lease: int, until: float
+        self, name: str, conditions: Operations, holder: str, owner: str, lease: int, until: float
     ) -> int | None:
-        """Make `holder` the holder if all of `if_` holds; the fence."""
+        """Grant the lock to `holder` if all conditions hold; return the fence."""
         writes = [
             records.put(lock_key(name), holder.encode(), lease),
             records.put(meta_key(name), records.meta_value(owner, wall_clock()), lease),
             records.delete(wait_key(name, holder)),
         ]
-        answer = await self._transact(name, if_, writes, until)
-        return int(answer["header"]["revision"]) if answer.get("succeeded") else None
+        reply = await self._transact(name, conditions, writes, until)
+        return int(reply["header"]["revision"]) if reply.get("succeeded") else None
 
-    async def _hand_over(self, name: str, if_: list[dict[str, Any]], head: Record, until: float) -> bool:
-        """Give the lock to who waits first; True if that was done. A waiter whose lease is over is removed."""
+    async def _hand_off(self, name: str, conditions: Operations, head: Record, until: float) -> bool:
+        """Grant the lock to the first waiter if the conditions hold. Remove the waiter if its lease has expired."""
         try:
-            owner = str(head.told.get("owner", ""))
-            same = [*if_, records.is_unchanged(head)]
-            return await self._grant(name, same, records.holder_in(head), owner, head.lease, until) is not None
-        except _Gone:
+            owner = str(head.fields.get("owner", ""))
+            conditions = [*conditions, records.is_unchanged(head)]
+            return await self._grant(name, conditions, records.holder_in(head), owner, head.lease, until) is not None
+        except _LeaseExpired:
             await self._transact(name, [records.is_unchanged(head)], [records.delete(head.key)], until)
             return False
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
         answers: list[bool] = []
-        for start in range(0, len(renewals), AT_ONCE):
-            lines = renewals[start : start + AT_ONCE]
-            alive = [await self._keep_alive(line.holder, until) for line in lines]
-            held = await self._held([line.name for line in lines], until)
-            for line, granted_ttl, lock in zip(lines, alive, held, strict=True):
-                ours = granted_ttl > 0 and lock is not None and lock.value == line.holder.encode()
-                answers.append(ours and await self._at_least(line, granted_ttl, until))
+        for start in range(0, len(renewals), RENEWALS_PER_READ):
+            batch = renewals[start : start + RENEWALS_PER_READ]
+            ttls = [await self._keep_alive(renewal.holder, until) for renewal in batch]
+            locks = await self._read_locks([renewal.name for renewal in batch], until)
+            for renewal, ttl, lock in zip(batch, ttls, locks, strict=True):
+                held = ttl > 0 and lock is not None and lock.value == renewal.holder.encode()
+                answers.append(held and await self._ensure_ttl(renewal, ttl, until))
         return answers
 
-    async def _held(self, names: Sequence[str], until: float) -> list[Record | None]:
-        answer = await self._transact(names[0], [], [records.get(lock_key(name)) for name in names], until)
-        return [next(iter(records.records_in(response)), None) for response in answer["responses"]]
+    async def _read_locks(self, names: Sequence[str], until: float) -> list[Record | None]:
+        reply = await self._transact(names[0], [], [records.get(lock_key(name)) for name in names], until)
+        return [next(iter(records.records_in(response)), None) for response in reply["responses"]]
 
-    async def _at_least(self, line: Renewal, granted_ttl: int, until: float) -> bool:
-        """An etcd lease has one length for life: for another length another lease takes its place; the fence stays."""
-        if not line.final and granted_ttl >= ceil(line.ttl):
+    async def _ensure_ttl(self, renewal: Renewal, lease_ttl: int, until: float) -> bool:
+        """Move the grant to a new etcd lease if the ttl differs: a lease cannot change its ttl. The fence stays."""
+        if not renewal.final and lease_ttl >= ceil(renewal.ttl):
             return True
-        generation = self._longer.get(line.holder, 0) + 1
-        lease = await self._new_lease(lease_of(line.holder, generation), line.ttl, until)
-        seen = await self._look(line.name, until)
+        generation = self._generations.get(renewal.holder, 0) + 1
+        lease = await self._new_lease(lease_of(renewal.holder, generation), renewal.ttl, until)
+        seen = await self._read(renewal.name, until)
         if seen.meta is None:
             return False
-        told = seen.meta.told
-        since = told.get("since", wall_clock())
+        fields = seen.meta.fields
+        meta = records.meta_value(fields.get("owner", ""), fields.get("since", wall_clock()), seen.fence)
         writes = [
-            records.put(lock_key(line.name), line.holder.encode(), lease),
-            records.put(meta_key(line.name), records.meta_value(told.get("owner", ""), since, seen.fence), lease),
+            records.put(lock_key(renewal.name), renewal.holder.encode(), lease),
+            records.put(meta_key(renewal.name), meta, lease),
         ]
-        if_ = [records.is_held_by(line.name, line.holder), records.is_unchanged(seen.meta)]
-        answer = await self._transact(line.name, if_, writes, until)
-        self._longer[line.holder] = generation
-        return bool(answer.get("succeeded"))
+        conditions = [records.is_held_by(renewal.name, renewal.holder), records.is_unchanged(seen.meta)]
+        reply = await self._transact(renewal.name, conditions, writes, until)
+        self._generations[renewal.holder] = generation
+        return bool(reply.get("succeeded"))
 
     async def release(self, name: str, holder: str, until: float) -> bool:
-        box = self._boxes.pop(holder, None)
-        if box is not None:
-            box.close()
-        released = await self._free(name, holder, until)
+        self._boxes.pop(holder, None)
+        released = await self._end_grant(name, holder, until)
         if not released:
             await self._transact(name, [], [records.delete(wait_key(name, holder))], until)
         await self._end_lease(holder, until)
         return released
 
-    async def _free(self, name: str, holder: str, until: float) -> bool:
-        """End the grant of `holder`, and hand the lock on in the same step; True if it had the lock."""
+    async def _end_grant(self, name: str, holder: str, until: float) -> bool:
+        """End the grant of `holder`, and hand the lock off in the same transaction. False if it was not held."""
         for _ in range(ROUNDS):
-            seen = await self._look(name, until)
+            seen = await self._read(name, until)
             if seen.holder != holder or seen.lock is None:
                 return False
-            if_ = [records.is_unchanged(seen.lock)]
+            conditions = [records.is_unchanged(seen.lock)]
             if seen.queue:
-                if await self._hand_over(name, if_, seen.queue[0], until):
+                if await self._hand_off(name, conditions, seen.queue[0], until):
                     return True
                 continue
             writes = [records.delete(lock_key(name)), records.delete(meta_key(name))]
-            answer = await self._transact(name, [*if_, records.nobody_waits(name)], writes, until)
-            if answer.get("succeeded"):
+            reply = await self._transact(name, [*conditions, records.has_no_waiters(name)], writes, until)
+            if reply.get("succeeded"):
                 return True
         raise _too_busy(name)
 
     async def force_release(self, name: str, holder: str, until: float) -> bool:
-        seen = await self._look(name, until)
+        seen = await self._read(name, until)
         if seen.holder is None or clean(seen.holder) != holder:
             return False
-        return await self._free(name, seen.holder, until)
+        return await self._end_grant(name, seen.holder, until)
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
-        seen = await self._look(claim.name, until)
+        seen = await self._read(claim.name, until)
         if seen.holder == claim.holder and seen.fence is not None:
             await self._keep_alive(claim.holder, until)
             return Granted(seen.fence)
         if seen.holder != old_holder:
             return None
         lease = await self._lease(claim.holder, claim.ttl, until)
-        if_ = [records.is_held_by(claim.name, old_holder)]
-        revision = await self._grant(claim.name, if_, claim.holder, claim.owner, lease, until)
+        conditions = [records.is_held_by(claim.name, old_holder)]
+        revision = await self._grant(claim.name, conditions, claim.holder, claim.owner, lease, until)
         if revision is None:
             await self._end_lease(claim.holder, until)
         return None if revision is None else Granted(revision)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
-        seen = await self._look(name, until, most=MOST_SHOWN)
+        seen = await self._read(name, until, most=MOST_SHOWN)
         now = wall_clock()
         waiters = tuple(records.waiter_info(record, now) for record in seen.queue)
+        info = LockInfo(name, fence=seen.fence, waiters=waiters, waiting=seen.waiting)
         if seen.lock is None or seen.holder is None:
-            return LockInfo(name, fence=seen.fence, waiters=waiters, waiting=seen.waiting)
-        told = {} if seen.meta is None else seen.meta.told
-        since = told.get("since")
-        return LockInfo(
-            name,
+            return info
+        fields = {} if seen.meta is None else seen.meta.fields
+        since = fields.get("since")
+        return info._replace(
             holder=clean(seen.holder),
-            owner=Owner.decode(str(told.get("owner", ""))),
-            fence=seen.fence,
+            owner=Owner.decode(str(fields.get("owner", ""))),
             held_for=max(0.0, now - since) if isinstance(since, float) else None,
             ttl_left=await self._ttl_left(seen.lock.lease, until),
-            waiters=waiters,
-            waiting=seen.waiting,
         )
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
@@ -244,10 +289,10 @@ class EtcdStore(Store):
             "sort_order": "ASCEND",
             "sort_target": "KEY",
         }
-        answer = await self._call("/v3/kv/range", body, "all locks", until)
-        found = [Record.of(kv).key[len(lock_key("")) :].decode("utf-8", "replace") for kv in answer.get("kvs", ())]
+        reply = await self._call("/v3/kv/range", body, "all locks", until)
+        found = [Record.of(kv).key[len(lock_key("")) :].decode("utf-8", "replace") for kv in reply.get("kvs", ())]
         infos = [await self.inspect(name, until) for name in found if fits(name, pattern)]
-        return Page(tuple(info._replace(waiters=()) for info in infos), found[-1] if answer.get("more") else "")
+        return Page(tuple(info._replace(waiters=()) for info in infos), found[-1] if reply.get("more") else "")
 
     async def facts(self, until: float) -> Facts:
         status = await self._call("/v3/maintenance/status", {}, "the server", until)
@@ -261,103 +306,84 @@ class EtcdStore(Store):
             replicas=max(0, len(members.get("members", ())) - 1),
         )
 
-    def on_change(self, tell: Callable[[str | None], None]) -> None:
-        """etcd could tell, by a watch per lock; a theft is noticed at the next renewal instead."""
-
-    def listen(self) -> None:
-        """Nothing comes unasked."""
-
-    def disconnect(self) -> None:
-        """Left to its client library, and to `close`."""
-
-    async def cancel_waits(self) -> None:
-        """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
-
     async def close(self) -> None:
-        await self._calls.close()
+        await self._client.close()
 
     def reset(self, *, forked: bool) -> None:
         self._boxes.clear()
-        self._longer.clear()
-        self._calls.reset()
+        self._generations.clear()
+        self._client.reset()
 
-    async def _look(self, name: str, until: float, own: str = "", most: int = 1) -> Seen:
+    async def _read(self, name: str, until: float, own: str = "", most: int = 1) -> Snapshot:
         reads = [
             records.get(lock_key(name)),
             records.get(meta_key(name)),
             records.get_queue(name, most),
             records.get(wait_key(name, own or "-")),
         ]
-        answer = await self._transact(name, [], reads, until)
-        lock, meta, queue, mine = map(records.records_in, answer["responses"])
-        waiting = int(answer["responses"][2]["response_range"].get("count", 0))
+        reply = await self._transact(name, [], reads, until)
+        lock, meta, queue, mine = map(records.records_in, reply["responses"])
+        waiting = int(reply["responses"][2]["response_range"].get("count", 0))
         first = (next(iter(found), None) for found in (lock, meta, mine))
-        return Seen(int(answer["header"]["revision"]), next(first), next(first), queue, waiting, next(first))
+        return Snapshot(int(reply["header"]["revision"]), next(first), next(first), queue, waiting, next(first))
 
     async def _lease(self, holder: str, ttl: float, until: float) -> int:
-        """The holder's etcd lease, new or with its full time again."""
-        return await self._new_lease(lease_of(holder, self._longer.get(holder, 0)), ttl, until)
+        """Create the holder's etcd lease, or renew it."""
+        return await self._new_lease(lease_of(holder, self._generations.get(holder, 0)), ttl, until)
 
     async def _new_lease(self, lease: int, ttl: float, until: float) -> int:
         body = {"ID": lease, "TTL": ceil(ttl)}
         try:
-            await self._calls.call("/v3/lease/grant", body, until)
-        except Answered as error:
+            await self._client.call("/v3/lease/grant", body, until)
+        except EtcdError as error:
             if error.code != PRECONDITION:
-                raise meaning_of(error, "a lease") from error
-            answer = await self._call("/v3/lease/keepalive", {"ID": lease}, "a lease", until)
-            if "TTL" not in answer.get("result", {}):  # it ran out in between
+                raise store_error(error, "a lease") from error
+            reply = await self._call("/v3/lease/keepalive", {"ID": lease}, "a lease", until)
+            if "TTL" not in reply.get("result", {}):  # it expired in between
                 await self._call("/v3/lease/grant", body, "a lease", until)
         return lease
 
     async def _keep_alive(self, holder: str, until: float) -> int:
-        """The seconds for which the holder's lease was prolonged; 0 when it is gone."""
-        lease = lease_of(holder, self._longer.get(holder, 0))
-        answer = await self._call("/v3/lease/keepalive", {"ID": lease}, "a lease", until)
-        return int(answer.get("result", {}).get("TTL", 0))
+        """Renew the holder's etcd lease; return its ttl, 0 if it has expired."""
+        lease = lease_of(holder, self._generations.get(holder, 0))
+        reply = await self._call("/v3/lease/keepalive", {"ID": lease}, "a lease", until)
+        return int(reply.get("result", {}).get("TTL", 0))
 
     async def _end_lease(self, holder: str, until: float) -> None:
-        generation = self._longer.pop(holder, 0)
+        generation = self._generations.pop(holder, 0)
         try:
-            await self._calls.call("/v3/lease/revoke", {"ID": lease_of(holder, generation)}, until)
-        except (Answered, StoreUnavailable):
-            pass  # it ends by itself
+            await self._client.call("/v3/lease/revoke", {"ID": lease_of(holder, generation)}, until)
+        except (EtcdError, StoreUnavailable):
+            pass  # it expires by itself
 
     async def _ttl_left(self, lease: int, until: float) -> float | None:
-        """etcd counts down in whole seconds, rounded down; None for a lock that something else took without a lease."""
+        """The ttl left, rounded up, as etcd rounds down; None for a lock that another program took without a lease."""
         if lease == 0:
             return None
-        answer = await self._call("/v3/lease/timetolive", {"ID": lease}, "a lease", until)
-        return max(0.0, float(answer.get("TTL", 0)) + 1.0)
+        reply = await self._call("/v3/lease/timetolive", {"ID": lease}, "a lease", until)
+        return max(0.0, float(reply.get("TTL", 0)) + 1.0)
 
-    async def _transact(
-        self,
-        name: str,
-        if_: list[dict[str, Any]],
-        then: list[dict[str, Any]],
-        until: float,
-    ) -> dict[str, Any]:
-        body = {"compare": if_, "success": then}
+    async def _transact(self, name: str, conditions: Operations, then: Operations, until: float) -> dict[str, Any]:
         try:
-            return await self._calls.call("/v3/kv/txn", body, until)
-        except Answered as error:
-            if error.code == MISSING:
-                raise _Gone from error
-            raise meaning_of(error, f"the lock {shown(name)}") from error
+            return await self._client.call("/v3/kv/txn", {"compare": conditions, "success": then}, until)
+        except EtcdError as error:
+            if error.code == NOT_FOUND:
+                raise _LeaseExpired from error
+            raise store_error(error, f"the lock {shown(name)}") from error
 
     async def _call(self, path: str, body: dict[str, Any], about: str, until: float) -> dict[str, Any]:
         try:
-            return await self._calls.call(path, body, until)
-        except Answered as error:
-            raise meaning_of(error, about) from error
+            return await self._client.call(path, body, until)
+        except EtcdError as error:
+            raise store_error(error, about) from error
 
 
-class _Gone(StoreUnavailable):
-    """The etcd lease that a write was to hang on is over."""
+class _LeaseExpired(StoreUnavailable):
+    """The etcd lease of a write has expired."""
 
     def __init__(self) -> None:
-        super().__init__("The lease ended before the lock was written, so nothing was changed. Try again.")
+        super().__init__("The etcd lease expired before the lock was written; nothing was changed. Try again.")
 
 
 def _too_busy(name: str) -> StoreUnavailable:
-    return StoreUnavailable(f"The lock {shown(name)} changed hands too often to be read. Nothing was changed.")
+    return StoreUnavailable(f"The lock {shown(name)} changed too often to be read; nothing was changed. Try again.")

@@ -1,11 +1,13 @@
-"""The ZooKeeper store: the same locks on ZooKeeper 3.5 or later; kazoo carries the requests.
+"""The ZooKeeper store: locks on ZooKeeper 3.5 or later, through kazoo.
 
-What is the same: one holder, always a ttl, fences that grow, every operation idempotent by holder, first come, first
-served with the lock handed on in one transaction. No ephemeral nodes are used: they end with a session, and a session
-may end before a lease does, so a holder that was cut off for a while could be robbed. A grant is a plain node whose
-last change, by ZooKeeper's own clock, is the beginning of its ttl.
+It keeps the rules of `ports.Store`: one holder, always a ttl, growing fences, operations idempotent by holder id, first
+come, first served, with a hand-off in the transaction that releases. It uses no ephemeral nodes: they end with the
+session, and a session can end before a lease does, so a holder with a short network failure would lose its lock. A
+grant is a persistent node; its ttl starts at its last change, by ZooKeeper's clock. Differences to the other stores:
 
-What differs: nobody can tell that a waiter is dead, so one that crashed may be handed the lock, which then lasts its
-ttl; a waiter that was silent for its whole ttl loses its place; who becomes the first is not told so; the fence of a
-lock that nobody holds is not shown; and what a crashed holder left lies there, free, until its name is used again.
+- ZooKeeper does not detect a dead waiter. A crashed waiter may be granted the lock, which then lasts for its ttl. A
+  waiter that did not refresh its ticket for its whole ttl loses it.
+- A waiter that becomes first in the queue is not notified.
+- A free lock has no fence to show.
+- The nodes of a crashed holder stay, as a free lock, until the name is used again.
 """

@@ -1,7 +1,10 @@
-"""`ports.Store` on ZooKeeper: read a lock's nodes, decide, and write in a transaction that fails if they changed.
+"""`ports.Store` on ZooKeeper. Each operation reads a lock's nodes, decides, and writes if they are unchanged.
 
-Rules kept here: every write checks the version that was read, so a lost race is no answer but another round; time is
-ZooKeeper's alone, as it stamps it on a node that is written; a lock is handed on in the step that frees it.
+Rules:
+
+- Every write checks the version that was read. A lost race is not an answer: the operation starts again.
+- Time is ZooKeeper's alone: the timestamp of a node that it writes.
+- A lock is handed off in the transaction that releases it.
 """
 
 from __future__ import annotations
@@ -14,19 +17,70 @@ from lockfast.errors import StoreUnavailable
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.zookeeper import nodes
-from lockfast.stores.zookeeper.mailbox import ZooKeeperMailbox
 from lockfast.stores.zookeeper.nodes import ROOT, Node, holder_path, lock_path, value
 from lockfast.stores.zookeeper.session import Session
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits, shown
+from lockfast.values import (
+    Answer,
+    Claim,
+    Enqueue,
+    Granted,
+    GrantNotification,
+    LockInfo,
+    Notification,
+    Owner,
+    Page,
+    Queued,
+    Renewal,
+    Taken,
+    clean,
+    fits,
+    shown,
+)
 
 ROUNDS = 50
-"""How often an operation starts anew because others were quicker; each time somebody got on."""
+"""How often an operation starts again after a lost race. Each lost race means progress for another client."""
 MOST_SHOWN = 200
 PAGE = 50
 
 
+class ZooKeeperMailbox:
+    """`ports.Mailbox`: a watch on the holder's node.
+
+    `written_by` is the transaction that wrote the ticket for the request `attempt`, the last one answered "queued". A
+    holder's node created after it is newer than that answer, so a grant in it answers that request.
+    """
+
+    def __init__(self, store: ZooKeeperStore, runtime: Runtime, holder: str) -> None:
+        self._store = store
+        self._waker = runtime.waker()
+        self._holder = holder
+        self.name = ""
+        self.attempt = 0
+        self.written_by = 0
+
+    @property
+    def address(self) -> str:
+        return "watch"
+
+    async def open(self, until: float) -> None:
+        """Nothing to do: `wait` reads the node before it waits."""
+
+    async def wait(self, until: float) -> Notification | None:
+        while True:
+            node = await self._store.read_holder(self.name, until, lambda _: self._waker.wake())
+            if node is None:
+                return None  # free: the next request grants the lock to the first waiter
+            if node.holder == self._holder and node.created_by > self.written_by:
+                return GrantNotification(self.attempt, node.created_by)
+            if not await self._waker.wait(until):
+                return None
+
+    def close(self) -> None:
+        self._store.boxes.pop(self._holder, None)
+
+
 class ZooKeeperStore(Store):
-    """`boxes` has the mailbox of every acquisition that waits."""
+    """`boxes` has the mailbox of every waiting acquisition."""
 
     grace = 0.3
     capabilities = Capabilities()
@@ -38,143 +92,140 @@ class ZooKeeperStore(Store):
         self.boxes: dict[str, ZooKeeperMailbox] = {}
 
     def mailbox(self, holder: str) -> Mailbox:
-        box = ZooKeeperMailbox(self, self._runtime, holder)
-        self.boxes[holder] = box
+        box = self.boxes[holder] = ZooKeeperMailbox(self, self._runtime, holder)
         return box
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         for _ in range(ROUNDS):
-            held = await self.holder_of(claim.name, until)
+            held = await self.read_holder(claim.name, until)
             if held is not None and held.holder == claim.holder:
-                if await self._prolong(held, claim.ttl, until):
-                    return Granted(held.made_by)
+                if await self._renew_node(held, claim.ttl, until):
+                    return Granted(held.created_by)
                 continue
             now_ms = await self._clock(until)
-            if held is None or held.is_over(now_ms):
-                await self._hand_on(claim.name, held, now_ms, until, claim)
+            if held is None or held.is_expired(now_ms):
+                await self._grant_next(claim.name, held, now_ms, until, claim)
                 continue
             left = held.left_ms(now_ms)
             ttl_left = None if left is None else left / 1000
             if enqueue is None:
                 return Taken(ttl_left)
-            queued = await self._join(claim, enqueue, held, ttl_left, until)
+            queued = await self._enqueue(claim, enqueue, held, ttl_left, until)
             if queued is not None:
                 return queued
         raise _too_busy(claim.name)
 
-    async def _join(
+    async def _enqueue(
         self, claim: Claim, enqueue: Enqueue, held: Node, ttl_left: float | None, until: float
     ) -> Queued | None:
-        """Take or refresh our place, and see that the lock was still held then: who frees it later finds us."""
+        """Create or refresh the ticket. None if the lock changed meanwhile: its release may have missed the ticket."""
         prefix = nodes.waiter_prefix(claim.name, claim.holder)
         data = value(claim.holder, claim.owner, ceil(claim.ttl * 1000), enqueue.attempt)
-        own = next((child for child in await self._waiters(claim.name, until) if _is_at(child, prefix)), None)
+        own = next((child for child in await self._waiters(claim.name, until) if _has_prefix(child, prefix)), None)
         if own is None:
-            made = await self._write(
+            created = await self._write(
                 lambda client: client.create_async(prefix, data, sequence=True, makepath=True), until
             )
-            if made is None:
+            if created is None:
                 return None
-            own = made.rpartition("/")[2]
+            own = created.rpartition("/")[2]
         stat = await self._write(lambda client: client.set_async(f"{lock_path(claim.name)}/{own}", data), until)
-        still = await self.holder_of(claim.name, until)
-        if stat is None or still is None or still.made_by != held.made_by:
+        current = await self.read_holder(claim.name, until)
+        if stat is None or current is None or current.created_by != held.created_by:
             return None
         box = self.boxes.get(claim.holder)
         if box is not None:
             box.name, box.attempt, box.written_by = claim.name, enqueue.attempt, stat.mzxid
         order = await self._waiters(claim.name, until)
-        return Queued(nodes.number_of(own), order.index(own) if own in order else 0, ttl_left)
+        return Queued(nodes.ticket_of(own), order.index(own) if own in order else 0, ttl_left)
 
-    async def _hand_on(self, name: str, over: Node | None, now_ms: int, until: float, asker: Claim | None) -> bool:
-        """Give a lock that is free, or whose holder's time is over, to who waits first, else to the asker. True if the
-        lock changed."""
+    async def _grant_next(self, name: str, old: Node | None, now_ms: int, until: float, claim: Claim | None) -> bool:
+        """Replace the ended grant `old` by one for the first live waiter or for `claim`. False if the lock changed."""
         for child in await self._waiters(name, until):
             waiter = await self._node(f"{lock_path(name)}/{child}", until)
             if waiter is None:
                 continue
-            if waiter.is_over(now_ms) and (asker is None or waiter.holder != asker.holder):
+            if waiter.is_expired(now_ms) and (claim is None or waiter.holder != claim.holder):
                 await self._delete(waiter.path, until)
                 continue
-            data = value(waiter.holder, waiter.owner, waiter.ttl_ms)
-            return await self._replace(name, over, data, waiter, until)
-        if asker is None:
-            return await self._replace(name, over, None, None, until)
-        return await self._replace(name, over, value(asker.holder, asker.owner, ceil(asker.ttl * 1000)), None, until)
+            return await self._replace(name, old, value(waiter.holder, waiter.owner, waiter.ttl_ms), waiter, until)
+        data = None if claim is None else value(claim.holder, claim.owner, ceil(claim.ttl * 1000))
+        return await self._replace(name, old, data, None, until)
 
     async def _replace(
-        self, name: str, over: Node | None, data: bytes | None, waiter: Node | None, until: float
+        self, name: str, old: Node | None, data: bytes | None, waiter: Node | None, until: float
     ) -> bool:
-        """In one transaction: the old holder out, the new one in, and its place gone."""
+        """In one transaction: delete the old grant, create the new one, and delete its ticket."""
 
         def send(client: Any) -> Any:
             change = client.transaction()
-            if over is not None:
-                change.delete(over.path, over.version)
+            if old is not None:
+                change.delete(old.path, old.version)
             if data is not None:
                 change.create(holder_path(name), data)
             if waiter is not None:
                 change.delete(waiter.path, waiter.version)
             return change.commit_async()
 
-        if over is None:
+        if old is None:
             await self._write(lambda client: client.ensure_path_async(lock_path(name)), until)
         results = await self._session.request(send, until)
         return not any(isinstance(result, Exception) for result in results)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
-        return [await self._renew(line, until) for line in renewals]
+        return [await self._renew(renewal, until) for renewal in renewals]
 
-    async def _renew(self, line: Renewal, until: float) -> bool:
+    async def _renew(self, renewal: Renewal, until: float) -> bool:
         for _ in range(ROUNDS):
-            held = await self.holder_of(line.name, until)
-            if held is None or held.holder != line.holder:
+            held = await self.read_holder(renewal.name, until)
+            if held is None or held.holder != renewal.holder:
                 return False
-            if held.is_over(await self._clock(until)):
+            if held.is_expired(await self._clock(until)):
                 return False
-            if await self._prolong(held, line.ttl, until, final=line.final):
+            if await self._renew_node(held, renewal.ttl, until, final=renewal.final):
                 return True
-        raise _too_busy(line.name)
+        raise _too_busy(renewal.name)
 
-    async def _prolong(self, held: Node, ttl: float, until: float, *, final: bool = False) -> bool:
-        """Begin the ttl anew. Never shorter than it was, but for a last word."""
+    async def _renew_node(self, held: Node, ttl: float, until: float, *, final: bool = False) -> bool:
+        """Restart the ttl. Only a final renewal may shorten it."""
         ttl_ms = ceil(ttl * 1000)
         data = held.with_ttl(ttl_ms if final else max(held.ttl_ms, ttl_ms))
         return await self._write(lambda client: client.set_async(held.path, data, held.version), until) is not None
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         self.boxes.pop(holder, None)
-        released = await self._free(name, holder, until)
+        released = await self._end_grant(name, holder, until)
         prefix = nodes.waiter_prefix(name, holder)
         if not released:
             for child in await self._waiters(name, until):
-                if _is_at(child, prefix):
+                if _has_prefix(child, prefix):
                     await self._delete(f"{lock_path(name)}/{child}", until)
-        await self._delete(lock_path(name), until)  # stays while anything is below it
+        await self._delete(lock_path(name), until)  # fails while it has children
         return released
 
-    async def _free(self, name: str, holder: str, until: float) -> bool:
+    async def _end_grant(self, name: str, holder: str, until: float) -> bool:
+        """End the grant of `holder`, and hand the lock off in the same transaction. False if it was not held."""
         for _ in range(ROUNDS):
-            held = await self.holder_of(name, until)
+            held = await self.read_holder(name, until)
             now_ms = 0 if held is None else await self._clock(until)
-            if held is None or held.holder != holder or held.is_over(now_ms):
+            if held is None or held.holder != holder or held.is_expired(now_ms):
                 return False
-            if await self._hand_on(name, held, now_ms, until, None):
+            if await self._grant_next(name, held, now_ms, until, None):
                 return True
         raise _too_busy(name)
 
     async def force_release(self, name: str, holder: str, until: float) -> bool:
-        held = await self.holder_of(name, until)
+        held = await self.read_holder(name, until)
         if held is None or clean(held.holder) != holder:
             return False
-        return await self._free(name, held.holder, until)
+        return await self._end_grant(name, held.holder, until)
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         for _ in range(ROUNDS):
-            held = await self.holder_of(claim.name, until)
-            if held is not None and held.holder == claim.holder and await self._prolong(held, claim.ttl, until):
-                return Granted(held.made_by)
-            if held is None or held.holder != old_holder or held.is_over(await self._clock(until)):
+            held = await self.read_holder(claim.name, until)
+            if held is not None and held.holder == claim.holder and await self._renew_node(held, claim.ttl, until):
+                return Granted(held.created_by)
+            if held is None or held.holder != old_holder or held.is_expired(await self._clock(until)):
                 return None
             await self._replace(claim.name, held, value(claim.holder, claim.owner, ceil(claim.ttl * 1000)), None, until)
         raise _too_busy(claim.name)
@@ -183,23 +234,22 @@ class ZooKeeperStore(Store):
         now_ms = await self._clock(until)
         order = await self._waiters(name, until)
         found = [await self._node(f"{lock_path(name)}/{child}", until) for child in order[:MOST_SHOWN]]
-        alive = [node for node in found if node is not None and not node.is_over(now_ms)]
-        waiting = {
-            "waiters": tuple(nodes.waiter_info(node, now_ms) for node in alive),
-            "waiting": len(alive) + max(0, len(order) - MOST_SHOWN),
-        }
-        held = await self.holder_of(name, until)
-        if held is None or held.is_over(now_ms):
-            return LockInfo(name, **waiting)  # type: ignore[arg-type]
-        left = held.left_ms(now_ms)
-        return LockInfo(
+        live = [node for node in found if node is not None and not node.is_expired(now_ms)]
+        info = LockInfo(
             name,
+            waiters=tuple(nodes.waiter_info(node, now_ms) for node in live),
+            waiting=len(live) + max(0, len(order) - MOST_SHOWN),
+        )
+        held = await self.read_holder(name, until)
+        if held is None or held.is_expired(now_ms):
+            return info
+        left = held.left_ms(now_ms)
+        return info._replace(
             holder=clean(held.holder),
-            owner=held.told,
-            fence=held.made_by,
-            held_for=max(0, now_ms - held.made_at_ms) / 1000,
+            owner=Owner.decode(held.owner),
+            fence=held.created_by,
+            held_for=max(0, now_ms - held.created_at_ms) / 1000,
             ttl_left=None if left is None else left / 1000,
-            **waiting,  # type: ignore[arg-type]
         )
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
@@ -207,24 +257,12 @@ class ZooKeeperStore(Store):
         rest = [name for name in names if name > cursor]
         part = rest[:PAGE]
         infos = [await self.inspect(name, until) for name in part if fits(name, pattern)]
-        held = tuple(info._replace(waiters=()) for info in infos if info.locked or info.waiting)
-        return Page(held, part[-1] if len(rest) > PAGE else "")
+        used = tuple(info._replace(waiters=()) for info in infos if info.locked or info.waiting)
+        return Page(used, part[-1] if len(rest) > PAGE else "")
 
     async def facts(self, until: float) -> Facts:
         await self._clock(until)
         return Facts("zookeeper", persistence=Persistence.FILE)
-
-    def on_change(self, tell: Callable[[str | None], None]) -> None:
-        """A theft is noticed at the next renewal."""
-
-    def listen(self) -> None:
-        """Nothing comes unasked."""
-
-    def disconnect(self) -> None:
-        """Left to its client library, and to `close`."""
-
-    async def cancel_waits(self) -> None:
-        """Who waits is sent away by `close`, and what it is given until then goes back as all else does."""
 
     async def close(self) -> None:
         await self._session.close()
@@ -233,7 +271,7 @@ class ZooKeeperStore(Store):
         self.boxes.clear()
         self._session.reset()
 
-    async def holder_of(self, name: str, until: float, watch: Callable[[Any], None] | None = None) -> Node | None:
+    async def read_holder(self, name: str, until: float, watch: Callable[[Any], None] | None = None) -> Node | None:
         return await self._node(holder_path(name), until, watch)
 
     async def _node(self, path: str, until: float, watch: Callable[[Any], None] | None = None) -> Node | None:
@@ -250,10 +288,10 @@ class ZooKeeperStore(Store):
             return []
 
     async def _waiters(self, name: str, until: float) -> list[str]:
-        return nodes.in_order(await self._children(lock_path(name), until))
+        return nodes.waiters_in(await self._children(lock_path(name), until))
 
     async def _clock(self, until: float) -> int:
-        """ZooKeeper's time in milliseconds: what it stamps on a write."""
+        """ZooKeeper's time in milliseconds: the timestamp of a write."""
         stat = await self._write(lambda client: client.set_async(ROOT, b""), until)
         if stat is None:
             await self._write(lambda client: client.ensure_path_async(ROOT), until)
@@ -264,17 +302,17 @@ class ZooKeeperStore(Store):
         await self._write(lambda client: client.delete_async(path), until)
 
     async def _write(self, send: Callable[[Any], Any], until: float) -> Any:
-        """What the write gave; None when others were quicker."""
-        quicker = (self._errors.NoNodeError, self._errors.NodeExistsError, self._errors.BadVersionError)
+        """Send a write and return its result; None after a lost race."""
+        errors = self._errors
         try:
             return await self._session.request(send, until)
-        except (*quicker, self._errors.NotEmptyError):
+        except (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError, errors.NotEmptyError):
             return None
 
 
-def _is_at(child: str, prefix: str) -> bool:
+def _has_prefix(child: str, prefix: str) -> bool:
     return child.startswith(prefix.rpartition("/")[2])
 
 
 def _too_busy(name: str) -> StoreUnavailable:
-    return StoreUnavailable(f"The lock {shown(name)} changed hands too often to be read. Nothing was changed.")
+    return StoreUnavailable(f"The lock {shown(name)} changed too often to be read; nothing was changed. Try again.")

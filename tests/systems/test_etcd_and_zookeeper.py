@@ -1,7 +1,7 @@
-"""Row C7, other places for a lock: the same locks on a real etcd and a real ZooKeeper, in both colours.
+"""Locks on a real etcd and a real ZooKeeper, in both flavours.
 
-Both keep the contract of `lockfast.testing.contract` but for what the stores' own `__init__.py` name. `make test-all`
-runs the contract, and `make test` the rest of this file.
+Both keep the contract of `lockfast.testing.contract`, except for the differences that their packages document.
+`make test-all` runs the contract, and `make test` the rest of this file.
 """
 
 import signal
@@ -26,51 +26,52 @@ from tests.support.zookeeper import ZooKeeper
 from tests.traps.watching import Stopwatch
 
 Check = Callable[[Bench], Coroutine[Any, Any, None]]
-Enqueue = Etcd | ZooKeeper
+Server = Etcd | ZooKeeper
 
-PLACES: dict[str, tuple[Any, type[Enqueue]]] = {"etcd": (etcd, Etcd), "zookeeper": (zookeeper, ZooKeeper)}
+pytestmark = pytest.mark.system("C7")
+
+SERVERS: dict[str, tuple[Any, type[Server]]] = {"etcd": (etcd, Etcd), "zookeeper": (zookeeper, ZooKeeper)}
 IN_BOTH: dict[Check, str] = {
-    contract.first_notification: "nobody is told that it is first now",
-    contract.unreachable_waiter: "a dead waiter is not known to be dead before its ttl is over",
-    contract.tickets: "an older ticket does not bring back a place",
-    contract.listing: "a free lock has no fence to be remembered by",
-    contract.force_release: "a free lock has no fence to be remembered by",
+    contract.first_notification: "the first waiter is not notified",
+    contract.unreachable_waiter: "a dead waiter is not detected before its ttl ends",
+    contract.tickets: "an earlier ticket does not restore a position",
+    contract.listing: "a free lock has no fence",
+    contract.force_release: "a free lock has no fence",
 }
 DIFFERENT: dict[str, dict[Check, str]] = {
-    "etcd": {**IN_BOTH, contract.final_renewal: "a grant ends at a whole second"},
+    "etcd": {**IN_BOTH, contract.final_renewal: "a ttl is a number of whole seconds"},
     "zookeeper": IN_BOTH,
 }
 
 
-@pytest.fixture(scope="module", params=PLACES)
-def enqueue(request: pytest.FixtureRequest) -> Iterator[Enqueue]:
-    module, kind = PLACES[request.param]
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    module, kind = SERVERS[request.param]
     if module.find() is None:
         pytest.skip(f"{request.param} is missing: it needs {module.NEEDS}")
-    with kind() as enqueue:
-        yield enqueue
+    with kind() as server:
+        yield server
 
 
 @pytest.fixture(params=FLAVOURS)
-def d(request: pytest.FixtureRequest, enqueue: Enqueue) -> Driver:
-    return FLAVOURS[request.param](type(enqueue).__name__.lower(), enqueue.url)
+def d(request: pytest.FixtureRequest, server: Server) -> Driver:
+    return FLAVOURS[request.param](type(server).__name__.lower(), server.url)
 
 
 @pytest.fixture
 def name() -> str:
-    return f"c7:{uuid.uuid4()}"
+    return f"a:{uuid.uuid4()}"
 
 
 @pytest.mark.repeat
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @scenario
-async def test_c7_the_contract_is_kept_but_for_named_differences(
+async def test_store_contract_with_documented_differences(
     d: Driver, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if d.store == "etcd" and check is contract.expired_ticket:
-        monkeypatch.setattr(
-            contract, "BRIEF", 0.5
-        )  # two brief ttls must differ where they are rounded up to two seconds
+        # etcd rounds up to whole seconds, and the two ttls of this check must differ.
+        monkeypatch.setattr(contract, "BRIEF", 0.5)
     if check not in DIFFERENT[d.store]:
         await run_check(check, lambda: d.connect().store, d.locks.runtime)
         return
@@ -80,14 +81,14 @@ async def test_c7_the_contract_is_kept_but_for_named_differences(
 
 
 async def taken_for_others(d: Driver, name: str) -> bool:
-    """Whether another client is told so at once; it is connected first, which may take its time."""
+    """Whether another client is denied at once. It connects first, because that may take longer."""
     lock = d.connect().lock(name)
     await done(lock.locked())
     return await done(lock.acquire(timeout=0)) is None
 
 
 @scenario
-async def test_c7_one_holds_and_fences_grow(d: Driver, name: str) -> None:
+async def test_one_holder_and_growing_fences(d: Driver, name: str) -> None:
     fences = []
     for _ in range(3):
         async with held(d.lock(name)) as lease:
@@ -98,7 +99,7 @@ async def test_c7_one_holds_and_fences_grow(d: Driver, name: str) -> None:
 
 
 @scenario
-async def test_c7_who_waits_is_handed_the_lock_in_order(d: Driver, name: str) -> None:
+async def test_waiters_are_granted_in_order(d: Driver, name: str) -> None:
     lease = await done(d.lock(name).acquire())
     order: list[int] = []
 
@@ -119,17 +120,17 @@ async def test_c7_who_waits_is_handed_the_lock_in_order(d: Driver, name: str) ->
 
 
 @scenario
-async def test_c7_a_lease_is_renewed_while_its_holder_lives(d: Driver, name: str) -> None:
+async def test_lease_is_renewed_while_its_holder_lives(d: Driver, name: str) -> None:
     lease = await done(d.lock(name, ttl=2).acquire())
-    ran_out_at = d.locks.runtime.now() + 3.2  # etcd may keep it for a second more than its ttl
+    ran_out_at = d.locks.runtime.now() + 3.2  # etcd may keep it for a second longer than its ttl
     await d.until(lambda: d.locks.runtime.now() >= ran_out_at, "the ttl to pass")
-    lease.ensure_held()  # at risk, perhaps: a server on a busy machine may be late with one answer
+    lease.ensure_held()  # perhaps at risk: a server on a busy machine may answer late
     assert await taken_for_others(d, name)
     assert await done(lease.release()) is True
 
 
 @scenario
-async def test_c7_a_longer_ttl_keeps_the_fence(d: Driver, name: str) -> None:
+async def test_renewing_with_a_longer_ttl_keeps_the_fence(d: Driver, name: str) -> None:
     lease = await done(d.lock(name, ttl=2, renew=False).acquire())
     await done(lease.renew(60))
     info = await done(d.lock(name).inspect())
@@ -140,42 +141,42 @@ async def test_c7_a_longer_ttl_keeps_the_fence(d: Driver, name: str) -> None:
 
 
 @scenario
-async def test_c7_a_job_keeps_its_name_taken_for_a_while(d: Driver, name: str) -> None:
-    """A holder's last word: the grant ends by itself, sooner than its ttl."""
+async def test_final_renewal_sets_the_end_of_the_grant(d: Driver, name: str) -> None:
+    """A final renewal ends the grant earlier than its ttl."""
     lease = await done(d.lock(name, ttl=60).acquire())
-    word = Renewal(name, lease.holder, 2, final=True)
-    assert list(await d.locks.store.renew([word], d.locks.runtime.now() + 20)) == [True]
+    final = Renewal(name, lease.holder, 2, final=True)
+    assert list(await d.locks.store.renew([final], d.locks.runtime.now() + 20)) == [True]
     assert await taken_for_others(d, name)
     assert await done(d.connect().lock(name).acquire(timeout=20)) is not None
 
 
 @scenario
-async def test_c7_a_timed_out_wait_leaves_nothing(d: Driver, name: str) -> None:
+async def test_timed_out_wait_leaves_no_ticket(d: Driver, name: str) -> None:
     lease = await done(d.lock(name).acquire())
     assert await done(d.connect().lock(name).acquire(timeout=0.5)) is None
-    await d.queue_length(d.lock(name), 0)  # a slow store is cleaned up in the background
+    await d.queue_length(d.lock(name), 0)  # clean-up may continue in the background
     await done(lease.release())
 
 
 @scenario
-async def test_c7_theft_is_told_at_the_next_renewal(d: Driver, name: str) -> None:
+async def test_next_renewal_detects_an_external_change(d: Driver, name: str) -> None:
     lease = await done(d.lock(name, ttl=2).acquire())
     store = d.connect().store
     until = d.locks.runtime.now() + 20
     if d.store == "etcd":
-        await store._calls.call("/v3/kv/deleterange", {"key": packed(lock_key(name))}, until)
+        await store._client.call("/v3/kv/deleterange", {"key": packed(lock_key(name))}, until)
     else:
         await store._session.request(lambda client: client.delete_async(holder_path(name)), until)
-    await d.until(lambda: lease.state is State.LOST, "the loss to be told")
+    await d.until(lambda: lease.state is State.LOST, "the loss to be detected")
     with pytest.raises(LeaseLost):
         lease.ensure_held()
 
 
 @scenario
-async def test_c7_an_operator_lists_and_breaks(d: Driver, name: str) -> None:
+async def test_listing_and_force_release(d: Driver, name: str) -> None:
     store, until = d.locks.store, d.locks.runtime.now() + 20
     lease = await done(d.lock(name, label="nightly").acquire())
-    page = await store.listing("c7:*", "", until)
+    page = await store.listing("a:*", "", until)
     assert name in [info.name for info in page.infos]
     assert await store.force_release(name, lease.holder, until) is True
     after = await done(d.connect().lock(name).acquire(timeout=20))
@@ -184,7 +185,7 @@ async def test_c7_an_operator_lists_and_breaks(d: Driver, name: str) -> None:
     await done(after.release())
 
 
-def test_c7_a_killed_holder_frees_the_lock(enqueue: Enqueue, name: str) -> None:
+def test_lock_of_a_killed_holder_expires(server: Server, name: str) -> None:
     program = (
         "import lockfast, sys, time\n"
         "lease = lockfast.connect(sys.argv[1]).lock(sys.argv[2], ttl=2).acquire()\n"
@@ -192,26 +193,26 @@ def test_c7_a_killed_holder_frees_the_lock(enqueue: Enqueue, name: str) -> None:
         "sys.stdin.read()\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", program, enqueue.url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, server.url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    with child, FLAVOURS["threads"].open(enqueue.url) as locks:
+    with child, FLAVOURS["threads"].open(server.url) as locks:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
         child.kill()
         watch = Stopwatch()
         assert locks.lock(name).acquire(timeout=20) is not None
-        assert watch.seconds < watch.most(2 + 3)  # the ttl, and etcd's own seconds
+        assert watch.seconds < watch.most(2 + 3)  # the ttl, and etcd's rounding
 
 
 @scenario
-async def test_c7_a_server_that_stops_is_told(d: Driver, enqueue: Enqueue, name: str) -> None:
+async def test_stopped_server_is_reported(d: Driver, server: Server, name: str) -> None:
     await done(d.lock(name).locked())
-    enqueue.signal(signal.SIGSTOP)
+    server.signal(signal.SIGSTOP)
     try:
         with pytest.raises(StoreUnavailable):
             await done(d.connect().lock(name).acquire(timeout=0.3))
     finally:
-        enqueue.signal(signal.SIGCONT)
+        server.signal(signal.SIGCONT)
     async with held(d.connect().lock(name, timeout=20)) as lease:
         assert lease.state is State.HELD
 
@@ -220,16 +221,16 @@ BAD = ["{}://", "{}://host:x", "{}://host/path", "{}://host?a=1", "{}://host:0"]
 
 
 @pytest.mark.parametrize("url", BAD)
-@pytest.mark.parametrize("scheme", PLACES)
+@pytest.mark.parametrize("scheme", SERVERS)
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_c7_bad_urls(flavour: str, scheme: str, url: str) -> None:
+def test_bad_urls(flavour: str, scheme: str, url: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{scheme}://user:password@host1:2"):
         FLAVOURS[flavour].open(url.format(scheme))
 
 
-@pytest.mark.parametrize("scheme", PLACES)
+@pytest.mark.parametrize("scheme", SERVERS)
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_c7_no_password_is_shown(flavour: str, scheme: str) -> None:
+def test_no_password_is_shown(flavour: str, scheme: str) -> None:
     locks = FLAVOURS[flavour].open(f"{scheme}://user:s3cret@host1,host2:2380")
     assert "s3cret" not in repr(locks)
     assert "host1,host2:2380" in repr(locks)

@@ -1,0 +1,241 @@
+"""HTTP requests to etcd, in both flavours, through httpx.
+
+Rules:
+
+- A request that may have reached a server has an unknown outcome. A request that found no server was not executed, and
+  is sent to the next server of the list.
+- An expired token is replaced once per request.
+- No password appears in a message.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from lockfast.errors import ConfigurationError, Outcome, StoreError, StoreProtocolError, StoreRefused, StoreUnavailable
+from lockfast.ports import Runtime
+from lockfast.values import clean
+
+LEAST_LIMIT = 0.02
+"""Seconds that a request gets at least, even if its caller has less time left."""
+UNAUTHENTICATED, DENIED, NOT_FOUND, PRECONDITION = 16, 7, 5, 9
+"""Error codes of etcd."""
+URL_SHAPE = "etcd://user:password@host1:2379,host2:2379 (etcds:// for TLS)"
+
+
+class EtcdError(Exception):
+    """An error reply of etcd, with its code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def store_error(error: EtcdError, about: str) -> StoreError:
+    """Translate an error reply that the store does not handle."""
+    if error.code in (DENIED, UNAUTHENTICATED) or "auth" in str(error) or "user name" in str(error):
+        return StoreRefused(
+            f"etcd refused an operation on {about}; nothing was changed. Give the account the right to read and write "
+            f"keys under lockfast/. [{error}]"
+        )
+    return StoreUnavailable(
+        f"etcd could not serve an operation on {about}; it may or may not have been executed. [{error}]",
+        outcome=Outcome.UNKNOWN,
+    )
+
+
+class Servers:
+    """The servers of one URL, tried in order, and the credentials for them."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            hosts = parts.netloc.rpartition("@")[2].split(",")
+            tls = parts.scheme.lower() == "etcds"
+            self._urls = [_base_url(host, tls) for host in hosts]
+            user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        except ValueError:
+            raise _invalid_url() from None
+        if parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise _invalid_url()
+        self.shown = clean(f"{parts.scheme.lower()}://{','.join(hosts)}")
+        self.credentials = {"name": user, "password": password} if user else None
+        self.token: str | None = None
+        self._first = 0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.token is None else {"Authorization": self.token}
+
+    def in_order(self) -> list[str]:
+        return self._urls[self._first :] + self._urls[: self._first]
+
+    def failed(self, url: str) -> None:
+        """Start with the server after `url` from now on."""
+        self._first = (self._urls.index(url) + 1) % len(self._urls)
+
+
+def _base_url(host: str, tls: bool) -> str:
+    parts = urlsplit(f"//{host}")
+    if not parts.hostname or (parts.port is not None and parts.port < 1):
+        raise ValueError(host)
+    name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{'https' if tls else 'http'}://{name}:{parts.port or 2379}"
+
+
+def _invalid_url() -> ConfigurationError:
+    return ConfigurationError(f"This etcd URL is not valid. It should look like {URL_SHAPE}.")
+
+
+class EtcdClient(ABC):
+    """One etcd cluster. The flavours differ only in how they send."""
+
+    def __init__(self, url: str, runtime: Runtime) -> None:
+        try:
+            import httpx
+        except ImportError as error:
+            raise ConfigurationError(
+                "An etcd URL needs httpx, which is not installed. Run: pip install 'lockfast[etcd]'"
+            ) from error
+        self._httpx: Any = httpx
+        self._servers = Servers(url)
+        self.shown = self._servers.shown
+        self._runtime = runtime
+        self._http: Any = None
+
+    async def call(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
+        """Return the reply; raise `EtcdError` for an error reply, `StoreUnavailable` if none came in time."""
+        if self._servers.credentials is not None and self._servers.token is None:
+            await self._authenticate(until)
+        try:
+            return await self._post(path, body, until)
+        except EtcdError as error:
+            expired = error.code == UNAUTHENTICATED or "user name is empty" in str(error)
+            if self._servers.credentials is None or not expired:
+                raise
+            await self._authenticate(until)
+            return await self._post(path, body, until)
+
+    async def stream(self, path: str, body: dict[str, Any], until: float) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the parts of a streamed reply until `until`; `StoreUnavailable` if the connection ends before."""
+        base = self._servers.in_order()[0]
+        lines = self._stream(base + path, body, self._limit(until))
+        try:
+            with self._translated():
+                async for line in lines:
+                    yield json.loads(line)
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, self._httpx.ReadTimeout):
+                self._servers.failed(base)
+                raise
+        finally:
+            await lines.aclose()
+
+    async def _authenticate(self, until: float) -> None:
+        self._servers.token = None
+        reply = await self._post("/v3/auth/authenticate", self._servers.credentials or {}, until)
+        self._servers.token = reply["token"]
+
+    async def _post(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
+        for attempt, base in enumerate(urls := self._servers.in_order(), 1):
+            try:
+                with self._translated():
+                    return _decoded(await self._send(base + path, body, self._limit(until)))
+            except StoreUnavailable as error:
+                self._servers.failed(base)
+                if error.outcome is Outcome.UNKNOWN or attempt == len(urls):
+                    raise
+        raise StoreUnavailable("No etcd server was given.")
+
+    def _limit(self, until: float) -> float:
+        return max(LEAST_LIMIT, until - self._runtime.now())
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Translate errors of httpx."""
+        httpx = self._httpx
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise StoreUnavailable(
+                f"Cannot connect to etcd; nothing was changed. Check that it is running, and the address. "
+                f"[{clean(str(error), 160)}]"
+            ) from error
+        except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed during the request
+            raise StoreUnavailable(
+                "etcd did not reply; the request may or may not have been executed. "
+                f"[{clean(str(error) or type(error).__name__, 160)}]",
+                outcome=Outcome.UNKNOWN,
+            ) from error
+
+    def _connected(self, kind: type[Any]) -> Any:
+        if self._http is None:
+            self._http = kind(limits=self._httpx.Limits(max_connections=None), trust_env=False)
+        return self._http
+
+    def reset(self) -> None:
+        self._http = None
+
+    @abstractmethod
+    async def _send(self, url: str, body: dict[str, Any], limit: float) -> Any: ...
+
+    @abstractmethod
+    def _stream(self, url: str, body: dict[str, Any], limit: float) -> AsyncGenerator[str, None]: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+
+class ThreadClient(EtcdClient):
+    """Blocks instead of suspending."""
+
+    async def _send(self, url: str, body: dict[str, Any], limit: float) -> Any:
+        http = self._connected(self._httpx.Client)
+        return http.post(url, json=body, headers=self._servers.headers, timeout=limit)
+
+    async def _stream(self, url: str, body: dict[str, Any], limit: float) -> AsyncGenerator[str, None]:
+        http = self._connected(self._httpx.Client)
+        with http.stream("POST", url, json=body, headers=self._servers.headers, timeout=limit) as response:
+            for line in response.iter_lines():
+                yield line
+
+    async def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+
+
+class AsyncClient(EtcdClient):
+    """Suspends the task."""
+
+    async def _send(self, url: str, body: dict[str, Any], limit: float) -> Any:
+        http = self._connected(self._httpx.AsyncClient)
+        return await http.post(url, json=body, headers=self._servers.headers, timeout=limit)
+
+    async def _stream(self, url: str, body: dict[str, Any], limit: float) -> AsyncGenerator[str, None]:
+        http = self._connected(self._httpx.AsyncClient)
+        async with http.stream("POST", url, json=body, headers=self._servers.headers, timeout=limit) as response:
+            async for line in response.aiter_lines():
+                yield line
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
+
+def _decoded(response: Any) -> dict[str, Any]:
+    try:
+        reply = response.json()
+        code = int(reply.get("code", 0))
+    except (ValueError, AttributeError, TypeError):
+        raise StoreProtocolError(
+            f"The reply is not etcd's (HTTP status {response.status_code}); the request may or may not have been "
+            "executed. Check that the server is etcd 3.4 or later."
+        ) from None
+    if response.status_code >= 400 or code:
+        raise EtcdError(code, clean(str(reply.get("message") or reply.get("error")), 160))
+    return dict(reply)
