@@ -1,4 +1,4 @@
-"""One connection for threads: what an interrupt or the end of it must not do."""
+"""The connection of the threads: interrupts, full buffers and short deadlines."""
 
 import socket
 import ssl
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.redis.transport.threads import PendingReply, ThreadLink, ThreadWire
 
@@ -19,10 +20,25 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
+class Clock:
+    """A runtime whose time passes only when a test moves it."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+
 @pytest.fixture
-def link(ends: tuple[socket.socket, socket.socket]) -> ThreadLink:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def link(ends: tuple[socket.socket, socket.socket], clock: Clock) -> ThreadLink:
     connection = SimpleNamespace(_sock=ends[0], protocol=2, disconnect=ends[0].close)
-    return ThreadLink(connection, ThreadRuntime(), lambda _: None)
+    return ThreadLink(connection, clock, lambda _: None)  # type: ignore[arg-type] # nothing else of it is used
 
 
 @pytest.fixture
@@ -35,49 +51,50 @@ def interrupted() -> Iterator[PendingReply]:
     raise KeyboardInterrupt
 
 
-def test_an_interrupt_between_slot_and_request_ends_the_connection(link: ThreadLink) -> None:
-    """A pending without a request would take the reply of the next one."""
+def test_an_interrupt_between_entry_and_request_fails_the_link(link: ThreadLink) -> None:
+    """An entry without a request would take the reply to the next one."""
     replies: Any = interrupted()
     with pytest.raises(KeyboardInterrupt):
         link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, replies)
     assert link.error is not None
 
 
-def test_an_interrupt_while_sending_ends_the_connection(link: ThreadLink, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(data: bytes) -> int:
-        raise KeyboardInterrupt
+def interrupt(data: bytes) -> int:
+    raise KeyboardInterrupt
 
-    monkeypatch.setattr(link, "write", write)
+
+def test_an_interrupt_while_sending_fails_the_link(link: ThreadLink) -> None:
+    link.write = interrupt
     with pytest.raises(KeyboardInterrupt):
         link.send(b"*1\r\n$4\r\nPING\r\n", ThreadRuntime().now() + 1, [PendingReply()])
     assert link.error is not None
 
 
-# What a wire does in few steps, and the link in more.
+def test_an_interrupt_while_reading_fails_the_link(link: ThreadLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupted read may have taken half a reply; no other thread may read the rest as a whole one."""
+    monkeypatch.setattr(link, "_receive", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        link.read(PendingReply(), 101.0, 100.0)
+    assert link.error is not None
+    assert not link.reading.locked()
 
 
-class Clock:
-    """A runtime whose time stands still, but for what is said to take some."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def now(self) -> float:
-        return self.time
+# The wire: its fast path, and the slow path that a request takes together with others.
 
 
 @pytest.fixture
-def wire(link: ThreadLink) -> ThreadWire:
-    wire = ThreadWire(lambda limit: None, Clock())  # type: ignore[arg-type] # no more of it is used
+def wire(link: ThreadLink, clock: Clock) -> ThreadWire:
+    wire = ThreadWire(lambda limit: None, clock)  # type: ignore[arg-type] # nothing else of it is used
     wire._link = link
     return wire
 
 
 @pytest.mark.parametrize("full", [BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError])
+@pytest.mark.parametrize("before", [(), (b"before ",)], ids=["alone", "behind another"])
 def test_a_full_buffer_is_waited_for(
-    full: type[OSError], link: ThreadLink, wire: ThreadWire, peer: socket.socket
+    full: type[OSError], before: tuple[bytes, ...], link: ThreadLink, wire: ThreadWire, peer: socket.socket
 ) -> None:
-    """With TLS too, which says so in its own way."""
+    """TLS reports it with errors of its own."""
     shipped, failures = link.write, [full()]
 
     def write(data: bytes) -> int:
@@ -86,47 +103,56 @@ def test_a_full_buffer_is_waited_for(
         return shipped(data)
 
     link.write = write
-    wire.submit(b"request", 100.0, 101.0)
-    assert peer.recv(100) == b"request"
+    peer.sendall(b":1\r\n" * (len(before) + 1))
+    assert run(wire.request(b"request", 101.0, before)) == 1
+    assert peer.recv(100) == b"".join(before) + b"request"
     assert link.error is None
 
 
-def test_an_interrupt_leaves_the_wire_to_the_next(link: ThreadLink, wire: ThreadWire) -> None:
-    def write(data: bytes) -> int:
-        raise KeyboardInterrupt
-
-    link.write = write
-    for before in ((), (b"before",)):
-        link.error = None
-        with pytest.raises(KeyboardInterrupt):
-            wire.submit(b"request", 100.0, 101.0, before)
-        assert link.error is not None
-        assert not wire._mutex.locked()
+@pytest.mark.parametrize("before", [(), (b"before",)], ids=["alone", "behind another"])
+def test_an_interrupt_does_not_leave_the_wire_locked(
+    before: tuple[bytes, ...], link: ThreadLink, wire: ThreadWire
+) -> None:
+    link.write = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run(wire.request(b"request", 101.0, before))
+    assert link.error is not None
+    assert not wire._mutex.locked()
 
 
-def test_what_goes_out_before_has_replies_of_its_own(link: ThreadLink, wire: ThreadWire, peer: socket.socket) -> None:
-    sent = wire.submit(b"request", 100.0, 101.0, (b"one ", b"two "))
-    assert peer.recv(100) == b"one two request"
+def test_requests_in_front_have_replies_of_their_own(link: ThreadLink, wire: ThreadWire, peer: socket.socket) -> None:
     peer.sendall(b":1\r\n:2\r\n:3\r\n")
-    assert wire.fetch(sent, 101.0) == 3
+    assert run(wire.request(b"request", 101.0, (b"one ", b"two "))) == 3
+    assert peer.recv(100) == b"one two request"
     assert not link.unanswered
 
 
-def test_a_reply_is_not_waited_for_in_a_read_that_outlasts_the_limit(link: ThreadLink, wire: ThreadWire) -> None:
-    """Sending took long, so that little time is left."""
+def test_a_read_does_not_outlast_the_deadline(
+    link: ThreadLink, wire: ThreadWire, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sending took long, so the time left is shorter than one blocking read: poll() waits instead."""
 
     def write(data: bytes) -> int:
         if data == b"request":
             return 1
-        wire._runtime.time += 0.9  # type: ignore[attr-defined]
+        clock.time += 0.9
         return len(data)
 
     link.write = write
 
     def read_once() -> None:
-        raise AssertionError("it was read")
+        raise AssertionError("it blocked in a read")
 
-    link.read_once = read_once  # type: ignore[method-assign]
-    sent = wire.submit(b"request", 100.0, 101.0)
-    assert wire.fetch(sent, 101.0) is None
+    polled: list[float] = []
+
+    def readable(until: float) -> bool:
+        polled.append(until)
+        clock.time = until
+        return False
+
+    monkeypatch.setattr(link, "read_once", read_once)
+    monkeypatch.setattr(link, "_await_readable", readable)
+    with pytest.raises(ConnectionError, match="did not answer in time"):
+        run(wire.request(b"request", 101.0))
+    assert set(polled) == {101.0}
     assert link.error is None

@@ -149,8 +149,7 @@ class TestEnough:
         self, server: Server, flavour: Colour, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Which it is after ten seconds, and here much sooner; a refusal is an answer too."""
-        inbox = "thread_inbox" if flavour.name == "threads" else "task_inbox"
-        monkeypatch.setattr(f"lockfast.stores.redis.transport.{inbox}.MAX_SILENCE", 0.05)
+        monkeypatch.setattr("lockfast.stores.redis.transport.inbox.MAX_SILENCE", 0.05)
         for number, without in enumerate((None, "+ping")):
             user, name = f"billing{number}", f"billing:report{number}"
             server.raw("ACL", "SETUSER", user, *rules_for("billing:", without))

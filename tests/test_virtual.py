@@ -99,7 +99,7 @@ class DirectWire:
     async def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         return self._execute(request)
 
-    def listen(self) -> None: ...
+    def poll_events(self) -> None: ...
 
     has_sessions = False
 

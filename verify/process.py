@@ -180,7 +180,7 @@ class Process:
         self.sent.append((self._requests, server, request))
         return self._requests
 
-    def listen(self) -> None: ...
+    def poll_events(self) -> None: ...
 
     has_sessions = False
 

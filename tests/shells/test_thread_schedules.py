@@ -177,7 +177,7 @@ def one_listens(stage: Stage) -> None:
     """The keeper takes in what is there, while another waits for an answer."""
     wire = connected(stage)
     stage.thread("asker", lambda: request(wire, b"asker", 10))
-    stage.thread("keeper", wire.listen)
+    stage.thread("keeper", wire.poll_events)
     stage.thread("server", lambda: answers(stage, 1))
 
 
@@ -244,27 +244,27 @@ def test_no_wake_up_is_lost_on_a_connection(name: str, patched: Patch) -> None:
     assert search(prepare, ends, patched, WIRE_FILES, SWITCHES) > 400
 
 
-FOLLOWS = """\
-elif pending.waker is None:
+SLEEPS = """\
+if pending.waker is None:
                 pending.waker = self._runtime.waker()
                 self.sleepers[pending] = None
             elif not await pending.waker.wait(until):"""
 LOST_CALLS = {
-    "a leader that leaves wakes nobody": ("read_until", "if self.sleepers:", "if False:"),
-    "a follower does not try once more to read": (
+    "a reader that stops wakes nobody": ("read", "if self.sleepers:", "if False:"),
+    "a thread sleeps without trying once more to read": (
         "wait_for",
-        FOLLOWS,
-        "elif not await self._follow(pending, until):",
+        SLEEPS,
+        "if not await self._sleep(pending, until):",
     ),
-    "who leaves while nobody leads wakes nobody": ("wait_for", "if not self.reading.locked():", "if False:"),
+    "a thread that leaves while nobody reads wakes nobody": ("wait_for", "if not self.reading.locked():", "if False:"),
     "a failing connection wakes nobody": ("fail", "pending.wake()", "pass"),
-    "who has fetched its reply wakes nobody": ("fetch", "if link.sleepers:", "if False:"),
-    "who has its reply reads all the same": ("fetch", "if not pending.ready:", "if True:"),
+    "a thread that has its reply reads anyway": ("read", "reads = True", "reads = True; self.read_once()"),
+    "a reply wakes nobody": ("read_once", "if pending.waker is not None:", "if False:"),
 }
 
 
-async def _follow(self: ThreadLink, pending: PendingReply, until: float) -> bool:
-    """A follower as one might write it: make yourself known and sleep."""
+async def _sleep(self: ThreadLink, pending: PendingReply, until: float) -> bool:
+    """Register and sleep at once, as one might write it."""
     pending.waker = self._runtime.waker()
     self.sleepers[pending] = None
     return await pending.waker.wait(until)
@@ -272,15 +272,14 @@ async def _follow(self: ThreadLink, pending: PendingReply, until: float) -> bool
 
 @pytest.mark.parametrize("name", LOST_CALLS)
 def test_a_planted_error_on_a_connection_is_found(name: str, patched: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ThreadLink, "_follow", _follow, raising=False)
+    monkeypatch.setattr(ThreadLink, "_sleep", _sleep, raising=False)
     watched = (f"<mutant of {LOST_CALLS[name][0]}>", *WIRE_FILES, __file__)
 
     def all_of_them() -> None:
         for prepare, ends in WIRES.values():
             search(prepare, ends, patched, watched, 1)
 
-    owner = ThreadWire if hasattr(ThreadWire, LOST_CALLS[name][0]) else ThreadLink
-    with python(owner, *LOST_CALLS[name]), pytest.raises(AssertionError, match="schedule"):
+    with python(ThreadLink, *LOST_CALLS[name]), pytest.raises(AssertionError, match="schedule"):
         all_of_them()
 
 

@@ -73,7 +73,7 @@ class Wire(Protocol):
         """The reply (an error reply as a `ReplyError` value); `StoreUnavailable` when none came in time. Requests
         `before` it go out with it, and their replies do not matter."""
 
-    def listen(self) -> None:
+    def poll_events(self) -> None:
         """Read what has come unasked, without waiting."""
 
     has_sessions: bool
@@ -251,7 +251,7 @@ class RedisStore(Store):
         self._tell = callback
 
     def poll_events(self) -> None:
-        self.wire.listen()
+        self.wire.poll_events()
 
     def _told(self, push: Any) -> None:
         """The server says which keys changed that we read under tracking; none named means all of them."""

@@ -95,7 +95,7 @@ class ThreadMemberWire(ThreadWire):
         try:
             sent_at = unanswered[0].sent_at
             if self._runtime.now() - sent_at > UNREAD_AFTER:
-                self.listen()
+                self.poll_events()
                 sent_at = unanswered[0].sent_at
             return sent_at
         except IndexError:

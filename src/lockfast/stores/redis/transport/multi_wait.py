@@ -40,7 +40,7 @@ class MultiWaitLink(ThreadLink):
         """Try to become the reader."""
         if not self.reading.acquire(blocking=False):
             return False
-        if self._tls_mutex is not None:
+        if self.uses_tls:
             self.read_once()  # poll() does not see data that TLS has already decrypted
         return True
 

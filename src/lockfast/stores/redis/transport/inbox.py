@@ -1,0 +1,191 @@
+"""What an inbox and a mailbox do in both flavours.
+
+An inbox is one subscribed connection on which a client receives all its notifications. Each acquisition has a mailbox,
+its end of the inbox. In a cluster an inbox subscribes to one sharded channel per slot; otherwise to one channel.
+
+Rule: if a mailbox may have missed a notification, `wait` returns None, and the core repeats its request.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any, Generic, Protocol
+
+from lockfast.ports import Runtime
+from lockfast.stores.redis.protocol.notifications import notification_in, subscribe_error
+from lockfast.stores.redis.topology.shard_channels import Shards, left_in
+from lockfast.stores.redis.transport.connect import (
+    CLOSE_TIMEOUT,
+    MAX_SILENCE,
+    STALE_AFTER,
+    ConnectionFactory,
+    LinkT,
+)
+from lockfast.values import FirstNotification, GrantNotification
+
+Notification = GrantNotification | FirstNotification
+
+
+class Answer(Protocol):
+    """The reply to a subscription, once it is `ready`."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def value(self) -> Any: ...
+
+
+class BaseInbox(ABC, Generic[LinkT]):
+    """`store.Inbox`. A mailbox in `mailboxes` receives its notifications as long as the link works."""
+
+    def __init__(
+        self,
+        new_connection: ConnectionFactory,
+        runtime: Runtime,
+        max_wait: float = math.inf,
+        sharded: bool = False,
+    ) -> None:
+        self._new_connection = new_connection
+        self.runtime = runtime
+        self._max_wait = max_wait
+        self.sharded = sharded
+        self.address = ""
+        self.mailboxes: dict[str, BaseMailbox[LinkT]] = {}
+        self._shards = Shards("")
+        self._heard_at = self._pinged_at = 0.0
+
+    @property
+    @abstractmethod
+    def listening(self) -> bool:
+        """Whether the inbox is connected."""
+
+    @abstractmethod
+    async def open_link(self, until: float) -> LinkT:
+        """Return the subscribed connection; connect if necessary."""
+
+    @abstractmethod
+    async def _subscribe(self, link: LinkT, shards: Shards, request: bytes, until: float) -> Answer:
+        """Send SSUBSCRIBE and wait for its reply."""
+
+    @abstractmethod
+    def _ping(self, link: LinkT, now: float) -> None: ...
+
+    async def open_channel(self, slot: int, until: float) -> tuple[LinkT, str]:
+        """Subscribe to the channel of a cluster slot; return the connection and the channel."""
+        until = min(until, self.runtime.now() + self._max_wait)
+        link, shards = await self.open_link(until), self._shards
+        channel = shards.channel(slot)
+        if channel not in shards.joined:
+            in_use = {mailbox.channel for mailbox in tuple(self.mailboxes.values())}
+            answer = await self._subscribe(link, shards, shards.request(channel, in_use), until)
+            error = link.error or subscribe_error(answer.value, answer.ready)
+            if error is not None:
+                raise error
+            shards.joined.add(channel)
+        return link, channel
+
+    def receive(self, reply: Any, shards: Shards) -> None:
+        """Process a message from the server."""
+        self._heard_at = self.runtime.now()
+        if self.sharded and shards.takes(reply):
+            if left := left_in(reply):
+                for mailbox in tuple(self.mailboxes.values()):
+                    if mailbox.channel == left:
+                        mailbox.slot_moved()
+            return
+        found = notification_in(reply)
+        if found is not None:
+            self.notify(*found)
+
+    def notify(self, holder: str, notification: Notification) -> None:
+        self._heard_at = self.runtime.now()
+        mailbox = self.mailboxes.get(holder)
+        if mailbox is not None:
+            mailbox.deliver(notification)
+
+    def check_alive(self, link: LinkT) -> None:
+        """Send PING on a silent connection, and fail it if the server does not answer."""
+        now = self.runtime.now()
+        if now - self._heard_at < MAX_SILENCE:
+            return
+        if self._pinged_at <= self._heard_at:
+            self._ping(link, now)
+        elif now - self._pinged_at > STALE_AFTER:
+            link.fail("the inbox has received nothing for too long")
+
+    async def _await_leavers(self) -> None:
+        """Give waiters the time to leave the queue."""
+        deadline = self.runtime.now() + CLOSE_TIMEOUT
+        while self.mailboxes and self.runtime.now() < deadline:
+            await self.runtime.sleep(0.002)
+
+
+class BaseMailbox(ABC, Generic[LinkT]):
+    """`ports.Mailbox`. `_link` is the connection at the last request; `channel` is set if it belongs to one `slot`."""
+
+    __slots__ = ("_inbox", "_link", "_notifications", "channel", "holder", "slot")
+
+    def __init__(self, inbox: BaseInbox[LinkT], holder: str, slot: int | None = None) -> None:
+        self._inbox = inbox
+        self.holder = holder
+        self.slot = slot
+        self.channel = ""
+        self._notifications: deque[Notification] = deque()
+        self._link: LinkT | None = None
+
+    @property
+    def address(self) -> str:
+        return self.channel or self._inbox.address
+
+    @property
+    def connected(self) -> bool:
+        """Whether notifications arrive."""
+        link = self._link
+        return link is not None and link.error is None and bool(self.channel or not self._inbox.sharded)
+
+    async def open(self, until: float) -> None:
+        self._inbox.mailboxes[self.holder] = self
+        if self.slot is None or not self._inbox.sharded:
+            self._link = await self._inbox.open_link(until)
+        else:
+            self._link, self.channel = await self._inbox.open_channel(self.slot, until)
+
+    async def receive(self, until: float) -> Notification | None:
+        """Return the next notification; None once `until` has passed or the mailbox is not `connected`."""
+        link = self._link
+        self._prepare_sleep()
+        if not self._notifications and link is not None and self.connected:
+            self._inbox.check_alive(link)
+            await self._sleep(link, until)
+        return self._notifications.popleft() if self._notifications else None
+
+    async def wait(self, until: float) -> Notification | None:
+        notification = await self.receive(until)
+        if notification is None and not self.connected:
+            self._link = await self._inbox.open_link(until)
+        return notification
+
+    def deliver(self, notification: Notification) -> None:
+        self._notifications.append(notification)
+        self.wake()
+
+    def slot_moved(self) -> None:
+        """The slot moved to another node, so the server ended the subscription."""
+        self.channel = ""
+        self.wake()
+
+    def close(self) -> None:
+        self._inbox.mailboxes.pop(self.holder, None)
+
+    @abstractmethod
+    def wake(self) -> None: ...
+
+    def _prepare_sleep(self) -> None:
+        """Forget earlier wake-ups. The notifications are checked after this."""
+
+    @abstractmethod
+    async def _sleep(self, link: LinkT, until: float) -> None:
+        """Return when woken, when the link fails or when `until` has passed."""
