@@ -1,4 +1,4 @@
-"""The file of the embedded store: where it may lie, who may touch it, and what is said when it cannot work."""
+"""The file of the embedded store: its location, its permissions, and the errors if it cannot be used."""
 
 import os
 import sqlite3
@@ -23,7 +23,7 @@ from lockfast.stores.sqlite import SqliteStore, default_path, location
 from lockfast.stores.sqlite.boot import boot_id
 from lockfast.stores.sqlite.database import lock_error
 from lockfast.values import Granted, Renewal, Taken
-from tests.test_sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
+from tests.sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 
 Attempt = Callable[[], object]
 
@@ -42,7 +42,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_files_are_the_users_alone_whatever_the_umask(bed: Bed) -> None:
+def test_files_are_private_under_any_umask(bed: Bed) -> None:
     before = os.umask(0)
     try:
         store = bed.store()
@@ -61,7 +61,7 @@ def test_files_are_the_users_alone_whatever_the_umask(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("wide", [0o720, 0o702, 0o777])
-def test_a_folder_that_others_write_in_is_refused(bed: Bed, wide: int) -> None:
+def test_folder_writable_by_others_is_refused(bed: Bed, wide: int) -> None:
     bed.path.parent.mkdir()
     bed.path.parent.chmod(wide)
     with pytest.raises(ConfigurationError, match="Other users can write"):
@@ -69,14 +69,14 @@ def test_a_folder_that_others_write_in_is_refused(bed: Bed, wide: int) -> None:
     assert not bed.path.exists()
 
 
-def test_a_file_that_others_can_open_is_refused(bed: Bed) -> None:
+def test_file_readable_by_others_is_refused(bed: Bed) -> None:
     take(bed.store())
     bed.path.chmod(0o644)
     with pytest.raises(ConfigurationError, match="chmod 600"):
         take(bed.store())
 
 
-def test_another_users_folder_or_file_is_refused(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_or_file_of_another_user_is_refused(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     take(bed.store())
     stranger = bed.path.stat().st_uid + 1
     monkeypatch.setattr(os, "geteuid", lambda: stranger)
@@ -84,20 +84,20 @@ def test_another_users_folder_or_file_is_refused(bed: Bed, monkeypatch: pytest.M
         take(bed.store())
 
 
-def test_a_folder_without_the_right_to_write_is_refused(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_write_permission_is_refused(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *args, **kwargs: False)
     monkeypatch.setattr(os, "supports_effective_ids", set())
     with pytest.raises(StoreRefused, match="right to write"):
         take(bed.store())
 
 
-def test_a_file_where_the_folder_should_be_is_refused(bed: Bed) -> None:
-    bed.path.parent.write_text("in the way")
+def test_file_in_place_of_the_folder_is_refused(bed: Bed) -> None:
+    bed.path.parent.write_text("not a folder")
     with pytest.raises(LockError, match="not a folder"):
         take(bed.store())
 
 
-def test_what_is_no_database_is_refused_and_left_alone(bed: Bed) -> None:
+def test_file_that_is_no_database_is_refused_and_unchanged(bed: Bed) -> None:
     bed.path.parent.mkdir(mode=0o700)
     bed.path.touch(mode=0o600)
     bed.path.write_text("a diary, not a database; " * 100)
@@ -106,7 +106,7 @@ def test_what_is_no_database_is_refused_and_left_alone(bed: Bed) -> None:
     assert bed.path.read_text().startswith("a diary")
 
 
-def test_the_database_of_another_program_is_refused_and_left_alone(bed: Bed) -> None:
+def test_database_of_another_program_is_refused_and_unchanged(bed: Bed) -> None:
     bed.path.parent.mkdir(mode=0o700)
     bed.path.touch(mode=0o600)
     other = sqlite3.connect(bed.path)
@@ -118,7 +118,7 @@ def test_the_database_of_another_program_is_refused_and_left_alone(bed: Bed) -> 
     assert bed.path.read_bytes() == before
 
 
-def test_a_file_of_another_release_is_refused(bed: Bed) -> None:
+def test_file_of_another_release_is_refused(bed: Bed) -> None:
     take(bed.store())
     other = sqlite3.connect(bed.path, isolation_level=None)
     other.execute("PRAGMA user_version = 99")
@@ -127,7 +127,7 @@ def test_a_file_of_another_release_is_refused(bed: Bed) -> None:
         take(bed.store())
 
 
-def test_a_damaged_file_says_how_to_start_anew(bed: Bed) -> None:
+def test_damaged_file_is_reported(bed: Bed) -> None:
     store = bed.store()
     take(store)
     run(store.close())
@@ -138,7 +138,7 @@ def test_a_damaged_file_says_how_to_start_anew(bed: Bed) -> None:
         take(bed.store())
 
 
-def test_a_full_disk_is_no_change_and_passes(bed: Bed) -> None:
+def test_full_disk_changes_nothing_and_recovers(bed: Bed) -> None:
     store = bed.store()
     take(store)
     connection = store._database._connection
@@ -165,7 +165,7 @@ def test_a_full_disk_is_no_change_and_passes(bed: Bed) -> None:
         (sqlite3.SQLITE_MISUSE, LockError),
     ],
 )
-def test_each_error_of_sqlite_becomes_one_of_ours(code: int, kind: type[LockError]) -> None:
+def test_sqlite_errors_are_translated(code: int, kind: type[LockError]) -> None:
     error = sqlite3.OperationalError("some reason")
     error.sqlite_errorcode = code
     ours = lock_error(error, "/state/locks.db")
@@ -176,9 +176,7 @@ def test_each_error_of_sqlite_becomes_one_of_ours(code: int, kind: type[LockErro
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_removed_file_means_that_its_locks_are_gone(
-    bed: Bed, replaced: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_removed_file_loses_its_locks(bed: Bed, replaced: bool, caplog: pytest.LogCaptureFixture) -> None:
     store = bed.store()
     take(store)
     for entry in bed.path.parent.glob("locks.db*"):
@@ -188,13 +186,13 @@ def test_a_removed_file_means_that_its_locks_are_gone(
         assert isinstance(take(newcomer, "two"), Granted)
     assert run(store.renew([Renewal("report", "one", 10.0)], LONG)) == [False]
     assert "its locks are gone" in caplog.text
-    # Both see the same file from now on.
+    # Both stores use the same file from now on.
     answer = take(store, "three")
     assert isinstance(answer, Taken if replaced else Granted)
     assert isinstance(take(newcomer, "four"), Taken)
 
 
-def test_a_symbolic_link_leads_to_the_same_locks(bed: Bed, tmp_path: Path) -> None:
+def test_symbolic_link_names_the_same_locks(bed: Bed, tmp_path: Path) -> None:
     take(bed.store())
     waiter = Waiter(bed, bed.store(), "two")
     waiter.request()
@@ -203,10 +201,10 @@ def test_a_symbolic_link_leads_to_the_same_locks(bed: Bed, tmp_path: Path) -> No
     through_link = SqliteStore(link, ThreadRuntime(), boot_id=lambda: bed.boot)
     assert run(through_link.release("report", "one", LONG)) is True
     run(through_link.close())
-    assert waiter.pushed() is not None
+    assert waiter.notification() is not None
 
 
-def test_a_later_chdir_changes_nothing(bed: Bed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_chdir_after_connecting_has_no_effect(bed: Bed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     store = SqliteStore("relative.db", ThreadRuntime())
     monkeypatch.chdir("/")
@@ -221,18 +219,18 @@ def test_paths_that_name_no_file_are_refused_at_once(path: str) -> None:
         SqliteStore(path, ThreadRuntime())
 
 
-def test_a_system_without_named_pipes_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_without_named_pipes_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "mkfifo")
     with pytest.raises(ConfigurationError, match="Windows"):
         SqliteStore("locks.db", ThreadRuntime())
 
 
-def test_a_colour_must_be_one_of_two(tmp_path: Path) -> None:
+def test_unknown_flavour_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="threads or asyncio"):
         SqliteStore(tmp_path / "locks.db", ThreadRuntime(), flavour="green")
 
 
-def test_the_default_place_is_the_users_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_path_is_in_the_users_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert default_path() == "/state/lockfast/locks.db"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
@@ -247,27 +245,27 @@ TABLE = """\
 24 21 0:32 / /mnt/far rw - fuse.sshfs ada@far:/ rw
 25 21 0:33 / /mnt/covered rw - cifs //filer/share rw
 26 21 0:34 / /mnt/covered rw - tmpfs tmpfs rw
-a line that is none
+an invalid line
 """
 
 
 @pytest.mark.parametrize("folder", ["/home/ada", "/home", "/mnt/far/away"])
-def test_a_file_system_that_machines_share_is_refused(folder: str) -> None:
+def test_shared_file_system_is_refused(folder: str) -> None:
     with pytest.raises(ConfigurationError, match="other machines share"):
         location.refuse_shared(folder, TABLE)
 
 
 @pytest.mark.parametrize("folder", ["/", "/homestead", "/home/ada/local disk/x", "/mnt/covered", "/var/lib"])
-def test_a_local_file_system_is_accepted(folder: str) -> None:
+def test_local_file_system_is_accepted(folder: str) -> None:
     location.refuse_shared(folder, TABLE)
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "fuse.glusterfs", "virtiofs"])
-def test_kinds_that_are_shared(kind: str) -> None:
+def test_shared_kinds_of_file_system(kind: str) -> None:
     assert location.is_shared(kind)
 
 
-def test_the_store_looks_at_the_table_of_mounts(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_checks_the_mount_table(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"1 0 0:1 / {tmp_path} rw - nfs4 filer:/ rw\n")
     monkeypatch.setattr(location, "MOUNT_TABLE", table)
@@ -275,12 +273,12 @@ def test_the_store_looks_at_the_table_of_mounts(bed: Bed, tmp_path: Path, monkey
         take(bed.store())
 
 
-def test_this_boot_has_a_name_that_stays() -> None:
+def test_boot_id_is_stable() -> None:
     assert boot_id() == boot_id() != ""
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_a_file_that_stays_busy_is_reported_in_time_and_nothing_is_done(flavour: str, tmp_path: Path) -> None:
+def test_busy_file_times_out_without_a_change(flavour: str, tmp_path: Path) -> None:
     with Bed(flavour, tmp_path, real_time=True) as bed:
         store = bed.store()
         bed.run(store.inspect("report", LONG))
@@ -291,22 +289,22 @@ def test_a_file_that_stays_busy_is_reported_in_time_and_nothing_is_done(flavour:
             bed.run(store.acquire(claim("one"), None, started + 0.05))
         assert caught.value.outcome is Outcome.NOT_DONE
         assert 0.05 <= bed.runtime.now() - started < 5
-        # Reading is not kept waiting by a writer.
+        # A writer does not block readers.
         assert not bed.run(store.inspect("report", LONG)).locked
         other.execute("ROLLBACK")
         other.close()
         assert isinstance(bed.run(store.acquire(claim("one"), None, LONG)), Granted)
 
 
-def test_a_busy_file_is_asked_again_until_it_is_free(bed: Bed) -> None:
+def test_busy_file_is_retried_until_it_is_free(bed: Bed) -> None:
     store = bed.store()
     run(store.inspect("report", LONG))
     other = sqlite3.connect(bed.path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
     answers: list[object] = []
-    asker = threading.Thread(target=lambda: answers.append(take(store)))
-    asker.start()
+    claimant = threading.Thread(target=lambda: answers.append(take(store)))
+    claimant.start()
     other.execute("COMMIT")
-    asker.join()
+    claimant.join()
     other.close()
     assert isinstance(answers[0], Granted)

@@ -1,4 +1,4 @@
-"""How a waiter of the embedded store hears of its grant: the pipe, who reads it, and what is left of it."""
+"""Notifications of the embedded store: the pipe, its reader, and its removal."""
 
 import asyncio
 import gc
@@ -20,9 +20,9 @@ import lockfast.aio
 from lockfast.errors import ConfigurationError, StoreUnavailable
 from lockfast.runtime.runner import run
 from lockfast.stores.sqlite import SqliteStore, inbox
-from lockfast.values import FirstNotification, Granted, GrantNotification, Queued
+from lockfast.values import Granted, GrantNotification, Notification, Queued
+from tests.sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 from tests.support.waiting import until
-from tests.test_sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 
 pytestmark = pytest.mark.timing
 
@@ -42,7 +42,7 @@ def soon(bed: Bed) -> float:
     return bed.runtime.now() + 20
 
 
-def test_there_is_no_pipe_before_somebody_waits_and_one_for_all_who_do(bed: Bed) -> None:
+def test_one_pipe_for_all_waiters_created_with_the_first(bed: Bed) -> None:
     store = bed.store()
     bed.run(store.acquire(claim("one"), None, LONG))
     assert not store.inbox_open
@@ -55,18 +55,18 @@ def test_there_is_no_pipe_before_somebody_waits_and_one_for_all_who_do(bed: Bed)
     assert stat.S_IMODE(mode) == 0o600
 
 
-def test_a_grant_comes_from_another_client(bed: Bed) -> None:
+def test_grant_notification_from_another_client(bed: Bed) -> None:
     here, there = bed.store(), bed.store()
     bed.run(there.acquire(claim("one"), None, LONG))
     waiter = Waiter(bed, here, "two")
     assert isinstance(waiter.request(), Queued)
     assert bed.run(there.release("report", "one", LONG)) is True
-    push = bed.run(waiter.box.wait(soon(bed)))
-    assert isinstance(push, GrantNotification)
-    assert waiter.request() == Granted(push.fence)
+    notification = bed.run(waiter.box.wait(soon(bed)))
+    assert isinstance(notification, GrantNotification)
+    assert waiter.request() == Granted(notification.fence)
 
 
-def test_many_grants_reach_each_who_waits_for_one(bed: Bed) -> None:
+def test_each_waiter_receives_its_own_grant(bed: Bed) -> None:
     here, there = bed.store(), bed.store()
     names = [f"lock{number}" for number in range(20)]
     for name in names:
@@ -76,11 +76,11 @@ def test_many_grants_reach_each_who_waits_for_one(bed: Bed) -> None:
         waiter.request()
     for name in reversed(names):
         bed.run(there.release(name, "one", LONG))
-    pushes = [bed.run(waiter.box.wait(soon(bed))) for waiter in waiters]
-    assert all(push is not None and push.attempt == 1 for push in pushes)
+    notifications = [bed.run(waiter.box.wait(soon(bed))) for waiter in waiters]
+    assert all(one is not None and one.attempt == 1 for one in notifications)
 
 
-def test_what_is_no_line_of_ours_is_ignored(bed: Bed) -> None:
+def test_invalid_lines_are_ignored(bed: Bed) -> None:
     here, there = bed.store(), bed.store()
     bed.run(there.acquire(claim("one"), None, LONG))
     waiter = Waiter(bed, here, "two")
@@ -89,15 +89,15 @@ def test_what_is_no_line_of_ours_is_ignored(bed: Bed) -> None:
     with (Path(f"{bed.path}-inbox") / waiter.box.address).open("wb", buffering=0) as end:
         end.write(noise)
     bed.run(there.release("report", "one", LONG))
-    push = bed.run(waiter.box.wait(soon(bed)))
-    assert isinstance(push, GrantNotification)
-    assert push.fence > 2
+    notification = bed.run(waiter.box.wait(soon(bed)))
+    assert isinstance(notification, GrantNotification)
+    assert notification.fence > 2
 
 
-def test_a_full_pipe_passes_its_reader_over(bed: Bed) -> None:
-    deaf, there, other = bed.store(), bed.store(), bed.store()
+def test_waiter_with_a_full_pipe_is_skipped(bed: Bed) -> None:
+    stuck, there, other = bed.store(), bed.store(), bed.store()
     bed.run(there.acquire(claim("one"), None, LONG))
-    second, third = Waiter(bed, deaf, "two"), Waiter(bed, other, "three")
+    second, third = Waiter(bed, stuck, "two"), Waiter(bed, other, "three")
     second.request(), third.request()
     end = os.open(Path(f"{bed.path}-inbox") / second.box.address, os.O_WRONLY | os.O_NONBLOCK)
     with suppress(BlockingIOError):
@@ -108,21 +108,21 @@ def test_a_full_pipe_passes_its_reader_over(bed: Bed) -> None:
     assert bed.run(third.box.wait(soon(bed))) is not None
 
 
-class AsksBeforeTheNews:
-    """The way to a waiter that asks between the commit of its grant and the push."""
+class ClaimsBeforeTheNotification:
+    """The channel to a waiter that repeats its claim between the commit of its grant and the notification."""
 
-    def __init__(self, waiter: Waiter, outlet: Any) -> None:
+    def __init__(self, waiter: Waiter, channel: Any) -> None:
         self.waiter = waiter
-        self.outlet = outlet
+        self.channel = channel
 
-    def send(self, holder: str, news: GrantNotification | FirstNotification) -> bool:
+    def send(self, holder: str, notification: Notification) -> bool:
         assert isinstance(self.waiter.request(), Granted)
         self.waiter.box.close()
-        return bool(self.outlet.send(holder, news))
+        return bool(self.channel.send(holder, notification))
 
 
 @pytest.mark.parametrize("same_client", [True, False])
-def test_who_learns_of_its_grant_by_asking_keeps_it(
+def test_grant_found_by_a_request_survives_a_failed_notification(
     same_client: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Bed("threads", tmp_path, real_time=True) as bed:
@@ -132,13 +132,15 @@ def test_who_learns_of_its_grant_by_asking_keeps_it(
         waiter.request()
         reach = holding._inbox.channel_to
         monkeypatch.setattr(
-            holding._inbox, "channel_to", lambda address, holder: AsksBeforeTheNews(waiter, reach(address, holder))
+            holding._inbox,
+            "channel_to",
+            lambda address, holder: ClaimsBeforeTheNotification(waiter, reach(address, holder)),
         )
         assert bed.run(holding.release("report", "one", LONG)) is True
         assert bed.run(holding.inspect("report", LONG)).holder == "two"
 
 
-def test_waiting_ends_when_its_time_is_up(bed: Bed) -> None:
+def test_wait_times_out(bed: Bed) -> None:
     waiter = Waiter(bed, bed.store(), "two")
     started = bed.runtime.now()
     assert bed.run(waiter.box.wait(started + 0.05)) is None
@@ -157,7 +159,7 @@ def test_close_removes_the_pipe_and_is_final(bed: Bed) -> None:
         bed.run(store.acquire(claim("one"), None, LONG))
 
 
-def test_pipes_of_dead_processes_are_swept_and_others_left(bed: Bed) -> None:
+def test_only_pipes_of_dead_processes_are_removed(bed: Bed) -> None:
     folder = Path(f"{bed.path}-inbox")
     folder.mkdir(parents=True, mode=0o700)
     living = inbox.Pipe(str(folder))
@@ -171,15 +173,15 @@ def test_pipes_of_dead_processes_are_swept_and_others_left(bed: Bed) -> None:
     living.close(remove=True)
 
 
-def test_no_pipe_can_be_made(bed: Bed) -> None:
+def test_failure_to_create_a_pipe_is_reported(bed: Bed) -> None:
     store = bed.store()
     bed.run(store.acquire(claim("one"), None, LONG))
-    Path(f"{bed.path}-inbox").write_text("in the way")
+    Path(f"{bed.path}-inbox").write_text("not a folder")
     with pytest.raises(StoreUnavailable, match="Waiting for a lock is not possible"):
         bed.run(store.mailbox("two").open(LONG))
 
 
-def test_a_store_that_is_never_closed_leaves_nothing(bed: Bed) -> None:
+def test_store_that_is_never_closed_leaves_no_pipe(bed: Bed) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
         store = SqliteStore(bed.path, bed.runtime, flavour=bed.flavour)
@@ -196,20 +198,20 @@ def waiting_threads(store: SqliteStore, count: int) -> int:
     return len(inbox._waiting) == count
 
 
-def test_threads_that_wait_take_turns_in_reading(tmp_path: Path) -> None:
-    """The one that reads is interrupted, times out or is served; each time another goes on reading."""
+def test_waiting_threads_pass_the_reader_role_on(tmp_path: Path) -> None:
+    """When the reading thread times out or receives its grant, another one reads."""
     with Bed("threads", tmp_path, real_time=True) as bed:
         here, there = bed.store(), bed.store()
         names = [f"lock{number}" for number in range(8)]
         for name in names:
             bed.run(there.acquire(claim("one", name=name), None, LONG))
-        served: dict[str, GrantNotification | FirstNotification | None] = {}
+        served: dict[str, Notification | None] = {}
         waiters = [Waiter(bed, here, f"two-{name}", name=name) for name in names]
 
         def wait(waiter: Waiter) -> None:
             served[waiter.claim.name] = run(waiter.box.wait(soon(bed)))
 
-        short = Waiter(bed, here, "short", name="unheard")
+        short = Waiter(bed, here, "short", name="never held")
         leaver = threading.Thread(target=lambda: run(short.box.wait(bed.runtime.now() + 0.02)))
         leaver.start()
         threads = [threading.Thread(target=wait, args=(waiter,)) for waiter in waiters]
@@ -227,7 +229,7 @@ def test_threads_that_wait_take_turns_in_reading(tmp_path: Path) -> None:
         assert inbox._reader is None
 
 
-def test_an_interrupted_reader_leaves_the_reading_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_reader_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupting:
         def register(self, fd: int, events: int) -> None:
             until(lambda: waiting_threads(here, 2), "the other to wait")
@@ -239,10 +241,10 @@ def test_an_interrupted_reader_leaves_the_reading_to_another(tmp_path: Path, mon
     with Bed("threads", tmp_path, real_time=True) as bed:
         here, there = bed.store(), bed.store()
         bed.run(there.acquire(claim("one"), None, LONG))
-        first, second = Waiter(bed, here, "first", name="unheard"), Waiter(bed, here, "two")
+        first, second = Waiter(bed, here, "first", name="never held"), Waiter(bed, here, "two")
         second.request()
         monkeypatch.setattr(select, "poll", Interrupting)
-        served: list[GrantNotification | FirstNotification | None] = []
+        served: list[Notification | None] = []
         errors: list[str] = []
 
         def interrupted() -> None:
@@ -263,16 +265,16 @@ def test_an_interrupted_reader_leaves_the_reading_to_another(tmp_path: Path, mon
         assert served[0] is not None
 
 
-def test_closing_wakes_the_threads_that_wait(tmp_path: Path) -> None:
+def test_close_wakes_waiting_threads(tmp_path: Path) -> None:
     with Bed("threads", tmp_path, real_time=True) as bed:
         store = bed.store()
-        told: list[str] = []
+        errors: list[str] = []
 
         def wait(waiter: Waiter) -> None:
             try:
                 run(waiter.box.wait(LONG))
             except ConfigurationError as error:
-                told.append(str(error))
+                errors.append(str(error))
 
         waiters = [Waiter(bed, store, f"h{number}") for number in range(3)]
         threads = [threading.Thread(target=wait, args=(waiter,)) for waiter in waiters]
@@ -282,11 +284,11 @@ def test_closing_wakes_the_threads_that_wait(tmp_path: Path) -> None:
         run(store.close())
         for thread in threads:
             thread.join()
-        assert len(told) == 3
+        assert len(errors) == 3
         assert inboxes(bed) == []
 
 
-def test_a_place_can_be_given_up_after_closing(bed: Bed) -> None:
+def test_ticket_can_be_removed_after_close(bed: Bed) -> None:
     here, there = bed.store(), bed.store()
     bed.run(there.acquire(claim("one"), None, LONG))
     Waiter(bed, here, "two").request()
@@ -296,7 +298,7 @@ def test_a_place_can_be_given_up_after_closing(bed: Bed) -> None:
     assert here._database._connection is None
 
 
-def test_a_new_event_loop_starts_with_no_mailboxes(tmp_path: Path) -> None:
+def test_new_event_loop_starts_without_mailboxes(tmp_path: Path) -> None:
     async def hold_and_wait(locks: lockfast.aio.Locks) -> None:
         holder = locks.lock("report")
         async with holder:
@@ -309,8 +311,8 @@ def test_a_new_event_loop_starts_with_no_mailboxes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_waiting_costs_next_to_nothing(flavour: str, tmp_path: Path) -> None:
-    """Less than 2 % of a core, requests to keep the place included."""
+def test_waiting_uses_almost_no_cpu(flavour: str, tmp_path: Path) -> None:
+    """Less than 2 % of a core, including the requests that refresh the ticket."""
     target = f"sqlite:///{tmp_path / 'state' / 'locks.db'}"
     seconds = 2.0
 

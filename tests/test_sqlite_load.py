@@ -1,4 +1,4 @@
-"""The embedded store under load: many threads and tasks, a busy file, and how long one cycle takes."""
+"""The embedded store under load: many threads and tasks, a busy file, and the time of one cycle."""
 
 import asyncio
 import os
@@ -17,8 +17,8 @@ import lockfast.aio
 from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.sqlite import SqliteStore, database
+from tests.sqlite_kit import LONG, claim
 from tests.support import lateness
-from tests.test_sqlite_kit import LONG, claim
 
 pytestmark = pytest.mark.timing
 
@@ -29,7 +29,7 @@ def target(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(("count", "rounds"), [(50, 10), (300, 2)])
-def test_threads_never_hold_the_lock_together(target: str, count: int, rounds: int) -> None:
+def test_threads_exclude_each_other(target: str, count: int, rounds: int) -> None:
     number = 0
     fences: list[int] = []
 
@@ -53,7 +53,7 @@ def test_threads_never_hold_the_lock_together(target: str, count: int, rounds: i
     assert (info.locked, info.waiting) == (False, 0)
 
 
-def test_tasks_never_hold_the_lock_together(target: str) -> None:
+def test_tasks_exclude_each_other(target: str) -> None:
     fences: list[int] = []
     inside = 0
 
@@ -78,7 +78,7 @@ def test_tasks_never_hold_the_lock_together(target: str) -> None:
 
 
 def test_threads_and_tasks_share_one_lock(target: str) -> None:
-    """Two clients of one process, one in each colour, pass the lock through their pipes."""
+    """Two clients of one process, one in each flavour, notify each other through their pipes."""
     held: list[str] = []
 
     def threads_side() -> None:
@@ -100,8 +100,8 @@ def test_threads_and_tasks_share_one_lock(target: str) -> None:
     assert (held.count("thread"), held.count("task")) == (30, 30)
 
 
-def test_a_busy_file_does_not_stop_the_event_loop(target: str, tmp_path: Path) -> None:
-    """While one task waits for the file, another runs as if nothing were."""
+def test_busy_file_does_not_block_the_event_loop(target: str, tmp_path: Path) -> None:
+    """While one task retries, another runs normally."""
     beats: list[float] = []
     enough = asyncio.Event()
 
@@ -132,8 +132,8 @@ def test_a_busy_file_does_not_stop_the_event_loop(target: str, tmp_path: Path) -
     assert statistics.median(gaps) < 0.01 + lateness.usual(beats[0])
 
 
-def test_a_cycle_that_nobody_contends_is_quick(tmp_path: Path) -> None:
-    """The aim is 80 µs on a quiet machine; the bound leaves room for one that is not."""
+def test_uncontended_cycle_is_fast(tmp_path: Path) -> None:
+    """The aim is 80 µs on an idle machine; the bound allows for a busy one."""
     runtime = ThreadRuntime()
     store = SqliteStore(tmp_path / "state" / "locks.db", runtime)
     times: list[float] = []
@@ -149,7 +149,7 @@ def test_a_cycle_that_nobody_contends_is_quick(tmp_path: Path) -> None:
     assert statistics.median(times) < 0.0003 + lateness.usual(began)
 
 
-def test_the_log_of_sqlite_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_ahead_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "LONGEST_LOG_BYTES", 100_000)
     path = tmp_path / "state" / "locks.db"
     store = SqliteStore(path, ThreadRuntime())
@@ -166,7 +166,7 @@ def test_the_log_of_sqlite_stays_short(tmp_path: Path, monkeypatch: pytest.Monke
     assert 100_000 < longest < 500_000
 
 
-def test_a_busy_file_leaves_the_log_for_later(tmp_path: Path) -> None:
+def test_checkpoint_of_a_busy_file_is_postponed(tmp_path: Path) -> None:
     path = tmp_path / "state" / "locks.db"
     store = SqliteStore(path, ThreadRuntime())
     run(store.acquire(claim("one"), None, LONG))
@@ -183,7 +183,7 @@ def test_a_busy_file_leaves_the_log_for_later(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_forks_under_load_lose_nothing(target: str) -> None:
-    """Other threads go on with the lock while one forks; each child looks at the file for itself."""
+    """Other threads use the lock during the forks; each child opens the file itself."""
     failures: list[BaseException] = []
     stop = threading.Event()
 

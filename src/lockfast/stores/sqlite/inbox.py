@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 PREFIX = "inbox-"
 STALE_AFTER = 60.0
-"""Seconds after which a pipe without a reader is not one that its creator is about to open."""
+"""Seconds after which a pipe without a reader is stale. Before, its creator may be about to open it."""
 TRIES = 3
 LONGEST_POLL = 3600.0
 """Seconds; the system call takes milliseconds as an int."""

@@ -1,4 +1,4 @@
-"""What the embedded store does to a lock and its queue, in both colours, with time standing still."""
+"""The rules of the embedded store for a lock and its queue, in both flavours, on a virtual clock."""
 
 import random
 from collections.abc import Iterator
@@ -16,12 +16,13 @@ from lockfast.values import (
     Granted,
     GrantNotification,
     LockInfo,
+    Notification,
     Owner,
     Queued,
     Renewal,
     Taken,
 )
-from tests.test_sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
+from tests.sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 
 
 @pytest.fixture(params=FLAVOURS)
@@ -39,11 +40,11 @@ def take(bed: Bed, store: SqliteStore, holder: str, **choices: Any) -> Any:
     return bed.run(store.acquire(claim(holder, **choices), None, LONG))
 
 
-def test_a_free_lock_is_granted_with_the_wall_time_as_its_fence(bed: Bed, store: SqliteStore) -> None:
+def test_free_lock_is_granted_with_the_wall_time_as_fence(bed: Bed, store: SqliteStore) -> None:
     assert take(bed, store, "one") == Granted(bed.wall_us)
 
 
-def test_asking_again_prolongs_and_keeps_the_fence(bed: Bed, store: SqliteStore) -> None:
+def test_repeated_claim_renews_and_keeps_the_fence(bed: Bed, store: SqliteStore) -> None:
     granted = take(bed, store, "one")
     bed.clock += 9
     bed.wall_us += 9_000_000
@@ -51,47 +52,47 @@ def test_asking_again_prolongs_and_keeps_the_fence(bed: Bed, store: SqliteStore)
     assert bed.run(store.inspect("report", LONG)).ttl_left == 10.0
 
 
-def test_a_taken_lock_tells_how_long_it_may_last(bed: Bed, store: SqliteStore) -> None:
+def test_taken_lock_reports_its_remaining_ttl(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     bed.clock += 4
     assert take(bed, store, "two") == Taken(6.0)
 
 
-def test_a_released_lock_is_free_and_its_fences_go_on(bed: Bed, store: SqliteStore) -> None:
+def test_released_lock_is_free_and_its_fences_continue(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     assert bed.run(store.release("report", "one", LONG)) is True
     assert bed.run(store.release("report", "one", LONG)) is False
     assert take(bed, store, "two") == Granted(bed.wall_us + 1)
 
 
-def test_a_stranger_cannot_release(bed: Bed, store: SqliteStore) -> None:
+def test_release_by_another_holder_changes_nothing(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     assert bed.run(store.release("report", "two", LONG)) is False
     assert take(bed, store, "two") == Taken(10.0)
 
 
-def test_an_expired_lock_is_free_and_no_longer_its_holders(bed: Bed, store: SqliteStore) -> None:
+def test_expired_lock_is_free(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     bed.clock += 10
     assert bed.run(store.release("report", "one", LONG)) is False
     assert take(bed, store, "two") == Granted(bed.wall_us + 1)
 
 
-def test_waiters_get_the_lock_in_order_with_their_own_ttl(bed: Bed, store: SqliteStore) -> None:
+def test_waiters_are_granted_in_order_with_their_own_ttl(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     second, third = Waiter(bed, store, "two", ttl=20.0, label="b"), Waiter(bed, store, "three")
     assert second.request() == Queued(bed.wall_us, 0, 10.0)
     assert third.request() == Queued(bed.wall_us + 1, 1, 10.0)
     second.request()
     assert bed.run(store.release("report", "one", LONG)) is True
-    assert second.pushed() == GrantNotification(2, bed.wall_us + 1)
-    assert third.pushed() == FirstNotification(1, 20.0)
+    assert second.notification() == GrantNotification(2, bed.wall_us + 1)
+    assert third.notification() == FirstNotification(1, 20.0)
     info = bed.run(store.inspect("report", LONG))
     assert (info.holder, info.ttl_left, info.owner) == ("two", 20.0, Owner("host", 7, "b"))
     assert [waiter.holder for waiter in info.waiters] == ["three"]
 
 
-def test_who_was_given_the_lock_and_asks_again_hears_the_same_fence(bed: Bed, store: SqliteStore) -> None:
+def test_repeated_claim_of_a_granted_waiter_has_the_same_fence(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     second = Waiter(bed, store, "two")
     second.request()
@@ -99,7 +100,7 @@ def test_who_was_given_the_lock_and_asks_again_hears_the_same_fence(bed: Bed, st
     assert second.request() == Granted(bed.wall_us + 1)
 
 
-def test_a_place_can_be_given_up(bed: Bed, store: SqliteStore) -> None:
+def test_release_removes_a_ticket(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     second = Waiter(bed, store, "two")
     second.request()
@@ -108,7 +109,7 @@ def test_a_place_can_be_given_up(bed: Bed, store: SqliteStore) -> None:
     assert take(bed, store, "one") == Granted(bed.wall_us)
 
 
-def test_who_becomes_the_first_is_told_for_how_long_the_holder_may_hold(bed: Bed, store: SqliteStore) -> None:
+def test_new_first_waiter_is_notified_of_the_remaining_ttl(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     second, third, fourth = (Waiter(bed, store, holder) for holder in ("two", "three", "four"))
     for waiter in (second, third, fourth):
@@ -116,29 +117,33 @@ def test_who_becomes_the_first_is_told_for_how_long_the_holder_may_hold(bed: Bed
     bed.clock += 4
     third.box.close()
     bed.run(store.release("report", "two", LONG))
-    assert (second.pushed(), third.pushed(), fourth.pushed()) == (None, None, FirstNotification(1, 6.0))
-    assert bed.run(store.inspect("report", LONG)).waiting == 1  # who could not be told is gone
+    assert (second.notification(), third.notification(), fourth.notification()) == (
+        None,
+        None,
+        FirstNotification(1, 6.0),
+    )
+    assert bed.run(store.inspect("report", LONG)).waiting == 1  # the unreachable waiter is removed
 
 
-def test_whoever_finds_the_lock_expired_hands_it_to_the_head(bed: Bed, store: SqliteStore) -> None:
+def test_any_claim_grants_an_expired_lock_to_the_first_waiter(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one", ttl=1.0)
     second = Waiter(bed, store, "two")
     second.request()
     bed.clock += 1
     assert take(bed, store, "three") == Taken(10.0)
-    assert second.pushed() == GrantNotification(1, bed.wall_us + 1)
+    assert second.notification() == GrantNotification(1, bed.wall_us + 1)
 
 
-def test_leaving_hands_an_expired_lock_on(bed: Bed, store: SqliteStore) -> None:
+def test_removing_a_ticket_grants_an_expired_lock(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one", ttl=1.0)
     second, third = Waiter(bed, store, "two"), Waiter(bed, store, "three")
     second.request(), third.request()
     bed.clock += 1
     assert bed.run(store.release("report", "two", LONG)) is False
-    assert third.pushed() == GrantNotification(1, bed.wall_us + 1)
+    assert third.notification() == GrantNotification(1, bed.wall_us + 1)
 
 
-def test_the_head_that_asks_gets_an_expired_lock_itself(bed: Bed, store: SqliteStore) -> None:
+def test_first_waiter_gets_an_expired_lock_by_its_own_claim(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one", ttl=1.0)
     second, third = Waiter(bed, store, "two"), Waiter(bed, store, "three")
     second.request(), third.request()
@@ -147,17 +152,17 @@ def test_the_head_that_asks_gets_an_expired_lock_itself(bed: Bed, store: SqliteS
     assert second.request() == Granted(bed.wall_us + 1)
 
 
-def test_a_waiter_that_has_not_asked_for_its_ttl_is_passed_over(bed: Bed, store: SqliteStore) -> None:
+def test_waiter_silent_for_its_ttl_is_skipped(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one", ttl=100.0)
     second, third = Waiter(bed, store, "two", ttl=5.0), Waiter(bed, store, "three", ttl=50.0)
     second.request(), third.request()
     bed.clock += 5
     assert [one.holder for one in bed.run(store.inspect("report", LONG)).waiters] == ["three"]
     bed.run(store.release("report", "one", LONG))
-    assert (second.pushed(), third.pushed()) == (None, GrantNotification(1, bed.wall_us + 1))
+    assert (second.notification(), third.notification()) == (None, GrantNotification(1, bed.wall_us + 1))
 
 
-def test_who_was_passed_over_comes_back_to_its_place(bed: Bed, store: SqliteStore) -> None:
+def test_skipped_waiter_returns_to_its_position(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one", ttl=100.0)
     second, third = Waiter(bed, store, "two", ttl=5.0), Waiter(bed, store, "three", ttl=50.0)
     second.request(), third.request()
@@ -169,7 +174,7 @@ def test_who_was_passed_over_comes_back_to_its_place(bed: Bed, store: SqliteStor
     assert fourth.request().position == 1
 
 
-def test_who_comes_back_with_the_first_ticket_gets_a_free_lock(bed: Bed, store: SqliteStore) -> None:
+def test_returning_waiter_with_the_first_ticket_gets_a_free_lock(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one", ttl=1.0)
     second, third = Waiter(bed, store, "two"), Waiter(bed, store, "three")
     second.request(), third.request()
@@ -178,16 +183,16 @@ def test_who_comes_back_with_the_first_ticket_gets_a_free_lock(bed: Bed, store: 
     assert second.request() == Granted(bed.wall_us + 1)
 
 
-def test_a_closed_mailbox_is_passed_over_at_once(bed: Bed, store: SqliteStore) -> None:
+def test_waiter_with_a_closed_mailbox_is_skipped_at_once(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     second, third = Waiter(bed, store, "two"), Waiter(bed, store, "three")
     second.request(), third.request()
     second.box.close()
     bed.run(store.release("report", "one", LONG))
-    assert third.pushed() == GrantNotification(1, bed.wall_us + 1)
+    assert third.notification() == GrantNotification(1, bed.wall_us + 1)
 
 
-def test_renewals_are_answered_one_by_one(bed: Bed, store: SqliteStore) -> None:
+def test_each_renewal_has_its_own_answer(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     take(bed, store, "two", name="other", ttl=3.0)
     bed.clock += 3
@@ -203,7 +208,7 @@ def test_no_request_shortens_a_grant(bed: Bed, store: SqliteStore) -> None:
     assert bed.run(store.inspect("report", LONG)).ttl_left == 60.0
 
 
-def test_adopting_changes_the_holder_once(bed: Bed, store: SqliteStore) -> None:
+def test_adopt_changes_the_holder_once(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     adopted = bed.run(store.adopt(claim("two", label="heir"), "one", LONG))
     assert adopted == Granted(bed.wall_us + 1)
@@ -212,18 +217,18 @@ def test_adopting_changes_the_holder_once(bed: Bed, store: SqliteStore) -> None:
     assert bed.run(store.inspect("report", LONG)).owner == Owner("host", 7, "heir")
 
 
-def test_inspecting_an_unknown_lock_finds_nothing(bed: Bed, store: SqliteStore) -> None:
+def test_unknown_lock_is_free_without_a_fence(bed: Bed, store: SqliteStore) -> None:
     assert bed.run(store.inspect("never", LONG)) == LockInfo("never")
 
 
-def test_held_for_counts_on_the_boot_time_clock(bed: Bed, store: SqliteStore) -> None:
+def test_held_for_uses_the_boot_time_clock(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     bed.clock += 2
     bed.wall_us -= 86_400_000_000
     assert bed.run(store.inspect("report", LONG)).held_for == 2.0
 
 
-def test_a_long_queue_is_counted_but_not_listed_in_full(bed: Bed, store: SqliteStore) -> None:
+def test_long_queue_is_counted_but_not_listed_in_full(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     for number in range(transactions.MOST_SHOWN + 5):
         bed.run(store.acquire(claim(f"h{number}"), Enqueue("inbox-x", 1, None), LONG))
@@ -233,7 +238,7 @@ def test_a_long_queue_is_counted_but_not_listed_in_full(bed: Bed, store: SqliteS
 
 
 @pytest.mark.parametrize("step_s", [-86_400, 86_400])
-def test_a_step_of_the_wall_clock_moves_no_deadline(bed: Bed, store: SqliteStore, step_s: int) -> None:
+def test_wall_clock_step_moves_no_deadline(bed: Bed, store: SqliteStore, step_s: int) -> None:
     first = take(bed, store, "one")
     bed.wall_us += step_s * 1_000_000
     bed.clock += 9.5
@@ -242,7 +247,7 @@ def test_a_step_of_the_wall_clock_moves_no_deadline(bed: Bed, store: SqliteStore
     assert take(bed, store, "two").fence > first.fence
 
 
-def test_another_boot_voids_grants_and_places_but_not_fences(bed: Bed, store: SqliteStore) -> None:
+def test_reboot_voids_grants_and_tickets_but_keeps_fences(bed: Bed, store: SqliteStore) -> None:
     first = take(bed, store, "one")
     Waiter(bed, store, "two").request()
     bed.run(store.close())
@@ -253,13 +258,13 @@ def test_another_boot_voids_grants_and_places_but_not_fences(bed: Bed, store: Sq
     assert take(bed, after, "three") == Granted(first.fence + 1)
 
 
-def test_the_same_boot_keeps_everything(bed: Bed, store: SqliteStore) -> None:
+def test_grants_survive_within_one_boot(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     bed.run(store.close())
     assert take(bed, bed.store(), "two") == Taken(10.0)
 
 
-def test_fences_are_forgotten_a_day_after_the_last_use(bed: Bed, store: SqliteStore) -> None:
+def test_fences_are_deleted_a_day_after_the_last_use(bed: Bed, store: SqliteStore) -> None:
     for number in range(3 * transactions.SWEEP):
         take(bed, store, "one", name=f"old{number}", ttl=1.0)
     bed.clock += transactions.KEPT_FOR + 2
@@ -272,7 +277,7 @@ def test_fences_are_forgotten_a_day_after_the_last_use(bed: Bed, store: SqliteSt
 
 
 class Twin:
-    """The same operations on the embedded store and on the memory store's rules; the answers must be equal."""
+    """The same operations on the embedded store and on the memory store; the answers must be equal."""
 
     HOLDERS = ("a", "b", "c", "d", "e")
     NAMES = ("x", "y")
@@ -281,16 +286,16 @@ class Twin:
         self.bed = bed
         self.store = bed.store()
         self.randomness = random.Random(seed)
-        self.told: dict[str, list[GrantNotification | FirstNotification]] = {}
+        self.notifications: dict[str, list[Notification]] = {}
         self.space = Space(self._deliver, lambda: bed.wall_us)
         self.boxes: dict[str, Any] = {}
         self.tickets: dict[tuple[str, str], int] = {}
         self.fences: dict[tuple[str, int], int] = {}
         self.attempt = 0
 
-    def _deliver(self, holder: str, news: GrantNotification | FirstNotification) -> bool:
+    def _deliver(self, holder: str, notification: Notification) -> bool:
         if holder in self.boxes:
-            self.told.setdefault(holder, []).append(news)
+            self.notifications.setdefault(holder, []).append(notification)
         return holder in self.boxes
 
     def step(self) -> None:
@@ -298,21 +303,20 @@ class Twin:
         self.bed.wall_us += self.randomness.choice((0, 1, 2_000_000, -500_000))
         name, holder, other = self.randomness.choice(self.NAMES), *self.randomness.sample(self.HOLDERS, 2)
         operation = self.randomness.choice(
-            (self.acquire, self.acquire, self.release, self.renew, self.adopt, self.force_release, self.turn_away)
+            (self.acquire, self.acquire, self.release, self.renew, self.adopt, self.force_release, self.close_mailbox)
         )
         operation(name, holder, other)
         now = self.bed.clock
         for each in self.NAMES:
             self.agree(each, self.bed.run(self.store.inspect(each, LONG)), self.space.inspect(each, now))
         for holder, box in self.boxes.items():
-            for ours, theirs in zip_longest(box.notifications, self.told.pop(holder, [])):
+            for ours, theirs in zip_longest(box.notifications, self.notifications.pop(holder, [])):
                 self.agree(name, ours, theirs)
             box.notifications.clear()
-        assert self.told == {}
+        assert self.notifications == {}
 
     def agree(self, name: str, ours: Any, theirs: Any) -> None:
-        """Equal but for the fences, which have to correspond: the memory store uses one up for a waiter that is
-        gone."""
+        """Compare two answers. Fences must only correspond: the memory store spends one on a dead waiter."""
         fence = getattr(theirs, "fence", None)
         if fence is not None:
             assert ours.fence == self.fences.setdefault((name, fence), ours.fence)
@@ -352,14 +356,14 @@ class Twin:
         answer = self.bed.run(self.store.force_release(name, holder, LONG))
         assert answer == self.space.force_release(name, holder, self.bed.clock)
 
-    def turn_away(self, name: str, holder: str, other: str) -> None:
+    def close_mailbox(self, name: str, holder: str, other: str) -> None:
         box = self.boxes.pop(holder, None)
         if box is not None:
             box.close()
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_history_gives_the_answers_of_the_memory_store(bed: Bed, seed: int) -> None:
+def test_random_histories_match_the_memory_store(bed: Bed, seed: int) -> None:
     twin = Twin(bed, seed)
     for _ in range(400):
         twin.step()

@@ -1,4 +1,4 @@
-"""What the tests of the embedded store share: a store in either colour with time in the test's hand, and workers."""
+"""Helpers for the tests of the embedded store: stores on a virtual clock, waiters, and worker processes."""
 
 import asyncio
 import os
@@ -23,8 +23,7 @@ LONG = 1e9
 
 
 class Bed:
-    """Stores of one colour on one file. `clock`, `wall_us` and `boot` are what they take for the time and the boot,
-    unless `real_time`."""
+    """Stores of one flavour on one file. They read `clock`, `wall_us` and `boot`, unless `real_time`."""
 
     def __init__(self, flavour: str, folder: Path, *, real_time: bool = False) -> None:
         self.path = folder / "state" / "locks.db"
@@ -69,7 +68,7 @@ def claim(holder: str, *, name: str = "report", ttl: float = 10.0, label: str = 
 
 
 class Waiter:
-    """One acquisition that asks for a place again and again, at the store's level."""
+    """One acquisition at the level of the store; each request refreshes its ticket."""
 
     def __init__(self, bed: Bed, store: SqliteStore, holder: str, **choices: Any) -> None:
         self.bed = bed
@@ -87,13 +86,13 @@ class Waiter:
         self.ticket = getattr(answer, "ticket", None)
         return answer
 
-    def pushed(self) -> Any:
-        """What has been pushed by now; None when nothing has."""
+    def notification(self) -> Any:
+        """The next notification that has arrived; None if there is none."""
         return self.bed.run(self.box.wait(self.bed.runtime.now()))
 
 
 class Worker:
-    """Another process, which runs `script` line by line as the test tells it to."""
+    """Another process, which executes the lines that the test sends."""
 
     def __init__(self, path: Path, *, prelude: str = "") -> None:
         body = (
@@ -113,29 +112,29 @@ class Worker:
         )
         self.pid = self._process.pid
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def do(self, body: str) -> None:
-        """Run several lines."""
-        self.tell(f"exec({body!r}, globals())")
+        """Execute several lines."""
+        self.send(f"exec({body!r}, globals())")
 
-    def hear(self) -> str:
+    def read(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def request(self, expression: str) -> str:
-        self.tell(f"print({expression}, flush=True)")
-        return self.hear()
+    def evaluate(self, expression: str) -> str:
+        self.send(f"print({expression}, flush=True)")
+        return self.read()
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
     def ended(self) -> int:
-        """Wait for its end, after it was told everything; the exit status."""
+        """Close its input and wait for its end; return the exit status."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait()
