@@ -107,7 +107,7 @@ def test_doctor_rejects_a_server_without_persistence(served: Target) -> None:
 def test_unreachable_store_is_reported_in_one_line(embedded: Target) -> None:
     done = embedded.run("doctor", "--url", "redis://127.0.0.1:1")
     assert done.returncode == 1
-    assert done.stdout.startswith("bad      connection    No connection to the server")
+    assert done.stdout.startswith("bad      connection     No connection to the server")
     done = embedded.run("ls", "--url", "redis://127.0.0.1:1")
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"lockfast: .*\n", done.stderr)
@@ -163,11 +163,15 @@ def test_invalid_values_are_reported_in_one_line(embedded: Target, words: list[s
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
-def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help_with_an_example_in_80_columns(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([command, "--help"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert f"$ lockfast {command}" in out or f"(lockfast {command}" in out
+    assert max(map(len, out.splitlines())) < 80
 
 
 def test_broken_pipe_exits_with_141(embedded: Target) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+from collections.abc import Callable
 
 import lockfast
 
@@ -21,6 +22,18 @@ def add_store(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
     )
     if as_json:
         parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def in_range(low: float, high: float) -> Callable[[str], float]:
+    """An argument type: a number from `low` to `high`."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!a} is not between {low:g} and {high:g}")
+        return value
+
+    return number
 
 
 def connect(args: argparse.Namespace) -> lockfast.Locks:

@@ -7,8 +7,6 @@ Each finding comes from trying the operation on an unused lock name or from the 
 from __future__ import annotations
 
 import argparse
-import threading
-import time
 from collections.abc import Callable, Iterator
 from secrets import token_hex
 from statistics import median
@@ -16,6 +14,7 @@ from typing import NamedTuple
 
 import lockfast
 from lockfast.cli.arguments import add_store, connect, print_json
+from lockfast.cli.measure import acquired, handoff, timed
 from lockfast.cli.terminal import Terminal
 from lockfast.cli.view import duration
 from lockfast.errors import LockError
@@ -28,11 +27,9 @@ VERDICTS = {"yes": OK, "if": NOTE, "no": NOTE, "unknown": UNKNOWN, "danger": BAD
 PROBES = 20
 SLOW = 0.02
 """Seconds; above this round trip, timeouts may overrun."""
-HANDOFF_TIMEOUT = 3.0
 MAX_HANDOFF = 0.5
 """Seconds; a slower hand-off means that the waiter polled."""
 MIN_VERSIONS = {"redis": (6, 2), "valkey": (7, 2)}
-TTL = 5.0
 PERMISSIONS = "docs/permissions.md lists the commands that the account needs."
 
 
@@ -46,8 +43,9 @@ class Finding(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Check a store: connect, measure, acquire and hand off a lock, and query the server's memory,\n"
-        "persistence, replicas and clock. Leaves only a fence behind, for a day."
+        "Check a store: connect, measure, acquire and hand off a lock, and query the\n"
+        "server's memory, persistence, replicas and clock. Leaves only a fence behind,\n"
+        "for a day."
     )
     parser.epilog = (
         "exit codes: 0 safe for locks, 1 not safe, or the store is unavailable\n\n"
@@ -64,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         for finding in examine(args, locks, args.name or f"lockfast-doctor:{token_hex(8)}"):
             findings.append(finding)
             if not args.json:
-                head = f"{finding.verdict:<8} {finding.topic:<13} "
+                head = f"{finding.verdict:<8} {finding.topic:<14} "
                 terminal.say(head + finding.text, STYLES[finding.verdict], hang=" " * len(head))
     bad = sum(finding.verdict == BAD for finding in findings)
     if args.json:
@@ -94,20 +92,15 @@ def examine(args: argparse.Namespace, locks: lockfast.Locks, name: str) -> Itera
 
 
 def _speed(locks: lockfast.Locks, name: str) -> Iterator[Finding]:
-    connected = _timed(locks, name)
+    lock = locks.lock(name)
+    connected = timed(lock.inspect)
     yield Finding("connection", OK, f"{str(locks).strip('<>')}, connected in {duration(connected)}.")
-    trip = median(_timed(locks, name) for _ in range(PROBES))
+    trip = median(timed(lock.inspect) for _ in range(PROBES))
     if trip > SLOW:
         text = f"{trip * 1000:.1f} ms: on a link this slow, timeouts may overrun by a few round trips."
         yield Finding("round trip", NOTE, text)
     else:
         yield Finding("round trip", OK, f"{trip * 1000:.2f} ms.")
-
-
-def _timed(locks: lockfast.Locks, name: str) -> float:
-    started = time.perf_counter()
-    locks.lock(name).inspect()
-    return time.perf_counter() - started
 
 
 def _server(locks: lockfast.Locks) -> Iterator[Finding]:
@@ -155,15 +148,8 @@ def _checked(topic: str, check: Check, locks: lockfast.Locks, other: lockfast.Lo
         return Finding(topic, BAD, str(error))
 
 
-def _acquired(locks: lockfast.Locks, name: str, timeout: float) -> lockfast.Lease:
-    lease = locks.lock(name, ttl=TTL).acquire(timeout=timeout)
-    if lease is None:
-        raise LockError(f"{name} is held by another client; pass --name with an unused lock name.")
-    return lease
-
-
 def _exclusion(locks: lockfast.Locks, other: lockfast.Locks, name: str) -> str:
-    lease = _acquired(locks, name, 0)
+    lease = acquired(locks, name)
     try:
         lease.renew()
         if other.lock(name).acquire(timeout=0) is not None:
@@ -174,34 +160,14 @@ def _exclusion(locks: lockfast.Locks, other: lockfast.Locks, name: str) -> str:
 
 
 def _handoff(locks: lockfast.Locks, other: lockfast.Locks, name: str) -> str:
-    lease = _acquired(locks, name, TTL)
-    acquired_at: list[float] = []
-
-    def wait() -> None:
-        try:
-            with other.lock(name, ttl=TTL, timeout=HANDOFF_TIMEOUT):
-                acquired_at.append(time.perf_counter())
-        except LockError:
-            pass  # reported below
-
-    waiter = threading.Thread(target=wait, daemon=True)
-    waiter.start()
-    give_up_at = time.perf_counter() + HANDOFF_TIMEOUT
-    while locks.lock(name).inspect().waiting == 0 and time.perf_counter() < give_up_at:
-        time.sleep(0.002)
-    released_at = time.perf_counter()
-    lease.release()
-    waiter.join(2 * HANDOFF_TIMEOUT)
-    if not acquired_at:
-        raise LockError("The waiter did not get the lock: no notification arrived. Allow SUBSCRIBE and PUBLISH.")
-    took = acquired_at[0] - released_at
-    if took > MAX_HANDOFF:
-        raise LockError(f"A hand-off took {duration(took)}: no notification arrived. Allow SUBSCRIBE and PUBLISH.")
-    return f"A release notifies the next waiter: a hand-off took {took * 1000:.1f} ms."
+    seconds = handoff(locks, other, name)
+    if seconds > MAX_HANDOFF:
+        raise LockError(f"A hand-off took {duration(seconds)}: no notification arrived. Allow SUBSCRIBE and PUBLISH.")
+    return f"A release notifies the next waiter: a hand-off took {seconds * 1000:.1f} ms."
 
 
 def _force_release(locks: lockfast.Locks, other: lockfast.Locks, name: str) -> str:
-    lease = _acquired(locks, name, TTL)
+    lease = acquired(locks, name)
     if other.lock(name).force_release(lease.holder) is None:
         raise LockError("Another client's lease could not be ended.")
     return "An operator can end a lease (lockfast force-release)."

@@ -18,9 +18,9 @@ from lockfast.values import LockInfo, clean
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "End the lease of a lock's holder and grant the lock to the first waiter. The holder is\n"
-        "notified that the lock is lost, but it may still be working: only a resource that checks\n"
-        "the fence rejects its late writes. A command under `lockfast run` is terminated."
+        "End the lease of a lock's holder and grant the lock to the first waiter. The\n"
+        "holder is notified, but it may still be working: only a resource that checks\n"
+        "the fence rejects its late writes. `lockfast run` terminates its command."
     )
     parser.epilog = (
         "exit codes: 0 released, 1 nothing to release, 2 wrong usage\n\n"

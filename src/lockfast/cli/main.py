@@ -122,17 +122,20 @@ def _parser(argv: list[str]) -> ArgumentParser:
             self.exit(USAGE, f"{self.prog}: {message}. Try {self.prog} --help.\n")
 
     formatter = argparse.RawDescriptionHelpFormatter
+    summaries = "\n".join(f"  {name:<15}{summary}" for name, (_, summary, _) in COMMANDS.items())
+    examples = "\n".join(f"  $ {example}" for _, _, example in COMMANDS.values())
     parser = Parser(
         prog="lockfast",
-        description="Distributed locks: run commands under a lock, and see and repair the locks of a store.",
-        epilog="examples:\n" + "\n".join(f"  $ {example}" for _, _, example in COMMANDS.values()),
+        usage="lockfast [-h] [--version] COMMAND ...",
+        description=f"Run commands under a distributed lock, and see and repair locks.\n\ncommands:\n{summaries}",
+        epilog=f"examples:\n{examples}",
         formatter_class=formatter,
     )
     parser.add_argument("--version", action="version", version=f"lockfast {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog="lockfast")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="lockfast", help=argparse.SUPPRESS)
     requested = next((arg for arg in argv if not arg.startswith("-")), None)
-    for name, (module, summary, example) in COMMANDS.items():
-        below = commands.add_parser(name, help=summary, epilog=f"example:\n  $ {example}", formatter_class=formatter)
+    for name, (module, _, example) in COMMANDS.items():
+        below = commands.add_parser(name, epilog=f"example:\n  $ {example}", formatter_class=formatter)
         if name == requested and name != RUN:
             loaded = import_module(module)
             loaded.add_arguments(below)

@@ -13,7 +13,7 @@ MAX_WAITERS = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Show one lock: its holder, how long it is held, its ttl, and the queue in order."
+    parser.description = "Show one lock: its holder, hold time, ttl, fence, and the queue in order."
     parser.epilog = "examples:\n  $ lockfast show backup\n  $ lockfast show backup --json"
     parser.add_argument("name", help="the lock's name")
     parser.add_argument("--all", action="store_true", help=f"list all waiters, not only the first {MAX_WAITERS}")

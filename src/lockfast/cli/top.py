@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import lockfast
-from lockfast.cli.arguments import add_store, connect
+from lockfast.cli.arguments import add_store, connect, in_range
 from lockfast.cli.terminal import Keys, Line, Screen, Terminal
 from lockfast.cli.view import SORTS, lock_table
 from lockfast.errors import StoreError
@@ -27,21 +27,16 @@ SORT_KEYS = {"w": "waiting", "a": "age", "n": "name"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Watch the locks: holders, hold times, queues, and how often locks are handed off.\n\n"
-        "keys: w a n  sort by waiters, age, name    /  filter by name    f  include free locks    q  quit"
+        "Watch the locks: holders, hold times, queues, and the rate of hand-offs.\n\n"
+        "keys: w a n  sort by waiters, age, name    /  filter by name\n"
+        "      f      include free locks            q  quit"
     )
     parser.epilog = "examples:\n  $ lockfast top\n  $ lockfast top 'report:*' --sort age --every 0.5"
     parser.add_argument("pattern", nargs="?", default="*", help="a name, or a quoted pattern with * ? [ab]")
     parser.add_argument("--sort", choices=list(SORTS), default="waiting", help="by name, age or number of waiters")
-    parser.add_argument("--every", type=_interval, default=EVERY, metavar="SECONDS", help="time between samples")
+    every = in_range(0.1, 3600)
+    parser.add_argument("--every", type=every, default=EVERY, metavar="SECONDS", help="time between samples")
     add_store(parser, as_json=False)
-
-
-def _interval(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 3600:
-        raise ValueError(text)
-    return value
 
 
 class Sample(NamedTuple):

@@ -91,9 +91,9 @@ def acts(pace: Pace) -> list[Act]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Four worker processes share one counter: without a lock, with the lock, and with the\n"
-        "lock while one of them is killed. It needs no server: the locks are in an SQLite file in a\n"
-        "temporary folder, which is removed at the end."
+        "Four worker processes share one counter: without a lock, with the lock, and\n"
+        "with the lock while one of them is killed. It needs no server: the locks are in\n"
+        "an SQLite file in a temporary folder, which is removed at the end."
     )
     parser.epilog = "examples:\n  $ lockfast demo\n  $ lockfast demo --url redis://localhost:6379"
     parser.add_argument("--url", help="use this store instead, for instance redis://localhost:6379")

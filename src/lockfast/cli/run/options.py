@@ -14,58 +14,52 @@ BUSY, LOST, STORE, USAGE = 75, 76, 69, 2
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 FLAGS = {"-n": "no_wait", "--no-wait": "no_wait", "-q": "quiet", "--quiet": "quiet", "-h": "help", "--help": "help"}
-VALUES = {
-    "-w": "wait",
-    "--wait": "wait",
-    "-E": "busy_code",
-    "--busy-code": "busy_code",
-    "--ttl": "ttl",
-    "--max-hold": "max_hold",
-    "--once-per": "once_per",
-    "--at-least": "at_least",
-    "--grace": "grace",
-    "--label": "label",
-    "--url": "url",
-}
 TIMES = ("wait", "ttl", "max_hold", "once_per", "at_least", "grace")
+VALUES = {f"--{field.replace('_', '-')}": field for field in (*TIMES, "busy_code", "label", "url")}
+VALUES |= {"-w": "wait", "-E": "busy_code"}
 
 HELP = f"""\
 usage: lockfast run [options] NAME [--] COMMAND [ARG ...]
 
-Run a command while holding a lock. Input, output and exit code are those of the command.
+Run a command while holding a lock. Input, output and exit code are its own.
 
 waiting for the lock (by default without limit, first come, first served):
-  -n, --no-wait         do not wait: if the lock is held, exit with the busy code
+  -n, --no-wait         if the lock is held, exit with the busy code at once
   -w, --wait TIME       wait at most this long
   -E, --busy-code CODE  exit code if the lock stays held (default {BUSY})
 
 holding the lock:
-  --ttl TIME            the lock expires this long after a crash (default 30s); renewed while the
-                        command runs
-  --max-hold TIME       terminate the command after it has held the lock this long
-  --at-least TIME       keep the lock at least this long after the start, even if the command
-                        ends sooner
-  --once-per TIME       after a success, keep the lock for nine tenths of this time
-  --grace TIME          after a lost lock, time from SIGTERM to SIGKILL (default 10s)
+  --ttl TIME            after a crash, the lock expires within this time
+                        (default 30s); renewed while the command runs
+  --max-hold TIME       terminate the command after this time
+  --at-least TIME       hold the lock at least this long from the start,
+                        even if the command ends sooner
+  --once-per TIME       after a success, hold the lock for nine tenths of
+                        this time
+  --grace TIME          time from SIGTERM to SIGKILL after a lost lock
+                        (default 10s)
 
 other:
-  --label TEXT          the owner that `lockfast ls` shows (default: the command)
-  --url URL             the store: redis://, rediss://, valkey://, unix://, sqlite:///path
-                        (default: $LOCKFAST_URL, else the embedded store)
+  --label TEXT          the owner in `lockfast ls` (default: the command)
+  --url URL             the store: redis://, rediss://, valkey://, unix://,
+                        sqlite:///path (default: $LOCKFAST_URL, else the
+                        embedded store)
   -q, --quiet           do not print who holds the lock
   -h, --help            this text
 
-TIME is seconds, or a number with s, m, h or d: 90, 1.5m, 2h.
-The command gets LOCKFAST_NAME, LOCKFAST_FENCE and LOCKFAST_HOLDER in its environment.
+TIME is seconds, or a number with s, m, h or d: 90, 1.5m, 2h. The command gets
+LOCKFAST_NAME, LOCKFAST_FENCE and LOCKFAST_HOLDER in its environment.
 
-exit codes: the command's own; 128+n if signal n ended it; {BUSY} the lock stayed held (-E);
-  {LOST} the lock was lost and the command terminated; {STORE} the store cannot be used;
-  {USAGE} wrong usage; 126 the command cannot be run; 127 the command was not found.
+exit codes: the command's own; 128+n if signal n ended it; {BUSY} the lock stayed
+  held (-E); {LOST} the lock was lost and the command terminated; {STORE} the store
+  cannot be used; {USAGE} wrong usage; 126 the command cannot be run; 127 it was not
+  found.
 
 examples:
   $ lockfast run backup -- pg_dump -f /backup/db.sql shop
-  $ lockfast run -E 0 --at-least 10m report -- ./report.sh    (the same crontab on three machines)
   $ lockfast run -w 30 deploy --url redis://cache:6379 -- make deploy
+  $ lockfast run -E 0 --at-least 10m report -- ./report.sh
+    (in the same crontab on three machines)
 """
 
 
