@@ -1,6 +1,6 @@
-"""The least that an account must be given: what `docs/permissions.md` says is enough, and nothing in it is too much.
+"""The permissions in `docs/permissions.md` suffice, and each of them is needed.
 
-The line is read from the page, so the page cannot be wrong without a test that fails.
+The ACL line is read from the page, so a wrong page fails a test.
 """
 
 import logging
@@ -27,8 +27,8 @@ PAGE = (Path(__file__).parents[1] / "docs" / "permissions.md").read_text()
 TTL = 2.0
 
 
-def the_line() -> list[str]:
-    """The words of the line that the page gives, without `ACL SETUSER` and the user's name."""
+def acl_rules() -> list[str]:
+    """The rules of the ACL line in the page, without `ACL SETUSER` and the user name."""
     found = re.search(r"^ACL SETUSER billing (.*)$", PAGE, re.MULTILINE)
     assert found is not None
     return found[1].split()
@@ -45,23 +45,23 @@ SPARE = table("without it")
 
 
 def rules_for(prefix: str, without: str | None = None) -> list[str]:
-    """The line, for locks whose names begin with `prefix`, and without one of its parts."""
-    return [rule.replace("billing:", prefix) for rule in the_line() if rule != without]
+    """The rules for lock names that start with `prefix`, except for one rule."""
+    return [rule.replace("billing:", prefix) for rule in acl_rules() if rule != without]
 
 
 def url_of(server: Server, user: str) -> str:
     return f"redis://{user}:secret@{server.host}:{server.port}/0"
 
 
-def test_the_page_explains_every_part_of_its_line() -> None:
-    parts = {word for word in the_line() if word[0] in "~&+-"}
+def test_page_explains_every_rule() -> None:
+    parts = {word for word in acl_rules() if word[0] in "~&+-"}
     assert parts == NEEDED | SPARE | {"-@all"}
     assert not NEEDED & SPARE
 
 
 @dataclass
 class Use:
-    """Everything that an account may want to do with locks, step by step; what was refused is kept."""
+    """Every operation on locks, step by step. Collects the errors."""
 
     first: Client
     second: Client
@@ -93,15 +93,15 @@ class Use:
     def queue_up(self, number: int) -> Future[Any]:
         future: Future[Any] = self.second.acquiring(self.name, timeout=2, ttl=TTL)
         if not self.errors:
-            until(lambda: future.done() or self.places() > number, "a place in the queue")
+            until(lambda: future.done() or self.tickets() > number, "a ticket in the queue")
         return future
 
-    def places(self) -> int:
+    def tickets(self) -> int:
         count: int = self.server.raw("ZCARD", f"lockfast:{{{self.name}}}:q")
         return count
 
     def take_over(self, future: Future[Any]) -> None:
-        """Get what was waited for, pass it to the first client by its export, and give it back there."""
+        """Get the waiter's lease, adopt it in the first client, and release it there."""
         lease = self.step(lambda: future.result(20))
         if lease is None:
             return
@@ -125,14 +125,14 @@ def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
 
 
 def refusals(server: Server) -> set[str]:
-    """What the server refused, by its own log."""
+    """The commands and keys in the server's log of denied requests."""
     entries = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in server.raw("ACL", "LOG")]
     return {entry["object"] for entry in entries}
 
 
-class TestEnough:
-    def test_everything_works(self, server: Server, flavour: Colour) -> None:
-        server.raw("ACL", "SETUSER", "billing", *the_line())
+class TestSufficient:
+    def test_every_operation_works(self, server: Server, flavour: Colour) -> None:
+        server.raw("ACL", "SETUSER", "billing", *acl_rules())
         server.raw("ACL", "LOG", "RESET")
         url = url_of(server, "billing")
         use = Use(flavour.connect(url), flavour.connect(url), server, "billing:report")
@@ -142,30 +142,28 @@ class TestEnough:
         assert use.info is not None
         assert (use.info.locked, use.info.waiting) == (True, 2)
         assert watch.seconds < watch.most(1)
-        assert refusals(server) <= {"client|setinfo", "client"}  # what redis-py says of itself
+        assert refusals(server) <= {"client|setinfo", "client"}  # sent by redis-py
         await_nothing_left(server, "billing:report")
 
-    def test_a_silent_inbox_is_asked_whether_it_lives(
-        self, server: Server, flavour: Colour, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Which it is after ten seconds, and here much sooner; a refusal is an answer too."""
+    def test_silent_inbox_is_pinged(self, server: Server, flavour: Colour, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Normally after ten seconds, here much sooner. A denied PING is an answer too."""
         monkeypatch.setattr("lockfast.stores.redis.transport.inbox.MAX_SILENCE", 0.05)
         for number, without in enumerate((None, "+ping")):
             user, name = f"billing{number}", f"billing:report{number}"
             server.raw("ACL", "SETUSER", user, *rules_for("billing:", without))
             server.raw("ACL", "LOG", "RESET")
-            server.raw("SET", name, "a stranger's")
+            server.raw("SET", name, "another client")
             client = flavour.connect(url_of(server, user))
             waiting = client.acquiring(name, ttl=0.3)
             await_queue(server, name, 1)
             ticket = server.raw("HGETALL", f"lockfast:{{{name}}}:w")
             until(lambda: server.commands_processed().get("ping", 0) > 1 or "ping" in refusals(server), "a ping")
-            until(lambda: server.raw("HGETALL", f"lockfast:{{{name}}}:w")[1] != ticket[1], "another request")  # noqa: B023
+            until(lambda: server.raw("HGETALL", f"lockfast:{{{name}}}:w")[1] != ticket[1], "a second request")  # noqa: B023
             server.raw("DEL", name)
             client.release(waiting.result(20))
 
-    def test_other_keys_channels_and_commands_are_out_of_reach(self, server: Server) -> None:
-        server.raw("ACL", "SETUSER", "billing", *the_line())
+    def test_other_names_are_denied(self, server: Server) -> None:
+        server.raw("ACL", "SETUSER", "billing", *acl_rules())
         with lockfast.connect(url_of(server, "billing")) as locks:
             for name in ("shipping:report", "billing", "bill"):
                 with pytest.raises(StoreRefused):
@@ -173,8 +171,8 @@ class TestEnough:
         assert server.raw("DBSIZE") == 0
 
 
-def test_who_lists_needs_one_permission_more_and_who_breaks_does_not(server: Server) -> None:
-    server.raw("ACL", "SETUSER", "billing", *the_line())
+def test_listing_needs_scan_and_force_release_needs_nothing_more(server: Server) -> None:
+    server.raw("ACL", "SETUSER", "billing", *acl_rules())
     with lockfast.connect(url_of(server, "billing")) as locks, lockfast.connect(server.url) as others:
         others.lock("shipping:report").acquire(timeout=0)
         locks.lock("billing:report").acquire(timeout=0)
@@ -191,21 +189,21 @@ WARNINGS: list[str] = []
 
 
 @contextmanager
-def warnings_kept() -> Iterator[None]:
+def collect_warnings() -> Iterator[None]:
     log = logging.getLogger("lockfast")
-    keepalive = logging.Handler(logging.WARNING)
-    keepalive.emit = lambda record: WARNINGS.append(record.getMessage())  # type: ignore[method-assign]
-    log.addHandler(keepalive)
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: WARNINGS.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
     try:
         yield
     finally:
-        log.removeHandler(keepalive)
+        log.removeHandler(handler)
 
 
 @cache
 def without_each(kind: str) -> dict[str, Use | BaseException]:
-    """Use everything without one of the parts, for each of them: at once, each with a user and a prefix of its own."""
-    with warnings_kept(), Server(kind) as server, FLAVOURS["threads"]() as flavour:
+    """Run every operation without one of the rules, for each rule in parallel, with a user and a prefix of its own."""
+    with collect_warnings(), Server(kind) as server, FLAVOURS["threads"]() as flavour:
 
         def use_without(number: int, part: str) -> Use:
             user, prefix = f"user{number}", f"billing{number}:"
@@ -219,7 +217,7 @@ def without_each(kind: str) -> dict[str, Use | BaseException]:
         def outcome(future: Future[Use]) -> Use | BaseException:
             return future.exception() or future.result()
 
-        parts = sorted(NEEDED | SPARE, key=lambda part: part != "+eval")  # while the server has no script yet
+        parts = sorted(NEEDED | SPARE, key=lambda part: part != "+eval")  # first, while the server has no script yet
         with ThreadPoolExecutor(len(parts)) as pool:
             first = pool.submit(use_without, 0, parts[0])
             found = {parts[0]: outcome(first)}
@@ -234,20 +232,20 @@ def kind(request: pytest.FixtureRequest) -> str:
     return kind
 
 
-class TestNotTooMuch:
-    """Nothing is left behind in any case: `without_each` has looked."""
+class TestNecessary:
+    """`without_each` also checks that no lock is left behind."""
 
     @pytest.mark.parametrize("part", sorted(NEEDED))
-    def test_a_missing_permission_is_refused_clearly(self, kind: str, part: str) -> None:
+    def test_missing_permission_raises_a_clear_error(self, kind: str, part: str) -> None:
         use = without_each(kind)[part]
         assert isinstance(use, Use), use
-        assert {type(error) for error in use.errors} <= {StoreRefused}
+        assert [error for error in use.errors if not isinstance(error, StoreRefused)] == []
         assert all("permissions.md" in str(error) for error in use.errors)
-        # A clean-up has nobody to raise it to, so it says so in the log.
+        # A clean-up has no caller to raise to: it logs the error.
         assert use.errors or any(use.name in line and "permissions.md" in line for line in WARNINGS)
 
     @pytest.mark.parametrize("part", sorted(SPARE))
-    def test_what_may_be_left_out_is_not_missed(self, kind: str, part: str) -> None:
+    def test_optional_permission_may_be_missing(self, kind: str, part: str) -> None:
         use = without_each(kind)[part]
         assert isinstance(use, Use), use
         assert use.errors == []

@@ -20,7 +20,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("two", URLS[:2], "A list of 2"),
     ("twice", [*URLS[:2], URLS[0]], "twice"),
     ("twice in another database", [*URLS[:2], "redis://10.0.0.1:6379/7"], "twice"),
-    ("a list in a list", [URLS[0], URLS[1], [URLS[2]]], "no lists within the list"),
+    ("a list in a list", [URLS[0], URLS[1], [URLS[2]]], "not a nested list"),
     ("nothing", [URLS[0], URLS[1], None], "takes a URL or a client"),
     ("files", ["sqlite:///a.db", "sqlite:///b.db", "sqlite:///c.db"], "Redis or Valkey servers"),
     ("memory", ["memory://a", "memory://b", "memory://c"], "Redis or Valkey servers"),

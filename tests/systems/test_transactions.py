@@ -1,6 +1,6 @@
-"""A2, for the whole lock: `connect(..., scripts=False)`, and what happens to an account that may run no scripts.
+"""`connect(..., scripts=False)`, and the fallback for accounts that may not run scripts.
 
-The contract suite runs on it too (`tests/contract/stores.py`), but for what needs a queue.
+The contract suite runs in this mode too (`tests/contract/stores.py`), except for tests that need a queue.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from tests.traps.watching import Stopwatch
 
 
 def denied(server: Server, *rules: str) -> str:
-    """The URL of an account that may run no scripts."""
+    """The URL of an account that may not run scripts."""
     known = [rule for rule in NO_SCRIPTS if server.kind != "redis62" or rule[1:] in ("eval", "evalsha", "script")]
     server.raw("ACL", "SETUSER", "plain", "reset", "on", ">word", "~*", "&*", "+@all", *known, *rules)
     return server.url.replace("//", "//plain:word@")
@@ -62,7 +62,7 @@ async def test_account_without_scripts_can_lock(k: Kit) -> None:
 @pytest.mark.system("A2")
 @scenario
 async def test_callers_denied_at_the_same_time_exclude_one_another(k: Kit) -> None:
-    """They share a connection, and so must take turns in their transactions from the first."""
+    """They share a connection, so even their first transactions must not overlap."""
     locks = k.connect(denied(k.server))
     inside: list[int] = []
 
@@ -127,7 +127,7 @@ async def test_account_without_scripts_and_watch_gets_the_error_about_scripts(
     locks = k.connect(denied(k.server, "-watch"))
     with pytest.raises(StoreRefused, match="evalsha"):
         await done(locks.lock("thing").acquire(timeout=0))
-    assert not [line for line in warnings(caplog) if "by transactions" in line]
+    assert not [line for line in warnings(caplog) if "use transactions" in line]
 
 
 @pytest.mark.system("A2")
@@ -202,7 +202,7 @@ async def test_key_overwritten_with_other_data_does_not_stop_other_renewals(k: K
     leases = [await done(locks.lock(f"thing:{number}", ttl=3).acquire()) for number in range(3)]
     k.server.raw("DEL", "thing:1")
     k.server.raw("HSET", "thing:1", "field", "value")
-    await k.until(lambda: leases[1].state is State.LOST, "the loss to be told")
+    await k.until(lambda: leases[1].state is State.LOST, "the loss to be reported")
     await k.sleep(3.2)
     assert [leases[0].state, leases[2].state] == [State.HELD, State.HELD]
 
@@ -242,8 +242,8 @@ async def test_polling_is_infrequent_but_notices_a_release_quickly(k: Kit) -> No
     await k.sleep(0.3)
     k.server.raw("CONFIG", "RESETSTAT")
     await k.sleep(0.5)
-    looks = k.server.commands_processed().get("get", 0)
-    assert 2 <= looks <= 12, "pauses of 50 to 100 ms"
+    polls = k.server.commands_processed().get("get", 0)
+    assert 2 <= polls <= 12, "pauses of 50 to 100 ms"
     watch = Stopwatch()
     await done(lease.release())
     assert await waiting.result() is not None
@@ -306,13 +306,13 @@ def test_lost_exec_reply_leads_to_the_same_grant(plain: lockfast.Locks, proxy: F
 def test_no_exec_is_sent_after_the_watching_connection_is_lost(
     plain: lockfast.Locks, proxy: FaultProxy, valkey: Server
 ) -> None:
-    """The reply to the look comes, then the connection is cut and another takes the lock: EXEC must not go out."""
+    """After the read, the connection breaks and another client acquires the lock: EXEC must not be sent."""
     plain.lock("other").locked()
     store: Any = plain.store
     exchange = store._exchange
     cut: list[bool] = []
 
-    async def cut_after_looking(requests: Any, until: float, on: Any = None) -> Any:
+    async def cut_after_read(requests: Any, until: float, on: Any = None) -> Any:
         if on is None and b"WATCH" in b"".join(requests[1:]) and not cut:
             cut.append(True)
             found = await exchange(requests, until)
@@ -322,7 +322,7 @@ def test_no_exec_is_sent_after_the_watching_connection_is_lost(
             return found
         return await exchange(requests, until, on)
 
-    store._exchange = cut_after_looking
+    store._exchange = cut_after_read
     assert plain.lock("thing").acquire(timeout=0.3) is None
     assert cut
     assert valkey.raw("GET", "thing") == "another"

@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from math import ceil
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -24,7 +25,7 @@ from lockfast.ports import Runtime
 from lockfast.stores.redis.lua.scripts import Script
 from lockfast.stores.redis.protocol.error_replies import UnknownCommand, code_of, error_of
 from lockfast.stores.redis.protocol.resp import ReplyError
-from lockfast.stores.redis.user_client import TransactionDenied, UserClient
+from lockfast.stores.redis.user_client import UserClient
 from lockfast.values import shown
 
 How = Literal["script", "transaction", "native"]
@@ -187,8 +188,6 @@ class KeyLock:
         for _ in range(MAX_RACES):
             try:
                 answer = await attempt()
-            except TransactionDenied as denied:
-                raise error_of(str(denied.reply), shown(self._key)) from denied
             except StoreUnavailable as error:
                 if failed:
                     raise
@@ -202,27 +201,25 @@ class KeyLock:
     async def _try_acquire(self, uid: str | bytes, ttl_ms: int) -> int | None:
         """One transaction; None if another client changed the key."""
         async with self._commands.watching(self._key) as watched:
-            holder = self._checked(await watched.call("GET", self._key))
+            holder = await watched.call("GET")
             if holder is None:
-                return ACQUIRED if await watched.execute("SET", self._key, uid, "PX", ttl_ms) else None
+                return ACQUIRED if await watched.execute("SET", uid, "PX", ttl_ms) else None
             if holder != _bytes(uid):
                 return TAKEN
-            if self._checked(await watched.call("PTTL", self._key)) >= ttl_ms:
+            if await watched.call("PTTL") >= ttl_ms:
                 return HELD
-            return HELD if await watched.execute("PEXPIRE", self._key, ttl_ms) else None
+            return HELD if await watched.execute("PEXPIRE", ttl_ms) else None
 
     async def _try_release(self, uid: str | bytes) -> int | None:
         """One transaction; None if another client changed the key."""
         async with self._commands.watching(self._key) as watched:
-            if self._checked(await watched.call("GET", self._key)) != _bytes(uid):
+            if await watched.call("GET") != _bytes(uid):
                 return TAKEN
-            return HELD if await watched.execute("DEL", self._key) else None
+            return HELD if await watched.execute("DEL") else None
 
     async def _release_quietly(self, uid: str | bytes) -> None:
-        try:
+        with suppress(StoreError):  # the key expires anyway
             await self.release(uid)
-        except StoreError:
-            return  # the key expires
 
 
 def _bytes(uid: str | bytes) -> bytes:

@@ -55,7 +55,7 @@ def pool_of_url(url: str, flavour: str) -> Any:
 
 
 def _as_redis_url(url: str) -> str:
-    """Check `url` and replace its scheme by one that redis-py knows.
+    """Check `url` and convert its scheme for redis-py.
 
     >>> _as_redis_url("Valkeys://host/1")
     'rediss://host/1'

@@ -4,7 +4,7 @@ Rules:
 
 - An error reply is returned as a `ReplyError`, with the code that the client libraries cut off restored.
 - No reply raises `StoreUnavailable`, outcome unknown.
-- Values come back as bytes, whatever `decode_responses` says.
+- Replies are bytes, with or without `decode_responses`.
 - A connection that carried a WATCH returns to the pool without one, on every path.
 """
 
@@ -16,6 +16,7 @@ from inspect import isawaitable
 from typing import Any
 
 from lockfast.errors import ConfigurationError, Outcome, StoreUnavailable
+from lockfast.stores.redis.protocol.error_replies import error_of
 from lockfast.stores.redis.protocol.resp import ReplyError
 from lockfast.values import clean, shown
 
@@ -56,38 +57,31 @@ def reply_of(error: Exception) -> ReplyError:
     ) from error
 
 
-class TransactionDenied(Exception):
-    """An error reply inside a transaction; leaves the block that must UNWATCH."""
-
-    def __init__(self, reply: ReplyError) -> None:
-        super().__init__(str(reply))
-        self.reply = reply
-
-
 class WatchedKey:
-    """A connection that watches one key."""
+    """A connection that watches one key. Error replies are raised."""
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, pipe: Any, key: str | bytes) -> None:
         self._pipe = pipe
+        self._key = key
 
-    async def call(self, *args: Argument) -> Any:
-        """Send one command and return its reply."""
+    async def call(self, command: str) -> Any:
+        """Run one command on the key."""
         try:
-            return await settled(self._pipe.execute_command(*args, NEVER_DECODE=True))
+            return await settled(self._pipe.execute_command(command, self._key, NEVER_DECODE=True))
         except Exception as error:
             _lost_race(error, Outcome.NOT_DONE)
-            return reply_of(error)
+            raise error_of(str(reply_of(error)), shown(self._key)) from error
 
-    async def execute(self, *command: Argument) -> bool:
+    async def execute(self, command: str, *args: Argument) -> bool:
         """Run one command in MULTI and EXEC. False: another client changed the key, and nothing was written."""
         self._pipe.multi()
-        self._pipe.execute_command(*command)
+        self._pipe.execute_command(command, self._key, *args)
         try:
             await settled(self._pipe.execute())
         except Exception as error:
             if _lost_race(error, Outcome.UNKNOWN):
                 return False
-            raise TransactionDenied(reply_of(error)) from error
+            raise error_of(str(reply_of(error)), shown(self._key)) from error
         return True
 
 
@@ -135,7 +129,7 @@ class UserClient:
             try:
                 await settled(pipe.watch(key))
             except Exception as error:
-                raise TransactionDenied(reply_of(error)) from error
-            yield WatchedKey(pipe)
+                raise error_of(str(reply_of(error)), shown(key)) from error
+            yield WatchedKey(pipe, key)
         finally:
             await settled(pipe.reset())

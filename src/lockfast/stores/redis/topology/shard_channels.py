@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 from lockfast.stores.redis.protocol.notifications import shard_channel, subscribe_request
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
@@ -20,19 +20,13 @@ from lockfast.stores.redis.protocol.resp import ReplyError, pack
 MAX_CHANNELS = 1000
 
 
-class Settles(Protocol):
-    """A caller that waits for the reply to SSUBSCRIBE."""
-
-    def settle(self, value: Any) -> None: ...
-
-
 class Shards:
-    """`joined`: the subscribed channels. `asked`: one entry per unanswered SSUBSCRIBE, in order."""
+    """`joined`: the subscribed channels. `asked`: one pending reply per unanswered SSUBSCRIBE, in order."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self.joined: set[str] = set()
-        self.asked: deque[Settles] = deque()
+        self.asked: deque[Any] = deque()
 
     def channel(self, slot: int) -> str:
         return shard_channel(slot, self._address)
