@@ -116,7 +116,9 @@ def error_of(text: str, name: str) -> StoreError:
             f"[{quoted}]"
         )
     if code in DENIED:
-        message = f"The server denied an operation on the lock {name}: {DENIED[code]}. Nothing was changed. [{quoted}]"
+        in_script = any(denied in text for denied in _DENIED_IN_SCRIPT)
+        effect = "The script may be half executed" if in_script else "Nothing was changed"
+        message = f"The server denied an operation on the lock {name}: {DENIED[code]}. {effect}. [{quoted}]"
         return CommandDenied(message, command=command[1].lower() if command else "")
     if code == "WRONGTYPE":
         return StoreProtocolError(
