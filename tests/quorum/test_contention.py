@@ -38,12 +38,12 @@ async def attempt(lock: Any) -> Any:
         return None
 
 
-async def contend(d: Driver, rounds: int, rivals: int, *, tries: bool) -> Section:
+async def contend(d: Driver, rounds: int, rivals: int, *, tries: bool, ttl: float = 10, **options: Any) -> Section:
     """Let `rivals` clients acquire the lock `rounds` times each, by waiting or by repeated tries."""
     section = Section()
 
     async def rival(number: int) -> None:
-        lock = d.connect().lock("thing", ttl=10)
+        lock = d.connect(**options).lock("thing", ttl=ttl)
         for _ in range(rounds):
             lease = None
             while lease is None:
