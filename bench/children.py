@@ -44,10 +44,10 @@ class Child:
             raise ChildFailed("the process did not start")
         return self._process.pid
 
-    def tell(self, order: Any) -> None:
+    def send(self, order: Any) -> None:
         self._pipe.send(order)
 
-    def hear(self, timeout: float = ANSWER_SECONDS) -> Any:
+    def receive(self, timeout: float = ANSWER_SECONDS) -> Any:
         if not self._pipe.poll(timeout):
             raise ChildFailed(f"no answer for {timeout:g} s")
         try:
@@ -59,8 +59,8 @@ class Child:
         return answer
 
     def request(self, order: Any, timeout: float = ANSWER_SECONDS) -> Any:
-        self.tell(order)
-        return self.hear(timeout)
+        self.send(order)
+        return self.receive(timeout)
 
     def kill(self) -> None:
         """Send SIGKILL, to simulate a crash."""

@@ -118,7 +118,7 @@ def _contend(server: Server, peer: peers.Peer, seconds: float) -> Result:
     members = [Child(body) for _ in range(PROCESSES)]
     cpu = server_cpu(server)
     with closing(members):
-        answers: list[tuple[int, list[float]]] = [member.hear(seconds + 30) for member in members]
+        answers: list[tuple[int, list[float]]] = [member.receive(seconds + 30) for member in members]
         cpu, calls = server_cpu(server) - cpu, server.commands_processed()
     waits = [wait for _, of_one in answers for wait in of_one]
     all_holds = len(waits) + sum(early for early, _ in answers)

@@ -170,6 +170,11 @@ def in_turns(cases: Mapping[str, Callable[[], T]], rounds: int, seconds: float =
     return results
 
 
+def is_ours(name: str) -> bool:
+    """Whether a row or bar shows lockfast."""
+    return name.startswith(("lockfast", "import lockfast"))
+
+
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     """The ratio of ours to theirs: the median over the rounds."""
     pairs = [(mine, other) for mine, other in zip(ours, theirs, strict=False) if other]

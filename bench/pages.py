@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.harness import Verdict, laid_out, number
+from bench.harness import Verdict, is_ours, laid_out, number
 from bench.plots import bars
 
 HERE = Path(__file__).parent
@@ -92,12 +92,12 @@ def _losses(found: Found) -> str:
 
 def _better(figure: Found) -> Iterator[str]:
     """Peers that did better than lockfast in a figure. A floor is not a peer."""
-    ours = next((value for name, value in figure["values"].items() if name.startswith("lockfast")), None)
+    ours = next((value for name, value in figure["values"].items() if is_ours(name)), None)
     if ours is None:
         return
     for name, value in figure["values"].items():
         ahead = value < ours if figure["less_is_better"] else value > ours
-        if ahead and not name.startswith(("lockfast", "floor")):
+        if ahead and not is_ours(name) and not name.startswith("floor"):
             unit = figure["unit"]
             yield f"- {figure['title']}: {name} has {number(value)} {unit}, lockfast {number(ours)} {unit}."
 

@@ -35,7 +35,7 @@ def ping_pong(make: Callable[[], Lock], count: int, poll: float = 0.002) -> list
 
     players = [Child(side(0)), Child(side(1))]
     with closing(players):
-        return [took for player in players for took in player.hear(STUCK_SECONDS)]
+        return [took for player in players for took in player.receive(STUCK_SECONDS)]
 
 
 def _play(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from bench.harness import number
+from bench.harness import is_ours, number
 
 WIDTH = 720
 LABEL = 230
@@ -69,13 +69,9 @@ def _share(value: float, values: Sequence[float], logarithmic: bool) -> float:
 def _bar(name: str, value: float, share: float, y: int) -> list[str]:
     longest = WIDTH - LABEL - 90
     width = max(2.0, longest * share)
-    kind = "ours" if name.startswith("lockfast") or "import lockfast" in name else _theirs(name)
+    kind = "ours" if is_ours(name) else "floor" if name.startswith("floor") else "theirs"
     return [
         f'<text x="{LABEL - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>',
         f'<rect class="{kind}" x="{LABEL}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2"/>',
         f'<text class="value" x="{LABEL + width + 6:.1f}" y="{y + 13}">{number(value)}</text>',
     ]
-
-
-def _theirs(name: str) -> str:
-    return "floor" if name.startswith("floor") else "theirs"

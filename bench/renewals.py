@@ -38,7 +38,7 @@ def _run(server: Server, seconds: float) -> tuple[float, float, float, float]:
     server.clear()
     child = Child(partial(_holder, server.url))
     with closing([child]):
-        child.hear(120)
+        child.receive(120)
         cpu, calls = server_cpu(server), requests_by_lockfast(server.commands_processed())
         used, lost = child.request(seconds, seconds + 60)
         cpu = server_cpu(server) - cpu

@@ -99,10 +99,10 @@ def _share_of_a_core(make: Callable[[], peers.Lock], seconds: float) -> float:
 
     children = [Child(hold)]
     with closing(children):
-        children[0].hear()
+        children[0].receive()
         children.append(Child(wait))
-        children[1].hear()
+        children[1].receive()
         time.sleep(seconds)
-        children[0].tell(None)
-        share: float = children[1].hear()
+        children[0].send(None)
+        share: float = children[1].receive()
         return share

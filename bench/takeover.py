@@ -96,10 +96,10 @@ def _holder_dies(make: Make, url: str, name: str) -> float:
     holder, waiter = (Child(_body(make, url, name)) for _ in range(2))
     with closing([holder, waiter]):
         held_at: float = holder.request("enter")
-        waiter.tell("enter")
+        waiter.send("enter")
         time.sleep(QUEUE_SECONDS)
         holder.kill()
-        taken_at: float = waiter.hear()
+        taken_at: float = waiter.receive()
         return taken_at - held_at - TTL
 
 
@@ -109,10 +109,10 @@ def _waiter_dies(make: Make, url: str, name: str) -> float:
     with closing([holder, first, second]):
         holder.request("enter")
         for waiter in (first, second):
-            waiter.tell("enter")
+            waiter.send("enter")
             time.sleep(QUEUE_SECONDS)
         first.kill()
         time.sleep(NOTICE_SECONDS)
         released_at: float = holder.request("leave")
-        taken_at: float = second.hear()
+        taken_at: float = second.receive()
         return taken_at - released_at

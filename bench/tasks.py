@@ -13,7 +13,7 @@ from typing import Any
 
 from bench import peers
 from bench.children import Child, ChildFailed, closing
-from bench.harness import Bench, Report, Spread, in_turns, jain, ratio
+from bench.harness import Bench, Cell, Report, Spread, in_turns, jain, ratio
 
 TITLE = "a thousand tasks of one event loop on one lock"
 TASKS = 1000
@@ -57,7 +57,7 @@ def measure(bench: Bench) -> Report:
     rounds = in_turns(cases, bench.pick(3, 1))
     found = {name: [one for one in results if one] for name, results in rounds.items()}
     found = {name: results for name, results in found.items() if results}
-    rows = [
+    rows: list[list[Cell]] = [
         [
             name,
             str(Spread.of(one[0] for one in results)),

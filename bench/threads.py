@@ -123,10 +123,10 @@ def _run(make: MakeMany, url: str, name: str, seconds: float) -> Result:
     with closing([busy, other]):
         other.request(0.0)  # connects and imports
         throughput, waits, fairness, cpu = busy.request(seconds)
-        busy.tell(seconds + 0.1)
+        busy.send(seconds + 0.1)
         time.sleep(0.05)  # until the threads run
         beside: list[float] = other.request(seconds)
-        busy.hear()
+        busy.receive()
     return Result(throughput, waits, fairness, cpu, beside)
 
 
@@ -160,7 +160,7 @@ def _beside(make: MakeMany, url: str, name: str, pipe: Connection) -> None:
     lock = make(url, name, 1)[0]
     while True:
         end = time.monotonic() + pipe.recv()
-        waits = []
+        waits: list[float] = []
         while not waits or time.monotonic() < end:
             sent_at = time.monotonic()
             with lock:

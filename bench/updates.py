@@ -124,7 +124,7 @@ def _update(server: Server, way: Callable[[str], Update], processes: int, work: 
     start = FORK.Barrier(processes)
     members = [Child(partial(_member, partial(way, server.url), WORKS[work], start, seconds)) for _ in range(processes)]
     with closing(members):
-        answers = [member.hear(seconds + 90) for member in members]
+        answers = [member.receive(seconds + 90) for member in members]
     changes = [len(times) for times, _ in answers]
     return Result(
         throughput=sum(changes) / seconds,
