@@ -28,7 +28,7 @@ demo: $(VENV)/.base ## Show locks at work; needs no server
 # than cores because most tests wait most of the time.
 SPREAD := --dist loadfile --no-loadscope-reorder
 TIMED = $(shell grep -rl --include='*.py' '^pytestmark = pytest.mark.timing' tests)
-ROUND_1 = -m pytest -n 5 $(SPREAD) $(TIMED)
+ROUND_1 = -m pytest -n 6 $(SPREAD) $(TIMED)
 ROUND_2 = -m pytest -n 5 $(SPREAD)
 LONG := faults or soak
 test: $(VENV)/.dev ## Run the tests

@@ -1,4 +1,4 @@
-"""Fixtures: servers that live for the whole run, servers that a test may break, and a network to break."""
+"""Fixtures: servers for the whole run, servers that a test may break, and a faulty network."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -13,13 +13,13 @@ from tests.support.servers import KINDS, NEEDS, Server, available
 from tests.support.topologies import GROUPS, Group
 
 LONGEST = (
-    # of those that are timed
+    # round 1
     "tests/keepalive/test_server_faults.py",
     "tests/test_faults_late.py",
     "tests/test_faults_server.py",
     "tests/keepalive/test_standing_still.py",
     "tests/contract/test_waiting.py",
-    # of the others
+    # round 2
     "tests/test_simulator.py",
     "tests/test_explorer.py",
     "tests/cli/test_run.py",
@@ -36,7 +36,7 @@ LONGEST = (
     "tests/test_mutants.py",
     "tests/quorum/test_failures.py",
 )
-"""They start first: a worker has a file to itself, and the end of a round should not be one worker with a long one."""
+"""They start first, so that a round does not end with one worker on a long file."""
 
 
 OTHER_SERVERS = set(KINDS) - {"valkey9"}
@@ -72,7 +72,7 @@ def select(config: pytest.Config, items: list[pytest.Item], wanted: Callable[[py
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays to the end: looking through it again and again for garbage would take a core's time."""
+    """Exempt the collected tests from garbage collection, which would otherwise scan them again and again."""
     gc.collect()
     gc.freeze()
 
@@ -85,7 +85,7 @@ def default_signals() -> None:
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[Callable[[str], Server]]:
-    """Give the shared server of a kind, cleared; it is started when first asked for."""
+    """Return the shared server of a kind, cleared; the first call starts it."""
     running: dict[str, Server] = {}
     with ExitStack() as stack:
 
@@ -101,7 +101,7 @@ def shared_server() -> Iterator[Callable[[str], Server]]:
 
 @pytest.fixture(scope="session")
 def shared_group() -> Iterator[Callable[[str], Group]]:
-    """Give the shared servers of a set-up, cleared: "replicated", "sentinel" or "cluster"."""
+    """Return a shared group of servers, cleared: "replicated", "sentinel", "cluster" or "quorum"."""
     running: dict[str, Group] = {}
     with ExitStack() as stack:
 
@@ -121,9 +121,11 @@ def require(kind: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def bears_a_busy_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that does not wait gives up on a server after 80 ms of silence. Where no time is measured that says more
-    about the machine than about what is tested, so there it is more patient."""
+def tolerate_a_busy_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the 80 ms that a non-blocking call waits for an answer: a busy machine exceeds them.
+
+    Tests that measure time keep the shipped value.
+    """
     if USES_SERVERS.isdisjoint(request.fixturenames) or request.node.get_closest_marker("timing") is not None:
         return
     monkeypatch.setattr(connect, "MIN_GRACE", connect.INITIAL_GRACE)
@@ -142,7 +144,7 @@ def any_server(request: pytest.FixtureRequest, shared_server: Callable[[str], Se
 
 @pytest.fixture
 def fresh_server() -> Iterator[Server]:
-    """A server of the test's own, to kill, pause or restart."""
+    """A server for one test, to kill, pause or restart."""
     require("valkey9")
     with Server("valkey9") as server:
         yield server
@@ -150,6 +152,6 @@ def fresh_server() -> Iterator[Server]:
 
 @pytest.fixture
 def proxy(valkey: Server) -> Iterator[FaultProxy]:
-    """A proxy in front of `valkey`, with no fault set."""
+    """A proxy in front of `valkey`, without faults."""
     with FaultProxy(valkey.port) as proxy:
         yield proxy

@@ -1,6 +1,6 @@
-"""The test support, tested: servers do what they are told, and each fault of the proxy really happens.
+"""Tests of the test support: servers, signals, and every fault of the proxy.
 
-An absence is shown by order, never by waiting: a stream that ends, or goes on, without what was lost.
+An absence is shown by order, never by waiting: a stream ends, or continues, without the lost frame.
 """
 
 import re
@@ -31,7 +31,7 @@ def client(proxy: FaultProxy) -> Iterator[WireClient]:
 
 
 def settle(proxy: FaultProxy) -> None:
-    """Go round once on another connection: what the proxy would have passed by now, it has passed."""
+    """Make a round trip on another connection; the proxy has then forwarded everything that it could."""
     with WireClient(proxy.port) as other:
         assert other.call("PING") == "PONG"
 
@@ -88,7 +88,7 @@ class TestConversation:
 
 
 class TestServers:
-    def test_every_kind_answers(self, any_server: Server) -> None:
+    def test_every_kind_of_server_answers(self, any_server: Server) -> None:
         version = {"valkey9": "valkey_version:9", "redis62": "redis_version:6.2", "redis7": "redis_version:"}
         assert version[any_server.kind] in any_server.raw("INFO", "server")
         assert any_server.raw("SET", "n", 1) == "OK"
@@ -102,13 +102,13 @@ class TestServers:
         assert any_server.raw("DBSIZE") == 0
         assert "incr" not in any_server.commands_processed()
 
-    def test_commands_are_counted_within_scripts_too(self, any_server: Server) -> None:
+    def test_commands_called_by_scripts_are_counted(self, any_server: Server) -> None:
         any_server.raw("EVAL", "redis.call('SET', KEYS[1], 1) return redis.call('GET', KEYS[1])", 1, "k")
         any_server.raw("GET", "k")
         counted = any_server.commands_processed()
         assert (counted["eval"], counted["set"], counted["get"]) == (1, 1, 2)
 
-    def test_restart_keeps_the_port_and_loses_the_rest(self, fresh_server: Server) -> None:
+    def test_restart_keeps_the_port_and_loses_the_data(self, fresh_server: Server) -> None:
         fresh_server.raw("SET", "k", "v")
         before = fresh_server.pid, fresh_server.port
         fresh_server.restart()
@@ -116,7 +116,7 @@ class TestServers:
         assert fresh_server.pid != before[0]
         assert fresh_server.port == before[1]
 
-    def test_killed_server_refuses_and_keeps_its_port(self, fresh_server: Server) -> None:
+    def test_killed_server_refuses_connections_and_keeps_its_port(self, fresh_server: Server) -> None:
         fresh_server.kill()
         with pytest.raises(ConnectionRefusedError):
             fresh_server.raw("PING")
@@ -141,7 +141,7 @@ class TestServers:
             _ = fresh_server.pid
         assert "User requested shutdown" in fresh_server.log.read_text()
 
-    def test_admin_connection_is_renewed(self, fresh_server: Server) -> None:
+    def test_admin_connection_is_reopened(self, fresh_server: Server) -> None:
         admin = fresh_server.raw("CLIENT", "ID")
         with WireClient(fresh_server.port) as client:
             client.call("CLIENT", "KILL", "ID", admin)
@@ -188,7 +188,7 @@ class TestServers:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process is there and no zombie, which it may stay where nobody reaps orphans."""
+    """Whether a process exists and is not a zombie, which it may stay if nothing reaps orphans."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -213,7 +213,7 @@ print(subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=Tru
 """
 
     @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-    def test_children_start_with_defaults_and_this_process_still_ignores(self) -> None:
+    def test_children_get_defaults_and_the_parent_still_ignores(self) -> None:
         command = [sys.executable, "-c", self.PROGRAM, *(str(int(number)) for number in IGNORED)]
         shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         ignored, blocked = (
@@ -225,7 +225,7 @@ print(subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=Tru
         assert (ignored[1] & planted, blocked[1]) == (0, 0)
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM], ids=str)
-    def test_every_test_runs_with_defaults_in_its_children(self, number: signal.Signals) -> None:
+    def test_processes_under_test_have_defaults(self, number: signal.Signals) -> None:
         """However this run was started."""
         with subprocess.Popen(["sleep", "60"]) as process:
             process.send_signal(number)
@@ -233,7 +233,7 @@ print(subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=Tru
 
 
 class TestReplies:
-    def test_everything_passes_without_rules(self, proxy: FaultProxy, client: WireClient) -> None:
+    def test_without_rules_everything_is_forwarded(self, proxy: FaultProxy, client: WireClient) -> None:
         for command in (["SET", "k", "v" * 100_000], ["GET", "k"], ["PING"]):
             client.send(*command)
         assert client.receive() == "OK"
@@ -276,7 +276,7 @@ class TestReplies:
         assert client.rest() == b"$8\r\n123"
         assert valkey.raw("GET", "k") == "12345678"
 
-    def test_held_reply_keeps_what_is_behind_it(self, proxy: FaultProxy, client: WireClient, valkey: Server) -> None:
+    def test_held_reply_holds_later_replies(self, proxy: FaultProxy, client: WireClient, valkey: Server) -> None:
         rule = proxy.hold_replies(b"INCR")
         client.send("INCR", "n")
         client.send("PING")
@@ -293,7 +293,7 @@ class TestReplies:
         rule = proxy.hold_replies(b"PING")
         client.send("PING")
         proxy.wait_for(b"PING")
-        rule.release()  # before or after the reply came: the same
+        rule.release()  # the result does not depend on whether the reply has arrived
         assert client.receive() == "PONG"
 
     def test_delayed_reply(self, proxy: FaultProxy, client: WireClient, valkey: Server) -> None:
@@ -317,7 +317,7 @@ class TestReplies:
 class TestRequests:
     def test_dropped_request_was_not_executed(self, proxy: FaultProxy, client: WireClient, valkey: Server) -> None:
         proxy.drop_request(b"INCR")
-        kept = proxy.drop_reply(b"INCR")  # not used up by a request that never arrived
+        kept = proxy.drop_reply(b"INCR")  # not consumed by a request that never arrives
         client.send("INCR", "n")
         assert client.rest() == b""
         with WireClient(proxy.port) as second:
@@ -337,7 +337,7 @@ class TestRequests:
         proxy.wait_connections(0)
         assert valkey.raw("MGET", "n", "later") == [None, None]
 
-    def test_held_request_arrives_after_its_client_has_gone(
+    def test_held_request_arrives_after_its_client_disconnected(
         self, proxy: FaultProxy, client: WireClient, valkey: Server
     ) -> None:
         rule = proxy.hold_requests(b"SET")
@@ -358,7 +358,7 @@ class TestRequests:
         assert client.rest() == b""
         assert valkey.raw("GET", "k") is None
 
-    def test_wait_for_blocks_until_enough_were_seen(self, proxy: FaultProxy, client: WireClient) -> None:
+    def test_wait_for_blocks_until_enough_requests(self, proxy: FaultProxy, client: WireClient) -> None:
         client.call("GET", "k:1")
         seen: list[Sequence[bytes]] = []
 
@@ -374,7 +374,7 @@ class TestRequests:
         waiter.join()
         assert seen == [[b"GET", b"k:1"], [b"GET", b"other"], [b"GET", b"k:2"]]
 
-    def test_wait_for_gives_up_and_shows_what_came(self, proxy: FaultProxy, client: WireClient) -> None:
+    def test_wait_for_times_out_and_shows_the_last_requests(self, proxy: FaultProxy, client: WireClient) -> None:
         client.call("ECHO", "something-else")
         with pytest.raises(TimeoutError, match="something-else"):
             proxy.wait_for(b"missing", timeout=0.01)
@@ -419,7 +419,9 @@ class TestPushes:
         proxy.release_held()
         assert subscriber.receive() == ["message", "inbox", "one"]
 
-    def test_reply_rules_let_pushes_pass(self, proxy: FaultProxy, subscriber: WireClient, valkey: Server) -> None:
+    def test_reply_rules_do_not_apply_to_pushes(
+        self, proxy: FaultProxy, subscriber: WireClient, valkey: Server
+    ) -> None:
         proxy.drop_reply(b"")
         valkey.raw("PUBLISH", "inbox", "one")
         assert subscriber.receive() == ["message", "inbox", "one"]
@@ -486,8 +488,8 @@ class TestConnections:
             with WireClient(proxy.port) as third:
                 assert third.call("PING") == "PONG"
 
-    def test_connection_of_the_last_moment_is_closed(self, valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A client dials while the proxy is told to stop: it is accepted, and must not be forgotten."""
+    def test_connection_accepted_during_close_is_closed(self, valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A client connects while the proxy closes; its connection must not be forgotten."""
         paused, told = threading.Event(), threading.Event()
 
         def pause(_: Sequence[bytes]) -> bool:

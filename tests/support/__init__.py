@@ -1,9 +1,14 @@
-"""What the tests stand on.
+"""Servers, a faulty network and other tools for the tests.
 
-servers.py       real servers, started, paused and killed at will (guardian.py ends them with the tests)
-wire.py          a client of our own for admin commands and exact bytes
-proxy.py         a network that can be told what to lose: faults.py holds the rules, link.py one connection,
-                 conversation.py tells which reply answers which request
+servers.py       real Redis and Valkey servers to start, pause and kill; guardian.py kills them if the tests crash
+topologies.py    groups of them: replicas with sentinels, a cluster, a quorum
+outsiders.py     etcd and ZooKeeper
+signals.py       default signal dispositions for every process that the tests start
+wire.py          a minimal client for admin commands and exact bytes
+proxy.py         a network that loses, delays and holds frames: faults.py has the rules, link.py one connection,
+                 conversation.py assigns replies to requests
 resp.py          frames of the wire protocol
-waiting.py       bounded polling, for what can only be observed from outside
+terminal.py      a program on a pseudo-terminal
+lateness.py      how late this machine wakes threads, for bounds in milliseconds
+waiting.py       bounded polling for states that nothing announces
 """

@@ -1,10 +1,9 @@
-"""What the proxy was told to do, and what it has seen.
+"""The rules of the proxy, and the requests it has seen.
 
-A rule is bound when a *request* is seen, for its reply as well: whoever has seen a request with `wait_for`
-knows which rules it got. The first rule that fits is the one that applies, and a rule stops fitting after
-`times` frames or when it is released.
+Rules are bound when the proxy sees a *request*, also the rule for its reply, so after `wait_for` a test knows which
+rules apply to it. The first rule that fits applies. A rule ends after `times` frames or when it is released.
 
-The ledger is the only state that the proxy's thread shares with others; one condition guards all of it.
+The ledger is the only state that the proxy thread shares with other threads; one condition guards it.
 """
 
 import asyncio
@@ -18,20 +17,20 @@ from tests.support.waiting import LONG
 Match: TypeAlias = bytes | Callable[[Sequence[bytes]], bool]
 Side: TypeAlias = Literal["request", "reply", "push"]
 Effect: TypeAlias = Literal["drop", "delay", "hold", "half"]
-# What happens after a drop. "silence" loses all that follows in that direction too, as a network does that
-# has lost part of a stream; "continue" is for pushes, which a server may lose one by one.
+# What happens after a drop. "silence" drops everything after it in that direction too, as a network that lost part of a
+# stream; "continue" is for pushes, which a server may lose one by one.
 Then: TypeAlias = Literal["close", "reset", "silence", "continue"]
 Direction: TypeAlias = Literal["to_server", "to_client"]
 
 
 def fits(match: Match, args: Sequence[bytes]) -> bool:
-    """Tell whether the bytes occur in one of the arguments, or the callable says so; b"" fits everything."""
+    """Whether the bytes occur in an argument, or the callable returns true; b"" fits every request."""
     return any(match in arg for arg in args) if isinstance(match, bytes) else match(args)
 
 
 @dataclass(eq=False)
 class Rule:
-    """One fault. Returned to the test, which can wait for it to happen and end it."""
+    """One fault. A test can wait until it has happened, and end it."""
 
     ledger: "Ledger"
     side: Side
@@ -40,16 +39,16 @@ class Rule:
     times: int | None = None
     seconds: float = 0.0
     then: Then = "close"
-    # Only the proxy's thread touches the gate.
+    # Used only by the proxy thread.
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     hits: int = 0
 
     def wait(self, count: int = 1, timeout: float = LONG) -> None:
-        """Block until the fault has happened `count` times: so many frames are held, lost or halved."""
+        """Block until `count` frames have been held, delayed, dropped or cut in half."""
         self.ledger.wait(lambda: self.hits >= count, timeout, f"{count} × {self.effect} of a {self.side}")
 
     def release(self) -> None:
-        """End the rule, and let go of what it holds."""
+        """End the rule and forward the frames that it holds."""
         self.ledger.release(self)
 
 
@@ -57,7 +56,7 @@ class Ledger:
     """Requests seen, rules in force, connections open."""
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
-        # Hands a callable to the proxy's thread.
+        # Runs a callable in the proxy thread.
         self._post = post
         self._changed = threading.Condition()
         self._rules: list[Rule] = []
@@ -82,12 +81,12 @@ class Ledger:
             return [rule for rule in self._rules if effect in (None, rule.effect)]
 
     def see_request(self, args: list[bytes]) -> tuple[Rule | None, Rule | None]:
-        """Note a request; return the rule for it and the rule for its reply."""
+        """Record a request; return the rule for it and the rule for its reply."""
         with self._changed:
             self._requests.append(args)
             self._changed.notify_all()
             rule = self._bind("request", args)
-            # A request that never arrives must not use up a rule for replies.
+            # A dropped request has no reply, and must not consume a rule for replies.
             lost = rule is not None and rule.effect == "drop"
             return rule, None if lost else self._bind("reply", args)
 
@@ -109,14 +108,14 @@ class Ledger:
             self._changed.notify_all()
 
     def count(self, *, connections: int = 0, stalled: int = 0) -> None:
-        """Add to the counts, or take from them."""
+        """Change the counts by these amounts."""
         with self._changed:
             self._connections += connections
             self._stalled += stalled
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Keep the proxy's own failure, for the next one who waits."""
+        """Record a failure of the proxy itself; the next wait raises it."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()

@@ -1,8 +1,7 @@
-"""Ends the servers when the tests end, however they end.
+"""Kills the servers when the test process ends in any way, SIGKILL included.
 
-One small process reads a pipe. The pipe closes when the process that runs the tests has gone, by kill −9
-too, and the guardian then kills what it was told to watch. (PR_SET_PDEATHSIG would tie a server to the
-*thread* that started it.)
+A small process reads a pipe, which closes when the test process ends, and then kills every watched process.
+(PR_SET_PDEATHSIG would bind a server to the *thread* that started it.)
 """
 
 import atexit
@@ -27,19 +26,19 @@ _guardian: subprocess.Popen[str] | None = None
 
 
 def watch(pid: int) -> None:
-    _tell(f"+{pid}")
+    _send(f"+{pid}")
 
 
 def unwatch(pid: int) -> None:
-    """Forget a process that was ended: its id may soon be another one's."""
-    _tell(f"-{pid}")
+    """Stop watching an ended process; its id may be reused soon."""
+    _send(f"-{pid}")
 
 
-def _tell(line: str) -> None:
+def _send(line: str) -> None:
     global _guardian
     with _lock:
         if _guardian is None:
-            # A group of its own: an interrupt from the keyboard must not end the guardian first.
+            # Its own process group: Ctrl-C must not end the guardian before the tests.
             _guardian = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", SCRIPT],
                 stdin=subprocess.PIPE,

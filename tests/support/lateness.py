@@ -1,8 +1,7 @@
-"""How late this machine wakes a thread that asked to be woken, as seen in the last seconds.
+"""Measures how late this machine wakes a sleeping thread.
 
-A bound in milliseconds is a promise about the library, not about the machine: on a host whose cores are taken by others
-every timer is late. So whoever checks such a bound adds what a bare thread, with nothing of the library in it, had to
-bear at the same time.
+A bound in milliseconds is a promise of the library, not of the machine: on a busy host every timer is late. So a test
+adds to its bound the delay that a plain sleeping thread had at the same time.
 """
 
 import contextlib
@@ -18,10 +17,10 @@ COUNT = int(REMEMBERED / PERIOD)
 
 
 class Meter:
-    """Samples in a daemon thread for as long as the tests run; made when a test of timing first asks."""
+    """Samples in a daemon thread until the end of the run."""
 
     def __init__(self) -> None:
-        # Of a size that never changes, since there are tests that count what memory is used.
+        # Fixed size, because some tests measure memory.
         self._moments = array("d", bytes(8 * COUNT))
         self._lates = array("d", bytes(8 * COUNT))
         threading.Thread(target=self._sample, name="lateness", daemon=True).start()
@@ -52,42 +51,43 @@ _meter: Meter | None = None
 
 
 def watch() -> None:
-    """See to it that lateness is measured from now on."""
+    """Start to measure, if not started yet."""
     global _meter
     if _meter is None:
         _meter = Meter()
 
 
 def lateness(seconds: float = REMEMBERED) -> float:
-    """The worst that a thread had to bear within the last seconds; a thread and its peers may meet it twice."""
+    """Twice the worst delay of the last `seconds`, because a thread and its peer may both be delayed."""
     watch()
     return 0.0 if _meter is None else 2 * _meter.worst(seconds)
 
 
 def usual(since: float) -> float:
-    """What nine of ten had to bear at most, since a moment of `time.monotonic()`: for a bound on a median."""
+    """The 90th percentile of the delays since a time of `time.monotonic()`, for a bound on a median."""
     watch()
     return 0.0 if _meter is None else _meter.usual(since)
 
 
 def kept_waiting() -> dict[str, float]:
-    """Seconds for which each thread of this process has been ready to run and did not; empty where the system does not
-    tell. What has much to compute on busy cores meets that, though it is woken in time."""
+    """Seconds that each thread of this process was runnable but not running; empty without Linux's schedstat.
+
+    A thread that computes much on busy cores is delayed by this even if it is woken in time.
+    """
     seconds = {}
     for path in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the thread has ended
             seconds[path.parent.name] = int(path.read_text("ascii").split()[1]) / 1e9
     return seconds
 
 
 def kept_waiting_since(before: dict[str, float]) -> float:
-    """How much longer by now, of the thread that it hit most."""
+    """The increase since `before` of the most delayed thread."""
     return max((seconds - before.get(thread, 0.0) for thread, seconds in kept_waiting().items()), default=0.0)
 
 
 def stolen(since: float) -> float:
-    """How long threads were kept waiting in all since a moment of `time.monotonic()`: what asks for the processor many
-    times may meet all of it."""
+    """The sum of all delays since a time of `time.monotonic()`; a thread that sleeps often may meet all of them."""
     watch()
-    time.sleep(PERIOD)  # a halt that has just ended is in the next sample
+    time.sleep(PERIOD)  # so that the samples include a stall that has just ended
     return 0.0 if _meter is None else _meter.total(since)

@@ -1,9 +1,8 @@
-"""One client's connection, and the one to the server that stands behind it.
+"""A client connection and its connection to the server.
 
-Each direction is read at once and passed on in order. Reading at once means that a request is seen, and an
-end noticed, while something before it is held; passing in order means that what stands behind a held or
-delayed frame waits too, as it does in a TCP stream. A request that was held is delivered even if its
-client has gone meanwhile: networks do that.
+Each direction is read immediately and forwarded in order. So the proxy sees a request, or the end of the stream, even
+while it holds an earlier frame, and frames behind a held or delayed one wait as in a TCP stream. A held request is
+delivered even if its client has disconnected meanwhile, as a network would.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ class End:
     writer: asyncio.StreamWriter
 
     async def frames(self, splitter: Splitter) -> AsyncIterator[Frame]:
-        """Yield frames until the stream ends; a reset is an end."""
+        """Yield frames until the stream ends or is reset."""
         while True:
             try:
                 chunk = await self.reader.read(65536)
@@ -45,7 +44,7 @@ class End:
             self.writer.write(data)
             await self.writer.drain()
         except OSError:
-            pass  # the peer has gone; its reader will say so
+            pass  # the peer disconnected; its reader notices
 
     async def close(self) -> None:
         self.writer.close()
@@ -57,7 +56,7 @@ class End:
 
 
 class Flow:
-    """Whether frames may pass in one direction, for all links at once."""
+    """A gate for one direction of all links."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -83,7 +82,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A frame on its way, with the rules that were bound to it."""
+    """A frame in transit, with the rules bound to it."""
 
     raw: bytes
     rule: Rule | None
@@ -110,7 +109,7 @@ class Link:
         ledger.count(connections=1)
 
     async def run(self) -> None:
-        """Pass frames until the server's stream has been passed to its end, or `end` is called."""
+        """Forward frames until the stream of the server has been forwarded completely, or `end` is called."""
         try:
             self._client = End(*await asyncio.open_connection(sock=self._socket))
         except BaseException:
@@ -123,17 +122,17 @@ class Link:
         except OSError:
             self._prepare_reset()
         else:
-            await self._pass_frames(server)
+            await self._forward(server)
         finally:
             self._client_left()
             await self._client.close()
 
-    async def _pass_frames(self, server: End) -> None:
+    async def _forward(self, server: End) -> None:
         jobs = (
             self._read_requests(),
-            self._move_requests(server),
+            self._forward_requests(server),
             self._read_replies(server),
-            self._move_replies(),
+            self._forward_replies(),
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -150,8 +149,8 @@ class Link:
         self._ended.set()
 
     def _prepare_reset(self) -> None:
-        """Make the coming close a reset: a linger time of 0 s discards the stream instead of ending it."""
-        with contextlib.suppress(OSError):  # it may have been closed meanwhile
+        """Turn the next close into a reset: a linger time of 0 s discards the stream."""
+        with contextlib.suppress(OSError):  # already closed
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def _client_left(self) -> None:
@@ -167,25 +166,25 @@ class Link:
         self._client_left()
         self._to_server.put_nowait(None)
 
-    async def _move_requests(self, server: End) -> None:
+    async def _forward_requests(self, server: End) -> None:
         while (parcel := await self._to_server.get()) is not None:
             if await self._passes(parcel, "to_server"):
                 self._conversation.request(parcel.args, parcel.reply_rule)
                 await server.send(parcel.raw)
         await self._flows["to_server"].wait()
-        # Only our half: the server runs what it was sent before it ends its own.
-        with contextlib.suppress(OSError):  # the server may have gone, and its transport not know yet
+        # Close only this half: the server executes everything it received before it closes the other.
+        with contextlib.suppress(OSError):  # the server disconnected, and its transport has not noticed
             if not server.writer.is_closing():
                 server.writer.write_eof()
 
     async def _read_replies(self, server: End) -> None:
         async for frame in server.frames(Splitter()):
-            asked = self._conversation.answer(frame)
-            rule = asked.rule if asked is not None else self._ledger.see_push(push_args(frame))
+            pending = self._conversation.answer(frame)
+            rule = pending.rule if pending is not None else self._ledger.see_push(push_args(frame))
             self._to_client.put_nowait(Parcel(frame.raw, rule))
         self._to_client.put_nowait(None)
 
-    async def _move_replies(self) -> None:
+    async def _forward_replies(self) -> None:
         while (parcel := await self._to_client.get()) is not None:
             if not await self._passes(parcel, "to_client"):
                 continue
@@ -198,7 +197,7 @@ class Link:
         self.end()
 
     async def _passes(self, parcel: Parcel, direction: Direction) -> bool:
-        """Apply the parcel's rule and wait as long as it says; False if the parcel is lost."""
+        """Apply the rule of a parcel, including its delay; return False if the parcel is dropped."""
         if direction in self._silent or self._ended.is_set():
             return False
         rule = parcel.rule

@@ -1,4 +1,4 @@
-"""A real server of another kind than Redis, as a process of the tests: started, and ended with its data."""
+"""A real server of another kind than Redis, with its own process and data directory."""
 
 import shutil
 import signal
@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 
 class Outsider:
-    """As a context manager. A kind says how it is started (`_command`) and when it is up (`_answers`)."""
+    """A server as a context manager. A subclass sets `_command`, which starts it, and `_answers`, which detects it."""
 
     name: str
     starts_within: float

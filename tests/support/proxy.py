@@ -1,15 +1,15 @@
-"""A network between a client and a server that can be told what to lose.
+"""A network between a client and a server that loses, delays and holds frames.
 
     with FaultProxy(server.port) as proxy:
-        lost = proxy.drop_reply(b"EVALSHA")     # the server runs it, the client never hears of it
+        lost = proxy.drop_reply(b"EVALSHA")     # the server executes it, the client gets no reply
         ...
         lost.wait()
 
-Every fault returns its rule: `rule.wait()` blocks until it has happened and `rule.release()` ends it, so a
-test never has to guess how long something takes. `match` is bytes that occur in one of a request's
-arguments, or a callable that is given them all; b"" fits every request.
+Every fault returns its rule: `rule.wait()` blocks until it has happened and `rule.release()` ends it, so a test never
+guesses how long something takes. `match` is bytes that occur in an argument of the request, or a callable that gets all
+arguments; b"" fits every request.
 
-All methods may be called from any thread. Those that wait, block: in a coroutine use `asyncio.to_thread`.
+All methods are thread-safe. Methods that wait block the thread; in a coroutine use `asyncio.to_thread`.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ DIRECTIONS: tuple[Direction, Direction] = ("to_server", "to_client")
 
 
 class FaultProxy:
-    """Listens on a port of its own and passes everything to `port`, except for what the rules say."""
+    """Listens on its own port and forwards to `port`, subject to the rules."""
 
     def __init__(self, port: int, host: str = HOST) -> None:
         self.host = HOST
@@ -50,11 +50,11 @@ class FaultProxy:
         return self._ledger.add(Rule(self._ledger, "request", "drop", match, times, then=then))
 
     def drop_reply(self, match: Match, times: int = 1, then: Then = "close") -> Rule:
-        """Let the server run the request, and lose its reply."""
+        """Lose the reply after the server has executed the request."""
         return self._ledger.add(Rule(self._ledger, "reply", "drop", match, times, then=then))
 
     def half_reply(self, match: Match, times: int = 1) -> Rule:
-        """Send half of the reply's bytes and close."""
+        """Send the first half of the reply and close."""
         return self._ledger.add(Rule(self._ledger, "reply", "half", match, times))
 
     def delay_requests(self, match: Match, seconds: float) -> Rule:
@@ -64,22 +64,22 @@ class FaultProxy:
         return self._ledger.add(Rule(self._ledger, "reply", "delay", match, seconds=seconds))
 
     def hold_requests(self, match: Match) -> Rule:
-        """Keep requests from the server until released, even if their client leaves."""
+        """Hold requests until released, even if their client disconnects."""
         return self._ledger.add(Rule(self._ledger, "request", "hold", match))
 
     def hold_replies(self, match: Match) -> Rule:
-        """Keep replies from the client until released; `rule.wait()` means that the server has run it."""
+        """Hold replies until released; after `rule.wait()` the server has executed the request."""
         return self._ledger.add(Rule(self._ledger, "reply", "hold", match))
 
     def drop_pushes(self, match: Match, times: int = 1) -> Rule:
-        """Lose published messages, one by one; `match` is given the push: kind, channel, payload."""
+        """Lose single published messages; `match` gets the parts of the push: kind, channel, payload."""
         return self._ledger.add(Rule(self._ledger, "push", "drop", match, times, then="continue"))
 
     def hold_pushes(self, match: Match) -> Rule:
         return self._ledger.add(Rule(self._ledger, "push", "hold", match))
 
     def release_held(self) -> None:
-        """End every hold, and let go of what stands at its gate."""
+        """End every hold and forward the frames that it holds."""
         self._ledger.release(*self._ledger.rules("hold"))
 
     def clear(self) -> None:
@@ -88,7 +88,7 @@ class FaultProxy:
         self.unstall()
 
     def stall(self, direction: Direction | None = None) -> None:
-        """Pass nothing on, in one direction or both, and close nothing."""
+        """Forward nothing, in one direction or both, and keep connections open."""
         for chosen in _directions(direction):
             self._call(self._flows[chosen].stall)
 
@@ -97,11 +97,11 @@ class FaultProxy:
             self._call(self._flows[chosen].unstall)
 
     def refuse(self) -> None:
-        """Refuse new connections; those that are open stay."""
+        """Refuse new connections; open ones stay."""
         self._call(self._unlisten)
 
     def accept(self) -> None:
-        """Take new connections again."""
+        """Accept new connections again."""
         self._call(self._listen)
 
     def reset_connections(self) -> None:
@@ -110,16 +110,16 @@ class FaultProxy:
 
     @property
     def requests(self) -> list[list[bytes]]:
-        """Every request so far, those that were lost too, in the order in which they came."""
+        """Every request so far, lost ones included, in order of arrival."""
         return self._ledger.requests()
 
     @property
     def connections(self) -> int:
-        """How many connections clients have open."""
+        """The number of open client connections."""
         return self._ledger.connections
 
     def wait_for(self, match: Match, count: int = 1, timeout: float = LONG) -> None:
-        """Block until `count` requests that fit have been seen since the start."""
+        """Block until the proxy has seen `count` matching requests since its start."""
         self._ledger.wait_for(match, count, timeout)
 
     def wait_connections(self, count: int, timeout: float = LONG) -> None:
@@ -127,11 +127,11 @@ class FaultProxy:
         self._ledger.wait(lambda: self._ledger.connections == count, timeout, f"{count} connections")
 
     def wait_stalled(self, count: int = 1, timeout: float = LONG) -> None:
-        """Block until a stall keeps back frames of `count` streams; each connection has one per direction."""
+        """Block until a stall holds frames of `count` streams; each connection has one per direction."""
         self._ledger.wait(lambda: self._ledger.stalled >= count, timeout, f"{count} stalled streams")
 
     def start(self) -> None:
-        # Bound and never listening: keeps the port ours while connections are refused.
+        # Bound but never listening, so that nothing else gets the port while connections are refused.
         self._reservation = _bind(0)
         self.port: int = self._reservation.getsockname()[1]
         self._loop = asyncio.new_event_loop()
@@ -171,7 +171,7 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(act)
 
     def _call(self, act: Callable[[], None]) -> None:
-        """Run `act` in the proxy's thread; its effect is there when this returns."""
+        """Run `act` in the proxy thread, and wait for it."""
         done: Future[None] = Future()
 
         def run() -> None:
@@ -203,11 +203,11 @@ class FaultProxy:
             link.end(reset=reset)
 
     def _connected(self, listener: socket.socket) -> None:
-        # Not by asyncio.start_server: a connection that it accepts just before it is closed, it forgets.
+        # Not asyncio.start_server: it forgets a connection that it accepts just before it is closed.
         try:
             client, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # it has gone again
+            return  # the client disconnected already
         link = Link(self._ledger, self._flows, client, self._upstream)
         task = self._loop.create_task(self._run(link))
         self._links[task] = link
@@ -224,7 +224,7 @@ class FaultProxy:
 
 
 def _bind(port: int) -> socket.socket:
-    # asyncio turns Nagle's algorithm off only where the protocol is named; left on, it adds 40 ms.
+    # asyncio disables Nagle's algorithm, which adds 40 ms, only on sockets with an explicit protocol.
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((HOST, port))

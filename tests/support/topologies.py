@@ -1,7 +1,7 @@
-"""Several servers that belong together: a master with replicas and sentinels, and a cluster.
+"""Groups of servers: a master with replicas and sentinels, a cluster, a quorum.
 
-Replicas are up before the sentinels start, and a cluster gets its slots and its epochs by hand: both are ready after
-about two seconds instead of ten. A set-up that lost a master is made whole again by `heal`.
+Replicas run before the sentinels start, and a cluster gets its slots and epochs explicitly, so both are ready after
+about two seconds instead of ten. `heal` repairs a group that lost a master.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,10 +15,10 @@ from tests.support.waiting import until
 SERVICE = "main"
 SLOTS = 16384
 READY = 20.0
-GIVES_UP_AFTER = 2.0
-"""Seconds after which a sentinel takes a failover for failed."""
+FAILOVER_TIMEOUT = 2.0
+"""Seconds after which a sentinel considers a failover failed."""
 SOON, LATE = 0.8, 15.0
-"""Seconds of silence after which a master is taken for dead."""
+"""Seconds without an answer after which a master is considered dead."""
 
 
 class Sentinel(Server):
@@ -35,18 +35,18 @@ class Sentinel(Server):
         config.write_text(
             f"sentinel monitor {SERVICE} {HOST} {self._master_port} {self._quorum}\n"
             f"sentinel down-after-milliseconds {SERVICE} {round(self._down_after * 1000)}\n"
-            f"sentinel failover-timeout {SERVICE} {round(GIVES_UP_AFTER * 1000)}\n"
+            f"sentinel failover-timeout {SERVICE} {round(FAILOVER_TIMEOUT * 1000)}\n"
         )
         yield from (str(config), "--sentinel", "--port", str(self.port), "--bind", HOST, "--dir", str(self.directory))
 
-    def bear(self, silence: float | None = None) -> None:
-        """Take a server for dead, and a failover for failed, after that many seconds; None is as at the start."""
-        down_after, gives_up_after = (self._down_after, GIVES_UP_AFTER) if silence is None else (silence, silence)
+    def set_timeouts(self, silence: float | None = None) -> None:
+        """Set the seconds after which a server is dead and a failover has failed; None restores the initial ones."""
+        down_after, failover_timeout = (self._down_after, FAILOVER_TIMEOUT) if silence is None else (silence, silence)
         self.raw("SENTINEL", "SET", SERVICE, "down-after-milliseconds", str(round(down_after * 1000)))
-        self.raw("SENTINEL", "SET", SERVICE, "failover-timeout", str(round(gives_up_after * 1000)))
+        self.raw("SENTINEL", "SET", SERVICE, "failover-timeout", str(round(failover_timeout * 1000)))
 
-    def told(self) -> dict[str, str]:
-        """What the sentinel says of the master."""
+    def status(self) -> dict[str, str]:
+        """The fields of SENTINEL MASTER."""
         words = self.raw("SENTINEL", "MASTER", SERVICE)
         return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -68,11 +68,11 @@ class Group:
 
     def close(self) -> None:
         for server in self.servers:
-            server.kill()  # an orderly end would wait for the others
+            server.kill()  # an orderly shutdown would wait for the other servers
             server.close()
 
     def clear(self) -> None:
-        """Forget keys and scripts, on every server that may be written to."""
+        """Delete all keys on every master."""
         for server in self.masters():
             server.raw("FLUSHALL")
 
@@ -96,19 +96,19 @@ class Group:
 def info(server: Server, section: str = "replication") -> dict[str, str]:
     try:
         text: str = server.raw("INFO", section)
-    except ConnectionError:  # a sentinel that gives a server another role closes all its connections
+    except ConnectionError:  # a sentinel that changes the role of a server closes its connections
         text = server.raw("INFO", section)
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
 def in_step(replica: Server, master: Server) -> bool:
-    """Whether the replica follows this very master and has its data."""
-    told = info(replica)
-    return told.get("master_link_status") == "up" and told.get("master_port") == str(master.port)
+    """Whether the replica follows this master and has its data."""
+    found = info(replica)
+    return found.get("master_link_status") == "up" and found.get("master_port") == str(master.port)
 
 
 class Replicated(Group):
-    """A master and its replicas; with sentinels if there are any."""
+    """A master, its replicas, and optionally sentinels."""
 
     def __init__(self, replicas: int = 2, sentinels: int = 0, *, down_after: float = SOON) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Replicated(Group):
 
     @property
     def url(self) -> str:  # type: ignore[override]
-        """The address by which the whole is reached."""
+        """The address of the sentinels, or of the master."""
         if not self.sentinels:
             return self.data[0].url
         return f"redis+sentinel://{','.join(f'{HOST}:{one.port}' for one in self.sentinels)}/{SERVICE}"
@@ -143,21 +143,24 @@ class Replicated(Group):
     def _sentinels_agree(self) -> bool:
         master = self.master()
         for sentinel in self.sentinels:
-            told = sentinel.told()
+            found = sentinel.status()
             wanted = {
                 "flags": "master",
                 "port": str(master.port),
                 "num-slaves": str(len(self.data) - 1),
                 "num-other-sentinels": str(len(self.sentinels) - 1),
             }
-            if any(told.get(field) != value for field, value in wanted.items()):
+            if any(found.get(field) != value for field, value in wanted.items()):
                 return False
         return True
 
     def _whole(self) -> bool:
-        """Whether all follow the master that the sentinels agree on; who does not is told to, for they take long. They
-        may have changed their minds meanwhile, so each time it is their word that counts."""
-        if len({sentinel.told()["port"] for sentinel in self.sentinels}) != 1:
+        """Whether all servers follow the master that the sentinels agree on.
+
+        Redirects the others to it, because the sentinels take long to do so. The sentinels may change the master
+        meanwhile, so each call asks them again.
+        """
+        if len({sentinel.status()["port"] for sentinel in self.sentinels}) != 1:
             return False
         master = self.master()
         if info(master)["role"] != "master":
@@ -169,8 +172,8 @@ class Replicated(Group):
         return not astray and self._sentinels_agree()
 
     def _one_master(self) -> bool:
-        """Whether all sentinels name the same master, and it answers. One that lags behind would name the old one."""
-        if len({sentinel.told()["port"] for sentinel in self.sentinels}) != 1:
+        """Whether all sentinels name the same master, and it answers; a late sentinel may still name the old one."""
+        if len({sentinel.status()["port"] for sentinel in self.sentinels}) != 1:
             return False
         try:
             return info(self.master())["role"] == "master"
@@ -178,10 +181,10 @@ class Replicated(Group):
             return False
 
     def master(self) -> Server:
-        """Whom the sentinels call the master; without sentinels the first server."""
+        """The master according to the sentinels; without sentinels the first server."""
         if not self.sentinels:
             return self.data[0]
-        port = int(self.sentinels[0].told()["port"])
+        port = int(self.sentinels[0].status()["port"])
         return next(server for server in self.data if server.port == port)
 
     def masters(self) -> list[Server]:
@@ -192,7 +195,7 @@ class Replicated(Group):
         return [server for server in self.data if server is not master]
 
     def until_failover(self, old: Server) -> Server:
-        """The new master, once the sentinels have one and it takes writes."""
+        """Wait until the sentinels have promoted another master; return it."""
 
         def changed() -> Server | None:
             new = self.master()
@@ -204,13 +207,13 @@ class Replicated(Group):
         return new
 
     def steady(self) -> None:
-        """Let no short silence count until `heal`: on a busy machine a new master, too, may be silent for a moment."""
+        """Ignore short pauses until `heal`: on a busy machine even a new master may pause."""
         for sentinel in self.sentinels:
-            sentinel.bear(LATE)
+            sentinel.set_timeouts(LATE)
 
     def fail_over(self, old: Server) -> None:
-        """Have the sentinels put another in the place of `old`, and wait until all others follow it."""
-        until(self._order_failover, "a replica that can take over", READY)
+        """Make the sentinels replace `old`, and wait until the other servers follow the new master."""
+        until(self._order_failover, "a replica that can be promoted", READY)
         new = self.until_failover(old)
         others = [server for server in self.data if server not in (old, new)]
         until(lambda: all(in_step(server, new) for server in others), "the others to follow", READY)
@@ -225,7 +228,7 @@ class Replicated(Group):
         return True
 
     def heal(self, *, clear: bool = True) -> None:
-        """Start what was killed, resume what was stopped, and wait until all follow the master."""
+        """Start killed servers, resume stopped ones, and wait until all follow the master."""
         if not self.sentinels:
             for server in self.data:
                 revive(server)
@@ -234,7 +237,7 @@ class Replicated(Group):
             self._until_in_step(self.data[0])
         else:
             for sentinel in self.sentinels:
-                sentinel.bear()
+                sentinel.set_timeouts()
             until(self._one_master, "the sentinels to agree on a master", READY)
             for server in self.data:
                 revive(server, role=self.master())
@@ -244,7 +247,7 @@ class Replicated(Group):
 
 
 def revive(server: Server, role: Server | None = None) -> None:
-    """Resume it if it was stopped, start it if it was killed; as a replica of another server if that is its role."""
+    """Resume a stopped server, or start a killed one as a replica of `role`."""
     try:
         server.resume()
         server.raw("PING")
@@ -256,7 +259,7 @@ def revive(server: Server, role: Server | None = None) -> None:
 
 
 class ClusterNode(Server):
-    """One node of a cluster; its bus has a port of its own, since port + 10000 need not exist."""
+    """One node of a cluster, with an explicit bus port, as port + 10000 may be out of range."""
 
     def __init__(self, kind: str = "valkey9") -> None:
         self._bus = _reserve_port()
@@ -269,7 +272,7 @@ class ClusterNode(Server):
         if kind != "redis62":
             args += ["--cluster-port", str(self.bus_port)]
         super().__init__(kind, args=args)
-        if kind == "redis62":  # its bus is where it always was; such a port may not exist
+        if kind == "redis62":  # its bus port is always port + 10000, which may be out of range
             self._move_below(55536)
 
     def _move_below(self, limit: int) -> None:
@@ -295,7 +298,7 @@ class ClusterNode(Server):
 
 
 class Cluster(Group):
-    """Masters with equal shares of the slots, and one replica each if wanted."""
+    """Masters with equal shares of the slots, and optionally one replica each."""
 
     def __init__(
         self, masters: int = 3, *, replicated: bool = True, kind: str = "valkey9", down_after: float = SOON
@@ -329,7 +332,7 @@ class Cluster(Group):
         for master, replica in zip(self._first, self._second, strict=False):
             replica.raw("CLUSTER", "REPLICATE", master.node_id)
         self.until_sound()
-        for node in self.nodes:  # not before: it is also the pace at which nodes get to know each other
+        for node in self.nodes:  # not earlier: it also sets the pace at which nodes discover each other
             node.raw("CONFIG", "SET", "cluster-node-timeout", str(self._down_after_ms))
 
     @staticmethod
@@ -337,7 +340,7 @@ class Cluster(Group):
         return info_of_cluster(node).get("cluster_known_nodes") == str(count)
 
     def until_sound(self) -> None:
-        """Return when every node sees all slots served, and every replica is in step."""
+        """Wait until every node sees all slots served and every replica is in step."""
 
         def sound() -> bool:
             if not all(info_of_cluster(node).get("cluster_state") == "ok" for node in self.nodes):
@@ -356,7 +359,7 @@ class Cluster(Group):
         return [node for node in self.nodes if info(node)["role"] == "master"]
 
     def owner(self, key: str) -> ClusterNode:
-        """The master that has the key's slot, as the first living node sees it."""
+        """The master of the slot of `key`, according to the first live node."""
         slot = self.slot(key)
         for node in self.nodes:
             try:
@@ -367,7 +370,7 @@ class Cluster(Group):
             found = [one for one in self.nodes if one.port == port]
             if found:
                 return found[0]
-        raise LookupError(f"nobody has the slot of {key!r}")
+        raise LookupError(f"no node serves the slot of {key!r}")
 
     def slot(self, key: str) -> int:
         number: int = self._alive().raw("CLUSTER", "KEYSLOT", key)
@@ -383,7 +386,7 @@ class Cluster(Group):
         raise LookupError("no node is alive")
 
     def heal(self, *, clear: bool = True) -> None:
-        """Start what was killed, resume what was stopped, and wait until the cluster is whole."""
+        """Start killed nodes, resume stopped ones, and wait until the cluster is whole."""
         for node in self.nodes:
             revive(node)
         self.until_sound()
@@ -392,7 +395,7 @@ class Cluster(Group):
 
 
 class Five(Group):
-    """Five servers that know nothing of each other: a quorum is made of them by who uses it."""
+    """Five independent servers; clients use them as a quorum."""
 
     def start(self) -> None:
         for _ in range(5):
@@ -409,7 +412,7 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "cluster": lambda: Cluster(down_after=LATE),
     "quorum": Five,
 }
-"""The set-ups that tests share. A master of them is not to be harmed, nor taken for dead when the machine is busy."""
+"""Groups that tests share. Tests must not harm their masters; the long timeouts tolerate a busy machine."""
 
 
 def info_of_cluster(node: Server) -> dict[str, str]:
@@ -418,7 +421,7 @@ def info_of_cluster(node: Server) -> dict[str, str]:
 
 
 def migrate(slot: int, source: ClusterNode, target: ClusterNode, *, step: Any = None) -> None:
-    """Move a slot key by key, as resharding tools do; `step` is called between the steps."""
+    """Move a slot key by key, as resharding tools do; calls `step` after each batch."""
     target.raw("CLUSTER", "SETSLOT", str(slot), "IMPORTING", source.node_id)
     source.raw("CLUSTER", "SETSLOT", str(slot), "MIGRATING", target.node_id)
     while keys := source.raw("CLUSTER", "GETKEYSINSLOT", str(slot), "2"):

@@ -1,6 +1,6 @@
-"""Bounded polling, for a state that nobody announces: a process that has gone, a port that answers.
+"""Bounded polling for a state that nothing announces: an ended process, a port that answers.
 
-Where something can announce itself, wait on its condition instead.
+Wait on a condition or an event where there is one.
 """
 
 import time
@@ -10,11 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LONG = 20.0
-"""Seconds for what should happen at once: it costs nothing when it does, and a busy machine may halt for some."""
+"""Seconds to wait for an event that is due at once; long, because a busy machine may stall."""
 
 
 def until(check: Callable[[], T], what: str, timeout: float = LONG, pause: float = 0.005) -> T:
-    """Return the first true answer of `check`; TimeoutError naming `what` when none comes in time."""
+    """Poll `check` and return its first true result; raise TimeoutError with `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (answer := check()):
         if time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""A client of our own: one socket, exact bytes, nothing sent that was not asked for.
+"""A minimal client: one socket, exact bytes, no commands of its own.
 
 Admin commands and tests of the proxy use it, so that they do not depend on the client under test.
 """
@@ -13,7 +13,7 @@ from tests.support.waiting import LONG
 
 
 class WireClient:
-    """Speaks RESP2 until told otherwise by `HELLO`. One thread at a time."""
+    """Speaks RESP2 until `HELLO` changes it. Not thread-safe."""
 
     def __init__(self, port: int, host: str = "127.0.0.1", timeout: float = LONG) -> None:
         self._socket = socket.create_connection((host, port), timeout)
@@ -22,7 +22,7 @@ class WireClient:
         self._frames: list[Frame] = []
 
     def call(self, *args: Argument) -> Any:
-        """Send one command and return its reply, text decoded; ReplyError if that is an error."""
+        """Send one command and return its reply, decoded; raise ReplyError for an error reply."""
         self.send(*args)
         reply = self.receive()
         if isinstance(reply, ReplyError):
@@ -33,7 +33,7 @@ class WireClient:
         self._socket.sendall(encode(*args))
 
     def receive(self) -> Any:
-        """Return the next frame, a reply or a push; ConnectionError if the stream ends before it does."""
+        """Return the next frame, a reply or a push; raise ConnectionError at the end of the stream."""
         while not self._frames:
             chunk = self._socket.recv(65536)
             if not chunk:
@@ -42,7 +42,7 @@ class WireClient:
         return as_text(self._frames.pop(0).value)
 
     def rest(self) -> bytes:
-        """Return every byte up to the end of the stream; ConnectionResetError if it ends by a reset."""
+        """Return all bytes up to the end of the stream; raise ConnectionResetError after a reset."""
         received = b"".join(frame.raw for frame in self._frames)
         while chunk := self._socket.recv(65536):
             received += chunk
@@ -50,7 +50,7 @@ class WireClient:
 
     @property
     def is_stale(self) -> bool:
-        """Whether something, the end included, waits to be read though nothing was asked."""
+        """Whether there is unsolicited input, including the end of the stream."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A real ZooKeeper on loopback, from Debian's package, where that and Java are installed."""
+"""A real ZooKeeper on loopback, from Debian's package; needs Java."""
 
 import shutil
 import socket

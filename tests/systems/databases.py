@@ -1,4 +1,4 @@
-"""A PostgreSQL server for the length of the run: the one that the package pgserver carries."""
+"""A PostgreSQL server for the whole run, from the package pgserver."""
 
 import importlib.util
 import shutil
@@ -14,12 +14,12 @@ from tests.support import guardian
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """Its address, as libpq reads it."""
+    """Yield its address in libpq form."""
     for package in ("pgserver", "psycopg"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"PostgreSQL is missing: it needs the package {package}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where XDG_RUNTIME_DIR is not set, one of its packages says so
+        warnings.simplefilter("ignore")  # a dependency warns if XDG_RUNTIME_DIR is not set
         from pgserver.postgres_server import get_server
     folder = tempfile.mkdtemp(prefix="lockfast-postgres-")
     server = get_server(folder, cleanup_mode="stop")

@@ -1,6 +1,6 @@
-"""A redis-py client of either colour and what lockfast offers for it, so that a scenario is written once.
+"""One interface to both flavours of redis-py and of lockfast's functions for it, so that a scenario is written once.
 
-As in `tests/contract/driver.py`: a scenario is a coroutine; on threads nothing in it suspends.
+As in `tests/contract/driver.py`, a scenario is a coroutine that never suspends on threads.
 """
 
 import asyncio
@@ -27,8 +27,11 @@ HOWS = ("script", "transaction", "native")
 
 
 def run_cancelling(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run what cancels calls of a redis-py client: a connection that it is cancelled in the midst of making is never
-    closed. What is left of those goes here, lest another test is told of it."""
+    """Run a coroutine that cancels calls of a redis-py client.
+
+    redis-py never closes a connection if it is cancelled while connecting. Collect those connections here, so that
+    their warnings do not fail another test.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         asyncio.run(main())
@@ -36,7 +39,7 @@ def run_cancelling(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 class Kit:
-    """One colour on one server. `clients` are closed when the scenario ends."""
+    """One flavour on one server; its clients are closed at the end of the scenario."""
 
     flavour: str
     library: Any
@@ -53,7 +56,7 @@ class Kit:
         return client
 
     def connect(self, url: str | None = None, **options: Any) -> Any:
-        """A connection of lockfast's; closed when the scenario ends."""
+        """A lockfast client; closed at the end of the scenario."""
         locks = self.library.connect(url or self.server.url, **options)
         self._clients.insert(0, locks)
         return locks
@@ -74,7 +77,7 @@ class Kit:
                 raise TimeoutError(f"waited {bound:g} s for {what}")
             await self.sleep(0.002)
 
-    async def play(self, scenario: Coroutine[Any, Any, None]) -> None:
+    async def run_and_close(self, scenario: Coroutine[Any, Any, None]) -> None:
         try:
             await scenario
         finally:
@@ -89,7 +92,7 @@ class Threads(Kit):
     simple = lockfast.simple
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
-        run(self.play(scenario))
+        run(self.run_and_close(scenario))
 
     def start(self, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> ThreadContender:
         return ThreadContender(work, args)
@@ -105,7 +108,7 @@ class Tasks(Kit):
     simple = lockfast.simple.aio
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
-        asyncio.run(self.play(scenario))
+        asyncio.run(self.run_and_close(scenario))
 
     def start(self, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> TaskContender:
         return TaskContender(work, args)
@@ -118,7 +121,7 @@ KITS = {kit.flavour: kit for kit in (Threads, Tasks)}
 
 
 def scenario(body: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Make a test of a scenario: its first argument is the kit `k` that runs it."""
+    """Turn a scenario into a test; its first parameter `k` is the kit that runs it."""
 
     @functools.wraps(body)
     def test(k: Kit, **others: Any) -> None:

@@ -1,8 +1,8 @@
-"""Small programs that run in processes of their own, to be stopped past their ttl and killed.
+"""Small programs in their own processes, to be stopped beyond their ttl and killed.
 
     python -m tests.systems.programs ROLE ARGUMENT…
 
-Each prints a line when it has come to a point that a test waits for, and goes on when it is sent one.
+A program prints a line at each point that a test waits for, and continues when it reads one.
 """
 
 import sys
@@ -16,13 +16,13 @@ from tests.systems.resources import FENCED, UNGUARDED
 
 
 class Program(programs.Program):
-    """One of the programs below, under way."""
+    """A running program of this module."""
 
     module = "tests.systems.programs"
 
 
 def run_a_job(flavour: str, url: str, name: str, ttl: str) -> None:
-    """Run a job that nobody else may start within the hour, until we are killed."""
+    """Run a job with an `at_least` of an hour until this process is killed."""
     driver = FLAVOURS[flavour]("", url)
 
     async def work(d: Driver) -> None:
@@ -33,9 +33,9 @@ def run_a_job(flavour: str, url: str, name: str, ttl: str) -> None:
     driver.run(work(driver))
 
 
-def read_and_write(url: str, kind: str, enqueue: str, ttl: str) -> None:
-    """Take the lock, read, be stopped past the ttl, and write all the same."""
-    resource = {**FENCED, **UNGUARDED}[kind](enqueue)
+def read_and_write(url: str, kind: str, location: str, ttl: str) -> None:
+    """Acquire the lock, read, be stopped beyond the ttl, and write nevertheless."""
+    resource = {**FENCED, **UNGUARDED}[kind](location)
     with lockfast.connect(url) as locks:
         lease = locks.lock("file:9527", ttl=float(ttl)).acquire()
         assert lease is not None

@@ -1,6 +1,6 @@
-"""Things that a lock protects, each behind one face, so that one program can be stopped in front of any of them.
+"""Resources that a lock protects, with one interface, so that one program can be stopped before it writes to any.
 
-`FENCED` are guarded by the fence; `UNGUARDED` is the file as most people would write it.
+`FENCED` resources check the fence; `UNGUARDED` is a plain file.
 """
 
 import sqlite3
@@ -14,7 +14,7 @@ from lockfast import fenced
 
 
 class Resource(Protocol):
-    """A text that is read and written under a fence."""
+    """A text that is read and written with a fence."""
 
     def read(self, fence: int) -> str: ...
 
@@ -22,8 +22,8 @@ class Resource(Protocol):
 
 
 class GuardedFile:
-    def __init__(self, enqueue: str) -> None:
-        self._path = enqueue
+    def __init__(self, location: str) -> None:
+        self._path = location
 
     def read(self, fence: int) -> str:
         return fenced.file.FencedFile(self._path, fence).read_text()
@@ -33,8 +33,8 @@ class GuardedFile:
 
 
 class PlainFile:
-    def __init__(self, enqueue: str) -> None:
-        self._path = Path(enqueue)
+    def __init__(self, location: str) -> None:
+        self._path = Path(location)
 
     def read(self, fence: int) -> str:
         return self._path.read_text(encoding="utf-8")
@@ -44,8 +44,8 @@ class PlainFile:
 
 
 class GuardedKey:
-    def __init__(self, enqueue: str) -> None:
-        self._client = redis.Redis.from_url(enqueue, decode_responses=True)
+    def __init__(self, location: str) -> None:
+        self._client = redis.Redis.from_url(location, decode_responses=True)
 
     def read(self, fence: int) -> str:
         return str(fenced.redis.Writer(self._client, fence).get("text"))
@@ -55,7 +55,7 @@ class GuardedKey:
 
 
 class GuardedTable:
-    """With a guard table: the check and the write are one transaction."""
+    """A guard table: the check and the write are one transaction."""
 
     def __init__(self, connect: Callable[[], Any], mark: str) -> None:
         self._connect = connect
@@ -74,7 +74,7 @@ class GuardedTable:
 
 
 class GuardedRow(GuardedTable):
-    """With a fence column, which only writing raises."""
+    """A fence column, which only a write raises."""
 
     def read(self, fence: int) -> str:
         with self._connect() as db:
@@ -85,19 +85,19 @@ class GuardedRow(GuardedTable):
             fenced.sql.update_row(db, "files", {"name": "text"}, {"body": text}, fence)
 
 
-def postgres(enqueue: str) -> Callable[[], Any]:
+def postgres(location: str) -> Callable[[], Any]:
     import psycopg
 
-    return lambda: psycopg.connect(enqueue)
+    return lambda: psycopg.connect(location)
 
 
 FENCED: dict[str, Callable[[str], Resource]] = {
     "file": GuardedFile,
     "key": GuardedKey,
-    "sqlite table": lambda enqueue: GuardedTable(lambda: sqlite3.connect(enqueue), "?"),
-    "sqlite row": lambda enqueue: GuardedRow(lambda: sqlite3.connect(enqueue), "?"),
-    "postgres table": lambda enqueue: GuardedTable(postgres(enqueue), "%s"),
-    "postgres row": lambda enqueue: GuardedRow(postgres(enqueue), "%s"),
+    "sqlite table": lambda location: GuardedTable(lambda: sqlite3.connect(location), "?"),
+    "sqlite row": lambda location: GuardedRow(lambda: sqlite3.connect(location), "?"),
+    "postgres table": lambda location: GuardedTable(postgres(location), "%s"),
+    "postgres row": lambda location: GuardedRow(postgres(location), "%s"),
 }
 UNGUARDED: dict[str, Callable[[str], Resource]] = {"plain file": PlainFile}
 SCHEMA = "CREATE TABLE files (name VARCHAR(100) PRIMARY KEY, body TEXT NOT NULL, fence BIGINT NOT NULL DEFAULT 0)"

@@ -1,6 +1,7 @@
-"""What users of other lock libraries run into, one test per trouble, on real servers and in both colours.
+"""Known problems of other lock libraries, one test each, on real servers and in both flavours.
 
-colours.py     threads and asyncio behind one blocking face
-watching.py    what can be seen on the server, and how to match requests on the way there
-programs.py    small programs that run in processes of their own, to be stopped and killed
+flavours.py    one blocking interface to threads and asyncio
+watching.py    observes the server, and selects requests for the proxy
+programs.py    small programs in their own processes, to be stopped and killed
+hunter.py      a program that contends at random and records its leases
 """

@@ -1,15 +1,14 @@
-"""Threads and asyncio behind one blocking face, so that a test is written once and holds for both.
+"""One blocking interface to threads and asyncio, so that a test is written once.
 
-`start(call)` sets a call under way and returns its future: in a thread of its own, or as a task of an event loop that
-runs beside the test. `do(call)` waits for its end. `call` takes no argument and may return an awaitable.
+`start(call)` starts a call, in a thread or as a task of an event loop in another thread, and returns its future.
+`do(call)` waits for its result. `call` takes no argument and may return an awaitable.
 """
 
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,19 +19,19 @@ import lockfast
 import lockfast.aio
 
 LIMIT = 20.0
-"""Seconds after which a call that does not end fails its test."""
+"""Seconds after which an unfinished call fails its test."""
 
 
 class Client:
-    """One connection of either colour."""
+    """One client of either flavour."""
 
-    def __init__(self, flavour: "Colour", locks: Any) -> None:
+    def __init__(self, flavour: "Flavour", locks: Any) -> None:
         self.locks = locks
         self.start = flavour.start
         self.do = flavour.do
 
     def acquiring(self, name: str, *, blocking: bool = True, timeout: float | None = None, **options: Any) -> Any:
-        """An acquisition under way: a future of the lease, or of None."""
+        """Start an acquisition; return a future of the lease, or of None."""
         lock = self.locks.lock(name, **options)
         return self.start(lambda: lock.acquire(blocking, timeout))
 
@@ -61,7 +60,7 @@ class Client:
         return info
 
     def warm_up(self) -> Self:
-        """Connect, and let the server load the scripts: what comes next is one request each."""
+        """Connect and load the scripts, so that each later operation is one request."""
         lease = self.acquire("warm-up", timeout=20)
         self.renew(lease)
         self.release(lease)
@@ -71,7 +70,7 @@ class Client:
         """Connect the inbox as well."""
         self.warm_up()
         lease = self.acquire("warm-up")
-        while not self.locks.store.listening:  # on a busy machine the time may be up before the inbox is asked for
+        while not self.locks.store.inbox_open:  # on a busy machine the timeout may end before it opens
             assert self.acquire("warm-up", timeout=0.05) is None
         self.release(lease)
         return self
@@ -80,8 +79,8 @@ class Client:
         self.do(self.locks.close)
 
 
-class Colour:
-    """Makes clients, and closes them in the end."""
+class Flavour:
+    """Creates clients, and closes them at the end of its block."""
 
     name: str
     connect_function: Callable[..., Any]
@@ -111,7 +110,7 @@ class Colour:
             client.close()
 
 
-class Threads(Colour):
+class Threads(Flavour):
     name = "threads"
     connect_function = staticmethod(lockfast.connect)
     redis_module = redis
@@ -132,7 +131,7 @@ class Threads(Colour):
         return call()
 
 
-class Asyncio(Colour):
+class Asyncio(Flavour):
     name = "asyncio"
     connect_function = staticmethod(lockfast.aio.connect)
     redis_module = redis.asyncio
@@ -141,11 +140,11 @@ class Asyncio(Colour):
         self._ended = asyncio.Event()
         ready: Future[asyncio.AbstractEventLoop] = Future()
 
-        async def live() -> None:
+        async def serve() -> None:
             ready.set_result(asyncio.get_running_loop())
             await self._ended.wait()
 
-        self._thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
         self._thread.start()
         self._loop = ready.result(LIMIT)
         return self
@@ -170,10 +169,5 @@ class Asyncio(Colour):
             self._thread.join(LIMIT)
 
 
-FLAVOURS: dict[str, type[Colour]] = {kind.name: kind for kind in (Threads, Asyncio)}
-
-
-@contextmanager
-def colour_named(name: str) -> Iterator[Colour]:
-    with FLAVOURS[name]() as flavour:
-        yield flavour
+FLAVOURS: dict[str, type[Flavour]] = {kind.name: kind for kind in (Threads, Asyncio)}
+Colour = Flavour

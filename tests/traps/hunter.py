@@ -1,10 +1,10 @@
-"""A process that takes and gives back locks as wildly as it can, and writes down when it believed to hold each.
+"""A process that acquires and releases locks at random, and records when it believed to hold each.
 
-    python -m tests.traps.hunter COLOUR URL SECONDS SEED FILE
+    python -m tests.traps.hunter FLAVOUR URL SECONDS SEED FILE
 
-One line per lease: name, fence, from when, until when, by the clock that all processes of a machine share. The end is
-what the lease itself promised: the moment before it was given back if it was held then, else the last deadline that it
-showed. Whoever finds two lines of one name that overlap has found two holders.
+One line per lease: name, fence, start and end, by the clock that all processes of a machine share. The end is the
+moment before the release if the lease was still held then, otherwise its last known deadline. Two overlapping lines of
+one name prove that two processes held the lock at once.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Claim(NamedTuple):
+class Hold(NamedTuple):
     name: str
     fence: int
     start: float
@@ -40,15 +40,18 @@ class Claim(NamedTuple):
         return cls(name, int(fence), float(start), float(end))
 
 
+Claim = Hold
+
+
 class Plan(NamedTuple):
-    """What is to be done once: which lock, how long to wait for it, how long to hold, and how it ends."""
+    """One acquisition: which lock, how long to wait, how long to hold, and how it ends."""
 
     name: str
     options: dict[str, Any]
     timeout: float
-    holds: float
-    impatience: float | None
-    gives_back: bool
+    hold: float
+    cancel_after: float | None
+    releases: bool
 
 
 def plan(randomness: random.Random) -> Plan:
@@ -57,33 +60,35 @@ def plan(randomness: random.Random) -> Plan:
         name=randomness.choice(NAMES),
         options={"ttl": ttl, "renew": renew},
         timeout=randomness.choice((0.0, 0.02, 0.5, 0.5)),
-        holds=randomness.choice((0.0, 0.0, 0.002, 0.01, ttl / 2, ttl * 1.3)),  # some overrun
-        impatience=randomness.choice((None, None, randomness.random() * 0.05)),  # for tasks: cancelled after that
-        gives_back=renew or randomness.random() < 0.9,
+        hold=randomness.choice((0.0, 0.0, 0.002, 0.01, ttl / 2, ttl * 1.3)),  # some exceed the ttl
+        cancel_after=randomness.choice((None, None, randomness.random() * 0.05)),  # asyncio only
+        releases=renew or randomness.random() < 0.9,
     )
 
 
-class Witness:
-    """Writes claims to the file, each at once and whole."""
+class Recorder:
+    """Appends each hold to the file as one line."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
 
-    def note(self, lease: Any, start: float, end: float) -> None:
+    def record(self, lease: Any, start: float, end: float) -> None:
         if end > start:
             self._file.write(f"{lease.name} {lease.fence} {start:.9f} {end:.9f}\n")
 
 
-def promised(lease: Any) -> float:
-    """Until when the lease says that it is ours, 0 when it does not say so at all (we may have been frozen since it was
-    granted); read in this order, the sum is never too late."""
-    moment = now()
+def deadline(lease: Any) -> float:
+    """The deadline of the lease, or 0 if it is over already: this process may have been stopped since the grant.
+
+    The clock is read first, so the result is never later than the true deadline.
+    """
+    started = now()
     remaining = float(lease.remaining)
-    return moment + remaining if remaining else 0.0
+    return started + remaining if remaining else 0.0
 
 
-def last_word(lease: Any, end: float) -> float:
-    """The end of the claim when the lease is about to be given back."""
+def end_of_hold(lease: Any, end: float) -> float:
+    """The end of the hold, just before its release: now if the lease is held, otherwise `end`."""
     moment = now()
     try:
         lease.ensure_held()
@@ -92,7 +97,7 @@ def last_word(lease: Any, end: float) -> float:
     return moment
 
 
-def hunt_with_threads(url: str, seconds: float, seed: int, witness: Witness) -> None:
+def run_threads(url: str, seconds: float, seed: int, recorder: Recorder) -> None:
     ends_at = now() + seconds
 
     def worker(number: int) -> None:
@@ -102,11 +107,11 @@ def hunt_with_threads(url: str, seconds: float, seed: int, witness: Witness) -> 
             try:
                 lease = locks.lock(todo.name, **todo.options).acquire(timeout=todo.timeout)
                 if lease is not None:
-                    start, end = now(), promised(lease)
-                    time.sleep(todo.holds)
-                    end = last_word(lease, max(end, promised(lease)))
-                    witness.note(lease, start, end)
-                    if todo.gives_back:
+                    start, end = now(), deadline(lease)
+                    time.sleep(todo.hold)
+                    end = end_of_hold(lease, max(end, deadline(lease)))
+                    recorder.record(lease, start, end)
+                    if todo.releases:
                         lease.release()
             except LockError:
                 pass
@@ -119,19 +124,19 @@ def hunt_with_threads(url: str, seconds: float, seed: int, witness: Witness) -> 
             thread.join()
 
 
-async def hunt_with_tasks(url: str, seconds: float, seed: int, witness: Witness) -> None:
+async def run_tasks(url: str, seconds: float, seed: int, recorder: Recorder) -> None:
     ends_at = now() + seconds
 
     async def attempt(todo: Plan) -> None:
         lease = await locks.lock(todo.name, **todo.options).acquire(timeout=todo.timeout)
         if lease is not None:
-            start, end = now(), promised(lease)
+            start, end = now(), deadline(lease)
             try:
-                await asyncio.sleep(todo.holds)
+                await asyncio.sleep(todo.hold)
             finally:
-                end = last_word(lease, max(end, promised(lease)))
-                witness.note(lease, start, end)
-            if todo.gives_back:
+                end = end_of_hold(lease, max(end, deadline(lease)))
+                recorder.record(lease, start, end)
+            if todo.releases:
                 await lease.release()
 
     async def worker(number: int) -> None:
@@ -139,7 +144,7 @@ async def hunt_with_tasks(url: str, seconds: float, seed: int, witness: Witness)
         while now() < ends_at:
             todo = plan(randomness)
             try:
-                async with asyncio.timeout(todo.impatience):
+                async with asyncio.timeout(todo.cancel_after):
                     await attempt(todo)
             except (LockError, TimeoutError):
                 await asyncio.sleep(0)
@@ -149,11 +154,11 @@ async def hunt_with_tasks(url: str, seconds: float, seed: int, witness: Witness)
 
 
 def main(flavour: str, url: str, seconds: str, seed: str, path: str) -> None:
-    witness = Witness(Path(path))
+    recorder = Recorder(Path(path))
     if flavour == "threads":
-        hunt_with_threads(url, float(seconds), int(seed), witness)
+        run_threads(url, float(seconds), int(seed), recorder)
     else:
-        asyncio.run(hunt_with_tasks(url, float(seconds), int(seed), witness))
+        asyncio.run(run_tasks(url, float(seconds), int(seed), recorder))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
-"""Waits that are longer than a client's socket timeout: five seconds unless told otherwise, in redis-py 8.
+"""Waits that are longer than the socket timeout of a client: five seconds by default in redis-py 8.
 
-They last by their nature, so they begin with the first test of this folder and go on beside the others.
+They start with the first test of this folder and run in the background of the others.
 """
 
 from concurrent.futures import Future
 from typing import Any
 
 from tests.support.servers import Server
-from tests.traps.flavours import Colour
+from tests.traps.flavours import Flavour
 from tests.traps.watching import Stopwatch, await_queue
 
 WAIT = 7.0
 
 
 class LongWaits:
-    """For each colour, one wait that ends by its timeout and one that has none, for locks that stay taken."""
+    """In each flavour one wait with a timeout and one without, for locks that stay held."""
 
-    def __init__(self, server: Server, flavours: list[Colour]) -> None:
+    def __init__(self, server: Server, flavours: list[Flavour]) -> None:
         self.server = server
         self.bounded: dict[str, Future[Any]] = {}
         self.endless: dict[str, Future[Any]] = {}
@@ -24,9 +24,9 @@ class LongWaits:
             self.bounded[f"bounded:{flavour.name}"] = self._wait(flavour, f"bounded:{flavour.name}", WAIT)
             self.endless[f"endless:{flavour.name}"] = self._wait(flavour, f"endless:{flavour.name}", None)
 
-    def _wait(self, flavour: Colour, name: str, timeout: float | None) -> Future[Any]:
-        """A future of the lease and of the seconds that it took."""
-        self.server.raw("SET", name, "a stranger's")
+    def _wait(self, flavour: Flavour, name: str, timeout: float | None) -> Future[Any]:
+        """Start to wait; return a future of the lease and of the seconds that the wait took."""
+        self.server.raw("SET", name, "another holder")
         client = flavour.connect(flavour.redis_module.Redis(port=self.server.port))
         done: Future[Any] = Future()
         watch = Stopwatch()

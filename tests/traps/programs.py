@@ -1,8 +1,8 @@
-"""Small programs that run in processes of their own, to be stopped, killed and forked.
+"""Small programs in their own processes, to be stopped and killed.
 
-    python -m tests.traps.programs ROLE COLOUR URL NAME TTL
+    python -m tests.traps.programs ROLE FLAVOUR URL NAME TTL
 
-Each prints a line when it has come to a point that a test waits for, and goes on when it is sent one.
+A program prints a line at each point that a test waits for, and continues when it reads one.
 """
 
 import os
@@ -22,7 +22,7 @@ END_SECONDS = 30.0
 
 
 class Program:
-    """A program under way; killed, if it still is, when the block ends."""
+    """A running program; killed at the end of its block."""
 
     def __init__(self, role: str, flavour: str, url: str, name: str, ttl: float = 30.0) -> None:
         command = [sys.executable, "-m", "tests.traps.programs", role, flavour, url, name, str(ttl)]
@@ -32,12 +32,12 @@ class Program:
         guardian.watch(self._process.pid)
 
     def line(self) -> str:
-        """The next line it prints; '' when it has ended."""
+        """The next line of its output; '' at the end."""
         if self._process.stdout is None:
             raise RuntimeError("the program has no pipe")
         return self._process.stdout.readline().rstrip("\n")
 
-    def tell(self, line: str = "go on") -> None:
+    def tell(self, line: str = "continue") -> None:
         if self._process.stdin is None:
             raise RuntimeError("the program has no pipe")
         self._process.stdin.write(line + "\n")
@@ -51,12 +51,12 @@ class Program:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill −9; its connections are closed when this returns."""
+        """Send SIGKILL and wait; its connections are closed then."""
         self._process.kill()
         self._process.wait(END_SECONDS)
 
     def end(self) -> int:
-        """Wait for it to end by itself; its exit code."""
+        """Wait for its end; return the exit code."""
         return self._process.wait(END_SECONDS)
 
     def __enter__(self) -> Self:
@@ -76,41 +76,41 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-def told() -> str:
+def next_line() -> str:
     return sys.stdin.readline().rstrip("\n")
 
 
 def hold(client: Any, name: str, ttl: float) -> None:
-    """Take the lock, and keep it until told."""
+    """Acquire the lock, and hold it until a line arrives."""
     lease = client.acquire(name, timeout=10, ttl=ttl)
     say("held", lease.fence)
-    told()
+    next_line()
     say(client.release(lease))
 
 
 def wait(client: Any, name: str, ttl: float) -> None:
-    """Wait for the lock as long as it takes."""
+    """Wait for the lock without a limit."""
     say("waiting")
     lease = client.acquire(name, ttl=ttl)
     say("held", lease.fence)
-    told()
+    next_line()
     say(client.release(lease))
 
 
-def skewed(seconds: float) -> None:
-    """Set this process's idea of the time of day wrong."""
+def skew_clock(seconds: float) -> None:
+    """Shift the wall clock of this process."""
     right, right_ns = time.time, time.time_ns
     time.time = lambda: right() + seconds
     time.time_ns = lambda: right_ns() + int(seconds * 1e9)
 
 
 def wait_ahead(client: Any, name: str, ttl: float) -> None:
-    skewed(40)
+    skew_clock(40)
     wait(client, name, ttl)
 
 
 def wait_behind(client: Any, name: str, ttl: float) -> None:
-    skewed(-40)
+    skew_clock(-40)
     wait(client, name, ttl)
 
 
@@ -119,10 +119,10 @@ ROLES: dict[str, Callable[[Any, str, float], None]] = {
 }
 
 
-def main(role: str, colour_name: str, url: str, name: str, ttl: str) -> None:
+def main(role: str, flavour_name: str, url: str, name: str, ttl: str) -> None:
     from tests.traps.flavours import FLAVOURS
 
-    with FLAVOURS[colour_name]() as flavour:
+    with FLAVOURS[flavour_name]() as flavour:
         ROLES[role](flavour.connect(url), name, float(ttl))
 
 

@@ -1,4 +1,4 @@
-"""What may go wrong between asking for a lock and having it."""
+"""Failures between the claim and the grant."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,7 +11,7 @@ from lockfast.client.locks import AsyncLocks
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.flavours import Client, Colour
+from tests.traps.flavours import Client, Flavour
 from tests.traps.watching import (
     Sampler,
     Stopwatch,
@@ -28,14 +28,12 @@ pytestmark = pytest.mark.timing
 
 TIMES = 20
 CANCEL_SECONDS = 0.2
-"""A cancellation takes effect within 0.1 s; the rest is for a busy machine."""
+"""A cancellation takes effect within 0.1 s; a busy machine gets as much again."""
 
 
 class TestLostReply:
     @pytest.mark.parametrize("then", ["close", "reset"])
-    def test_the_retry_finds_the_lock_to_be_its_own(
-        self, proxy: FaultProxy, flavour: Colour, valkey: Server, then: Any
-    ) -> None:
+    def test_retry_finds_its_own_grant(self, proxy: FaultProxy, flavour: Flavour, valkey: Server, then: Any) -> None:
         client = flavour.connect(proxy.url).warm_up()
         lost = proxy.drop_reply(nth(1, on("report")), then=then)
         repeated = proxy.hold_requests(nth(2, on("report")))
@@ -51,7 +49,7 @@ class TestLostReply:
         assert client.release(lease) is True
         assert traces(valkey, "report") == []
 
-    def test_trying_once_is_repeated_too(self, proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
+    def test_non_blocking_acquire_is_retried_too(self, proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
         client = flavour.connect(proxy.url).warm_up()
         lost = proxy.drop_reply(on("report"))
         lease = client.try_acquire("report")
@@ -59,9 +57,9 @@ class TestLostReply:
         assert valkey.raw("GET", "report") == lease.holder
         client.release(lease)
 
-    @pytest.mark.parametrize("limit", [None, 60.0])  # with one, the first request asks for a place on threads too
-    def test_a_lost_place_in_the_queue_is_found_again(
-        self, proxy: FaultProxy, flavour: Colour, us: Client, valkey: Server, limit: float | None
+    @pytest.mark.parametrize("limit", [None, 60.0])  # with a limit the first request enqueues, also on threads
+    def test_retry_finds_its_own_ticket(
+        self, proxy: FaultProxy, flavour: Flavour, us: Client, valkey: Server, limit: float | None
     ) -> None:
         lease = us.acquire("report")
         first = flavour.connect(proxy.url).warm_up_inbox()
@@ -80,7 +78,7 @@ class TestLostReply:
 
 
 class TestCancelled:
-    """Twenty acquisitions each, cancelled at the same point; nothing may be left of any."""
+    """Twenty acquisitions, all cancelled at the same point, leave nothing behind."""
 
     NAMES = tuple(f"report:{number}" for number in range(TIMES))
 
@@ -113,10 +111,10 @@ class TestCancelled:
         for name in self.NAMES:
             await_nothing_left(valkey, name)
 
-    async def test_before_the_server_got_the_request(
+    async def test_before_the_request_reached_the_server(
         self, locks: AsyncLocks, valkey: Server, proxy: FaultProxy
     ) -> None:
-        rule = proxy.hold_requests(on(self.NAMES[0]))  # what stands behind it in the stream waits too
+        rule = proxy.hold_requests(on(self.NAMES[0]))  # later requests on the connection wait too
         await self.cancel_at(locks, lambda: asyncio.to_thread(proxy.wait_for, b"report:", TIMES))
         assert valkey.raw("EXISTS", *self.NAMES) == 0
         rule.release()
@@ -162,10 +160,10 @@ class TestCancelled:
             lease = await locks.lock(self.NAMES[0]).acquire(timeout=20)
             assert lease is not None
 
-    async def test_while_its_grant_is_on_the_way(
+    async def test_while_the_grant_notification_is_in_flight(
         self, locks: AsyncLocks, holders: AsyncLocks, valkey: Server, proxy: FaultProxy
     ) -> None:
-        """The server made the waiter the holder, and the push that says so has not arrived."""
+        """The server granted the lock, and the notification has not arrived."""
         rule = proxy.hold_pushes(b"inbox")
 
         async def granted() -> None:
@@ -182,7 +180,7 @@ class TestCancelled:
 
 
 class TestTimes:
-    def test_a_wait_of_less_than_a_second_is_honoured(self, us: Client, them: Client) -> None:
+    def test_timeout_below_a_second_is_kept(self, us: Client, them: Client) -> None:
         us.acquire("report")
         them.warm_up_inbox()
         watch = Stopwatch()
@@ -190,31 +188,30 @@ class TestTimes:
         assert 0.3 <= watch.seconds < watch.most(0.45)
 
     @pytest.mark.parametrize("timeout", [0.423, 0.95])
-    def test_the_whole_timeout_is_waited(self, us: Client, them: Client, timeout: float) -> None:
+    def test_timeout_is_used_in_full(self, us: Client, them: Client, timeout: float) -> None:
         us.acquire("report")
         them.warm_up_inbox()
         watch = Stopwatch()
         assert them.acquire("report", timeout=timeout) is None
         assert timeout <= watch.seconds < watch.most(timeout + 0.15)
 
-    def test_no_timeout_at_all_means_once(self, us: Client, them: Client, valkey: Server) -> None:
+    def test_non_blocking_acquire_tries_once(self, us: Client, them: Client, valkey: Server) -> None:
         us.acquire("report")
         them.warm_up_inbox()
-        for asked in ({"blocking": False}, {"timeout": 0}):
+        for options in ({"blocking": False}, {"timeout": 0}):
             watch = Stopwatch()
-            assert them.acquire("report", **asked) is None
+            assert them.acquire("report", **options) is None
             assert watch.seconds < watch.most(0.1)
         assert queue_length(valkey, "report") == 0
 
-    def test_whoever_gave_up_is_out_of_the_queue(self, us: Client, them: Client, valkey: Server) -> None:
+    def test_waiter_that_timed_out_has_left_the_queue(self, us: Client, them: Client, valkey: Server) -> None:
         lease = us.acquire("report")
         assert them.acquire("report", timeout=0.3) is None
         us.release(lease)
         assert traces(valkey, "report") == []
 
 
-def test_there_is_always_a_ttl(us: Client, them: Client, valkey: Server) -> None:
-    """Whatever is done with the lock, at no time does its key lack one."""
+def test_key_always_has_a_ttl(us: Client, them: Client, valkey: Server) -> None:
     with Sampler(lambda: valkey.raw("PTTL", "report")) as sampler:
         for _ in range(50):
             lease = us.acquire("report", ttl=5)

@@ -1,4 +1,4 @@
-"""Every way to reach a server that a client library offers."""
+"""Every way to connect that a client library offers."""
 
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ import lockfast
 from lockfast import StoreRefused
 from tests.conftest import require
 from tests.support.servers import Server, available
-from tests.traps.flavours import Client, Colour
+from tests.traps.flavours import Client, Flavour
 from tests.traps.watching import await_queue, traces
 
 PYTHON_PARSERS = {
@@ -26,7 +26,7 @@ PYTHON_PARSERS = {
 
 
 def check_everything(first: Client, second: Client, server: Server) -> None:
-    """Acquire, wait, hand over, renew, inspect, adopt, release: each over the clients given."""
+    """Acquire, wait, hand off, renew, inspect, adopt and release with these clients."""
     lease = first.acquire("report", ttl=5)
     assert server.raw("GET", "report") == lease.holder
     waiting = second.acquiring("report", ttl=5)
@@ -35,15 +35,15 @@ def check_everything(first: Client, second: Client, server: Server) -> None:
     info = first.inspect("report")
     assert (info.holder, info.fence, info.waiting) == (lease.holder, lease.fence, 1)
     assert first.release(lease) is True
-    handed_over = waiting.result(20)
-    assert handed_over.fence > lease.fence
-    adopted = first.adopt(second.do(handed_over.export))
-    assert adopted.fence > handed_over.fence
+    successor = waiting.result(20)
+    assert successor.fence > lease.fence
+    adopted = first.adopt(second.do(successor.export))
+    assert adopted.fence > successor.fence
     assert first.release(adopted) is True
     assert traces(server, "report") == []
 
 
-def redis_py_client(flavour: Colour, url: str, **settings: Any) -> Any:
+def redis_py_client(flavour: Flavour, url: str, **settings: Any) -> Any:
     pool = flavour.redis_module.ConnectionPool.from_url(url, **settings)
     return flavour.redis_module.Redis(connection_pool=pool)
 
@@ -52,7 +52,7 @@ def redis_py_client(flavour: Colour, url: str, **settings: Any) -> Any:
 @pytest.mark.parametrize("decode_responses", [False, True], ids=["bytes", "text"])
 class TestSettings:
     def test_redis_py_without_hiredis(
-        self, flavour: Colour, valkey: Server, protocol: int, decode_responses: bool
+        self, flavour: Flavour, valkey: Server, protocol: int, decode_responses: bool
     ) -> None:
         settings = {
             "protocol": protocol,
@@ -63,7 +63,7 @@ class TestSettings:
         check_everything(first, second, valkey)
 
     def test_redis_py_with_hiredis(
-        self, flavour: Colour, valkey: Server, protocol: int, decode_responses: bool
+        self, flavour: Flavour, valkey: Server, protocol: int, decode_responses: bool
     ) -> None:
         if not find_spec("hiredis"):
             pytest.skip("hiredis is missing")
@@ -71,24 +71,24 @@ class TestSettings:
         first, second = (flavour.connect(redis_py_client(flavour, valkey.url, **settings)) for _ in range(2))
         check_everything(first, second, valkey)
 
-    def test_valkey_py(self, flavour: Colour, valkey: Server, protocol: int, decode_responses: bool) -> None:
+    def test_valkey_py(self, flavour: Flavour, valkey: Server, protocol: int, decode_responses: bool) -> None:
         valkey_py = pytest.importorskip("valkey" if flavour.name == "threads" else "valkey.asyncio")
         settings = {"protocol": protocol, "decode_responses": decode_responses}
         first, second = (flavour.connect(valkey_py.Valkey.from_url(valkey.url, **settings)) for _ in range(2))
         check_everything(first, second, valkey)
 
 
-def test_every_server(flavour: Colour, any_server: Server) -> None:
+def test_every_server(flavour: Flavour, any_server: Server) -> None:
     check_everything(flavour.connect(any_server.url), flavour.connect(any_server.url), any_server)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey"])
-def test_urls(flavour: Colour, valkey: Server, scheme: str) -> None:
+def test_urls(flavour: Flavour, valkey: Server, scheme: str) -> None:
     url = f"{scheme}://{valkey.host}:{valkey.port}/0"
     check_everything(flavour.connect(url), flavour.connect(url), valkey)
 
 
-def test_another_database(flavour: Colour, valkey: Server) -> None:
+def test_another_database(flavour: Flavour, valkey: Server) -> None:
     url = valkey.url.removesuffix("0") + "3"
     lease = flavour.connect(url).acquire("report")
     assert traces(valkey, "report") == []
@@ -97,16 +97,16 @@ def test_another_database(flavour: Colour, valkey: Server) -> None:
     assert other.inspect("report").holder == lease.holder
 
 
-def test_a_clients_name_and_its_pool_are_left_alone(flavour: Colour, valkey: Server) -> None:
+def test_client_name_and_pool_are_not_changed(flavour: Flavour, valkey: Server) -> None:
     given = redis_py_client(flavour, valkey.url, client_name=f"billing-{flavour.name}", max_connections=1)
     client = flavour.connect(given).warm_up_inbox()
     listed = valkey.raw("CLIENT", "LIST")
     assert listed.count(f"name=billing-{flavour.name}") == 2
-    assert client.do(given.ping) is True  # ours are not of its pool, which has one to give
+    assert client.do(given.ping) is True  # lockfast uses connections outside the pool, which has only one
     client.do(given.connection_pool.disconnect)
 
 
-def test_unix_socket(flavour: Colour, tmp_path: Path) -> None:
+def test_unix_socket(flavour: Flavour, tmp_path: Path) -> None:
     require("valkey9")
     path = tmp_path / "s.sock"
     with Server(unix_socket=path) as server:
@@ -121,13 +121,13 @@ def protected() -> Iterator[Server]:
     require("valkey9")
     with Server() as server:
         server.raw("ACL", "SETUSER", "locker", "on", ">p@ss:w/rd", "~*", "&*", "+@all")
-        server.raw("CONFIG", "SET", "requirepass", "se cret")  # the admin connection stays what it was
+        server.raw("CONFIG", "SET", "requirepass", "se cret")  # the admin connection stays authenticated
         yield server
 
 
 class TestCredentials:
     @pytest.mark.parametrize("login", [":se%20cret", "default:se%20cret", "locker:p%40ss%3Aw%2Frd"])
-    def test_in_the_url(self, flavour: Colour, protected: Server, login: str) -> None:
+    def test_in_the_url(self, flavour: Flavour, protected: Server, login: str) -> None:
         url = f"redis://{login}@{protected.host}:{protected.port}/0"
         first, second = flavour.connect(url), flavour.connect(url)
         check_everything(first, second, protected)
@@ -136,11 +136,11 @@ class TestCredentials:
         second.close()
 
     @pytest.mark.parametrize("login", ["", ":wrong-one@", "nobody:wrong-one@"])
-    def test_that_do_not_suffice(self, flavour: Colour, protected: Server, login: str) -> None:
+    def test_that_are_wrong(self, flavour: Flavour, protected: Server, login: str) -> None:
         client = flavour.connect(f"redis://{login}{protected.host}:{protected.port}/0")
-        for asked in ({"blocking": False}, {"timeout": 5}, {}):
+        for options in ({"blocking": False}, {"timeout": 5}, {}):
             with pytest.raises(StoreRefused) as refused:
-                client.acquire("report", **asked)
+                client.acquire("report", **options)
             assert "wrong-one" not in str(refused.value)
         assert traces(protected, "report") == []
 
@@ -148,7 +148,7 @@ class TestCredentials:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     if shutil.which("openssl") is None:
-        pytest.skip("openssl is missing, and with it a certificate")
+        pytest.skip("openssl is missing; it makes the certificate")
     folder = tmp_path_factory.mktemp("tls")
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
@@ -170,30 +170,30 @@ def secure(certificate: tuple[Path, Path]) -> Iterator[tuple[Server, int]]:
 
 
 class TestTls:
-    """With a certificate of our own; Valkey's wheel has no TLS, Debian's Redis does."""
+    """With a self-signed certificate. Debian's Redis has TLS; the Valkey wheel has not."""
 
-    def test_verified(self, flavour: Colour, secure: tuple[Server, int], certificate: tuple[Path, Path]) -> None:
+    def test_verified(self, flavour: Flavour, secure: tuple[Server, int], certificate: tuple[Path, Path]) -> None:
         server, port = secure
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate[1]}"
         first, second = flavour.connect(url), flavour.connect(url)
         for _ in range(20):
             check_everything(first, second, server)
 
-    def test_a_connection_that_is_given_up_is_not_read_in_the_clear(
+    def test_failed_connection_keeps_its_tls_layer(
         self, secure: tuple[Server, int], certificate: tuple[Path, Path]
     ) -> None:
-        """Another thread may be reading it: what comes then is for the keys' owner alone, and no reply."""
+        """Another thread may still read from it, and must not take encrypted bytes for a reply."""
         with lockfast.connect(f"rediss://127.0.0.1:{secure[1]}/0?ssl_ca_certs={certificate[1]}") as locks:
             with locks.lock("report"):
                 pass
             store: Any = locks.store
             link = store._store.wire._link
-            link.fail("somebody gave it up")
+            link.fail("closed by the test")
             assert link._socket._sslobj is not None
-            with locks.lock("report"):  # over a new one
+            with locks.lock("report"):  # over a new connection
                 pass
 
-    def test_a_stranger_is_not_trusted(self, flavour: Colour, secure: tuple[Server, int]) -> None:
+    def test_unknown_certificate_is_refused(self, flavour: Flavour, secure: tuple[Server, int]) -> None:
         client = flavour.connect(f"rediss://127.0.0.1:{secure[1]}/0", store_timeout=2)
         with pytest.raises(ConnectionError, match=r"(?i)certificate"):
             client.acquire("report")

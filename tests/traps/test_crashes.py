@@ -1,4 +1,4 @@
-"""Processes that are killed while they hold, while they wait, and in the very moment between."""
+"""Processes killed while they hold, while they wait, and at the moment of the grant."""
 
 from concurrent.futures import Future
 from typing import Any
@@ -7,29 +7,27 @@ import pytest
 
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.flavours import Client, Colour
+from tests.traps.flavours import Client, Flavour
 from tests.traps.programs import Program
 from tests.traps.watching import Stopwatch, await_queue, pubsub_clients, traces
 
 pytestmark = pytest.mark.timing
 
 
-def test_a_crashed_holder_blocks_no_longer_than_its_ttl(flavour: Colour, us: Client, valkey: Server) -> None:
+def test_crashed_holder_blocks_for_its_ttl_only(flavour: Flavour, us: Client, valkey: Server) -> None:
     us.warm_up_inbox()
     with Program("hold", flavour.name, valkey.url, "report", ttl=1) as holder:
         assert holder.line().startswith("held")
         waiting = us.acquiring("report")
         await_queue(valkey, "report", 1)
-        until(lambda: valkey.raw("PTTL", "report") > 950, "a fresh renewal: a second is left")
+        until(lambda: valkey.raw("PTTL", "report") > 950, "a renewal, so that a second is left")
         holder.kill()
         watch = Stopwatch()
         waiting.result(20)
         assert watch.seconds < watch.most(1.25)
 
 
-def test_a_dead_waiter_at_the_head_of_the_queue_is_skipped_at_once(
-    flavour: Colour, us: Client, them: Client, valkey: Server
-) -> None:
+def test_dead_first_waiter_is_skipped_at_once(flavour: Flavour, us: Client, them: Client, valkey: Server) -> None:
     lease = us.acquire("report")
     us.warm_up_inbox()
     with Program("wait", flavour.name, valkey.url, "report") as dead:
@@ -37,7 +35,7 @@ def test_a_dead_waiter_at_the_head_of_the_queue_is_skipped_at_once(
         waiting = us.acquiring("report")
         await_queue(valkey, "report", 2)
         dead.kill()
-        until(lambda: pubsub_clients(valkey) == 1, "the server to notice")
+        until(lambda: pubsub_clients(valkey) == 1, "the server to notice the closed connection")
         watch = Stopwatch()
         us.release(lease)
         waiting.result(20)
@@ -46,19 +44,19 @@ def test_a_dead_waiter_at_the_head_of_the_queue_is_skipped_at_once(
     assert traces(valkey, "report") == []
 
 
-def test_many_dead_waiters_are_skipped_at_once(flavour: Colour, us: Client, valkey: Server) -> None:
+def test_many_dead_waiters_are_skipped_at_once(flavour: Flavour, us: Client, valkey: Server) -> None:
     lease = us.acquire("report")
     us.warm_up_inbox()
     with Program("wait", flavour.name, valkey.url, "report") as dead:
         await_queue(valkey, "report", 1)
-        enqueue = valkey.raw("HGETALL", "lockfast:{report}:w")[1]
-        for number in range(500):  # as many again, each with the dead one's address
+        record = valkey.raw("HGETALL", "lockfast:{report}:w")[1]
+        for number in range(500):  # 500 more waiters with the address of the dead one
             valkey.raw("ZADD", "lockfast:{report}:q", number, f"dead-{number}")
-            valkey.raw("HSET", "lockfast:{report}:w", f"dead-{number}", enqueue)
+            valkey.raw("HSET", "lockfast:{report}:w", f"dead-{number}", record)
         dead.kill()
         waiting = us.acquiring("report")
         await_queue(valkey, "report", 502)
-        until(lambda: pubsub_clients(valkey) == 1, "the server to notice")
+        until(lambda: pubsub_clients(valkey) == 1, "the server to notice the closed connection")
         watch = Stopwatch()
         us.release(lease)
         waiting.result(20)
@@ -66,10 +64,10 @@ def test_many_dead_waiters_are_skipped_at_once(flavour: Colour, us: Client, valk
 
 
 @pytest.mark.parametrize("next_ttl", [1.2, 30], ids=["equal ttls", "mixed ttls"])
-def test_a_waiter_that_dies_in_the_moment_it_is_granted_does_not_keep_the_next_waiting(
-    flavour: Colour, us: Client, valkey: Server, next_ttl: float
+def test_waiter_that_dies_when_it_is_granted_blocks_for_its_ttl_only(
+    flavour: Flavour, us: Client, valkey: Server, next_ttl: float
 ) -> None:
-    """The waiter is stopped, made the holder by the server, and killed before it can know."""
+    """The waiter is stopped, granted the lock, and killed before it can read the notification."""
     lease = us.acquire("report")
     us.warm_up_inbox()
     with Program("wait", flavour.name, valkey.url, "report", ttl=1.2) as unlucky:
@@ -87,14 +85,14 @@ def test_a_waiter_that_dies_in_the_moment_it_is_granted_does_not_keep_the_next_w
 
 
 @pytest.mark.parametrize("role", ["wait_ahead", "wait_behind"])
-def test_a_client_with_a_wrong_clock_waits_and_holds_like_any_other(
-    flavour: Colour, us: Client, them: Client, valkey: Server, role: str
+def test_wrong_wall_clock_does_not_matter(
+    flavour: Flavour, us: Client, them: Client, valkey: Server, role: str
 ) -> None:
     lease = us.acquire("report", ttl=5)
     with Program(role, flavour.name, valkey.url, "report", ttl=5) as other:
         assert other.line() == "waiting"
         await_queue(valkey, "report", 1)
-        waiting = them.acquiring("report", ttl=5)  # live waiters with the right time are not evicted
+        waiting = them.acquiring("report", ttl=5)  # its ticket must not expire because of the other clock
         await_queue(valkey, "report", 2)
         us.release(lease)
         held, fence = other.line().split()

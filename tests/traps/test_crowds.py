@@ -1,4 +1,4 @@
-"""Many who wait for one lock: in order, over few connections, each woken once."""
+"""Many waiters for one lock: in order, over few connections, each woken once."""
 
 import asyncio
 import threading
@@ -24,8 +24,8 @@ async def test_two_thousand_tasks_get_the_lock_in_order(valkey: Server) -> None:
     order: list[int] = []
     connections: list[int] = []
 
-    async def queue_up(number: int) -> None:
-        async with locks.lock("report", passing=False):  # in the store's order, whoever is near
+    async def worker(number: int) -> None:
+        async with locks.lock("report", passing=False):  # in the order of the store
             order.append(number)
             if number == TASKS // 2:
                 connections.append(normal_clients(valkey) + pubsub_clients(valkey))
@@ -33,7 +33,7 @@ async def test_two_thousand_tasks_get_the_lock_in_order(valkey: Server) -> None:
     async with lockfast.aio.connect(valkey.url) as locks:
         lease = await locks.lock("report").acquire()
         assert lease is not None
-        tasks = [asyncio.create_task(queue_up(number)) for number in range(TASKS)]
+        tasks = [asyncio.create_task(worker(number)) for number in range(TASKS)]
         await asyncio.to_thread(await_queue, valkey, "report", TASKS, 20)
         watch = Stopwatch()
         await lease.release()
@@ -48,7 +48,7 @@ def test_three_hundred_threads_share_the_connections(valkey: Server) -> None:
     order: list[int] = []
     futures: list[Future[Any]] = [Future() for _ in range(THREADS)]
 
-    def queue_up(number: int) -> None:
+    def worker(number: int) -> None:
         try:
             with locks.lock("report"):
                 order.append(number)
@@ -60,8 +60,8 @@ def test_three_hundred_threads_share_the_connections(valkey: Server) -> None:
         lease = locks.lock("report").acquire()
         assert lease is not None
         for number in range(THREADS):
-            threading.Thread(target=queue_up, args=(number,), daemon=True).start()
-            if number % 50 == 0:  # here and there in a known order
+            threading.Thread(target=worker, args=(number,), daemon=True).start()
+            if number % 50 == 0:  # every 50th waiter in a known order
                 await_queue(valkey, "report", number + 1)
         await_queue(valkey, "report", THREADS)
         assert normal_clients(valkey) + pubsub_clients(valkey) <= MOST_CONNECTIONS
@@ -74,10 +74,8 @@ def test_three_hundred_threads_share_the_connections(valkey: Server) -> None:
     assert traces(valkey, "report") == []
 
 
-async def test_a_hand_over_wakes_one_and_asks_nothing(valkey: Server, proxy: FaultProxy) -> None:
-    """Twenty wait, and when one of them gets the lock, nobody else comes running."""
-
-    def asks() -> int:
+async def test_hand_off_wakes_one_waiter_and_sends_no_request(valkey: Server, proxy: FaultProxy) -> None:
+    def claims() -> int:
         return sum(any(b"lockfast:inbox:" in arg for arg in args) for args in proxy.requests if args[0] != b"SUBSCRIBE")
 
     async with lockfast.aio.connect(valkey.url) as holder, lockfast.aio.connect(proxy.url) as locks:
@@ -85,10 +83,10 @@ async def test_a_hand_over_wakes_one_and_asks_nothing(valkey: Server, proxy: Fau
         assert lease is not None
         waiting = [asyncio.create_task(locks.lock("report").acquire()) for _ in range(20)]
         await asyncio.to_thread(await_queue, valkey, "report", 20)
-        before = asks()
+        before = claims()
         await lease.release()
         for waiter in waiting:
             lease = await waiter
             assert lease is not None
             await lease.release()
-        assert asks() - before <= 1  # a look that was due anyway
+        assert claims() - before <= 1  # a refresh that was due anyway

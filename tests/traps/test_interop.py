@@ -1,10 +1,10 @@
-"""redis-py's own Lock on the same name: a fleet that migrates service by service must stay locked."""
+"""redis-py's Lock on the same name: both exclude each other, so a fleet can migrate one service at a time."""
 
 import pytest
 import redis
 
 from tests.support.servers import Server
-from tests.traps.flavours import Client, Colour
+from tests.traps.flavours import Client, Flavour
 from tests.traps.watching import Stopwatch, await_queue
 
 pytestmark = pytest.mark.timing
@@ -15,7 +15,7 @@ def theirs(valkey: Server) -> redis.client.Redis:
     return redis.Redis.from_url(valkey.url)
 
 
-def test_it_keeps_us_out_and_we_keep_it_out(us: Client, theirs: redis.client.Redis) -> None:
+def test_both_exclude_each_other(us: Client, theirs: redis.client.Redis) -> None:
     with theirs:
         lock = theirs.lock("report", timeout=30)
         assert lock.acquire(blocking=False)
@@ -32,8 +32,8 @@ def test_it_keeps_us_out_and_we_keep_it_out(us: Client, theirs: redis.client.Red
         lock.release()
 
 
-def test_we_get_the_lock_soon_after_it_was_released(us: Client, theirs: redis.client.Redis, valkey: Server) -> None:
-    """It tells nobody, so we look for ourselves."""
+def test_waiter_is_granted_soon_after_redis_py_releases(us: Client, theirs: redis.client.Redis, valkey: Server) -> None:
+    """redis-py sends no notification, so the waiter polls."""
     with theirs:
         lock = theirs.lock("report", timeout=30)
         assert lock.acquire()
@@ -45,7 +45,7 @@ def test_we_get_the_lock_soon_after_it_was_released(us: Client, theirs: redis.cl
         assert watch.seconds < watch.most(1.3)
 
 
-def test_it_gets_the_lock_after_us(us: Client, theirs: redis.client.Redis) -> None:
+def test_redis_py_acquires_after_our_release(us: Client, theirs: redis.client.Redis) -> None:
     with theirs:
         lease = us.acquire("report")
         lock = theirs.lock("report", timeout=30, sleep=0.01)
@@ -55,7 +55,7 @@ def test_it_gets_the_lock_after_us(us: Client, theirs: redis.client.Redis) -> No
         lock.release()
 
 
-def test_neither_can_release_the_others(us: Client, theirs: redis.client.Redis, valkey: Server) -> None:
+def test_neither_can_release_the_lock_of_the_other(us: Client, theirs: redis.client.Redis, valkey: Server) -> None:
     with theirs:
         lock = theirs.lock("report", timeout=30)
         assert lock.acquire()
@@ -71,9 +71,9 @@ def test_neither_can_release_the_others(us: Client, theirs: redis.client.Redis, 
         lock.release()
 
 
-def test_a_lock_without_a_ttl_is_waited_for(flavour: Colour, us: Client, valkey: Server) -> None:
-    """redis-py's default: such a lock has no end of its own, so only its removal can free it."""
-    valkey.raw("SET", "report", "a stranger's")
+def test_lock_without_a_ttl_blocks_until_it_is_deleted(flavour: Flavour, us: Client, valkey: Server) -> None:
+    """The default of redis-py: such a lock never expires."""
+    valkey.raw("SET", "report", "another holder")
     us.warm_up_inbox()
     assert us.inspect("report").ttl_left is None
     assert us.acquire("report", timeout=0.3) is None

@@ -1,4 +1,4 @@
-"""Servers that forget: scripts flushed, restarted empty, turned into a read-only replica."""
+"""Servers that lose state: scripts flushed, restarted empty, demoted to a read-only replica."""
 
 import socket
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from lockfast import LeaseLost, State, StoreUnavailable
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.flavours import Client, Colour
+from tests.traps.flavours import Client, Flavour
 from tests.traps.watching import Stopwatch, await_queue, traces
 
 pytestmark = pytest.mark.timing
@@ -19,9 +19,7 @@ class TestScriptFlush:
     def evals(self, proxy: FaultProxy) -> int:
         return sum(args[0] == b"EVAL" for args in proxy.requests)
 
-    def test_between_operations_each_script_is_sent_again_once(
-        self, proxy: FaultProxy, flavour: Colour, valkey: Server
-    ) -> None:
+    def test_each_script_is_sent_again_once(self, proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
         client = flavour.connect(proxy.url).warm_up()
         before = self.evals(proxy)
         for _ in range(3):
@@ -40,10 +38,10 @@ class TestScriptFlush:
         assert self.evals(proxy) == before + 4
         assert client.inspect("report").locked is False
 
-    def test_while_waiting(self, proxy: FaultProxy, flavour: Colour, us: Client, valkey: Server) -> None:
+    def test_while_waiting(self, proxy: FaultProxy, flavour: Flavour, us: Client, valkey: Server) -> None:
         lease = us.acquire("report")
         waiter = flavour.connect(proxy.url).warm_up_inbox()
-        waiting = waiter.acquiring("report", ttl=0.3)  # asks again every 0.1 s
+        waiting = waiter.acquiring("report", ttl=0.3)  # refreshes its ticket every 0.1 s
         await_queue(valkey, "report", 1)
         before = self.evals(proxy)
         valkey.raw("SCRIPT", "FLUSH")
@@ -58,9 +56,9 @@ class TestScriptFlush:
 
 
 class TestRestart:
-    """The server comes back empty, on the same port."""
+    """The server restarts empty on the same port."""
 
-    def test_while_holding_the_holder_is_told(self, fresh_server: Server, flavour: Colour) -> None:
+    def test_while_holding_the_lease_is_lost(self, fresh_server: Server, flavour: Flavour) -> None:
         client = flavour.connect(fresh_server.url)
         lease = client.acquire("report", ttl=0.6)
         fresh_server.restart()
@@ -71,7 +69,7 @@ class TestRestart:
         later = client.acquire("report", timeout=20)
         assert later.fence > lease.fence
 
-    def test_while_waiting_the_wait_goes_on(self, fresh_server: Server, flavour: Colour) -> None:
+    def test_while_waiting_the_wait_continues(self, fresh_server: Server, flavour: Flavour) -> None:
         holder, waiter = flavour.connect(fresh_server.url), flavour.connect(fresh_server.url)
         lease = holder.acquire("report", renew=False)
         waiting = [waiter.acquiring("report") for _ in range(3)]
@@ -79,14 +77,14 @@ class TestRestart:
         fresh_server.restart()
         watch = Stopwatch()
         for left in (2, 1, 0):
-            until(lambda left=left: sum(not future.done() for future in waiting) == left, "the next to get it")  # type: ignore[misc]
+            until(lambda left=left: sum(not future.done() for future in waiting) == left, "the next waiter's grant")  # type: ignore[misc]
             newest = max((f.result() for f in waiting if f.done()), key=lambda granted: int(granted.fence))
             assert newest.fence > lease.fence
             assert waiter.release(newest) is True
         assert watch.seconds < watch.most(2)
         assert traces(fresh_server, "report") == []
 
-    def test_while_it_is_down_an_acquire_waits_for_it(self, fresh_server: Server, flavour: Colour) -> None:
+    def test_acquire_waits_for_a_server_that_is_down(self, fresh_server: Server, flavour: Flavour) -> None:
         client = flavour.connect(fresh_server.url).warm_up()
         fresh_server.kill()
         acquiring = client.acquiring("report", timeout=20)
@@ -96,19 +94,17 @@ class TestRestart:
         fresh_server.start()
         assert client.release(acquiring.result(20)) is True
 
-    def test_a_wait_without_limit_bears_a_dead_server_for_store_timeout(
-        self, fresh_server: Server, flavour: Colour
-    ) -> None:
+    def test_wait_without_limit_fails_after_store_timeout(self, fresh_server: Server, flavour: Flavour) -> None:
         client = flavour.connect(fresh_server.url, store_timeout=0.5).warm_up()
         fresh_server.kill()
         watch = Stopwatch()
         with pytest.raises(StoreUnavailable):
             client.acquire("report")
-        assert 0.4 < watch.seconds < watch.most(1.2)  # a pause between two attempts included
+        assert 0.4 < watch.seconds < watch.most(1.2)  # including a pause between two attempts
 
 
 class TestReadOnly:
-    """After a failover the old master is a replica, and refuses what locks need."""
+    """After a failover the old master is a replica and refuses writes."""
 
     @pytest.fixture
     def dead_port(self) -> Iterator[int]:
@@ -116,8 +112,8 @@ class TestReadOnly:
             bound.bind(("127.0.0.1", 0))
             yield bound.getsockname()[1]
 
-    def test_the_budget_is_waited_and_the_error_is_clear(
-        self, fresh_server: Server, dead_port: int, flavour: Colour
+    def test_acquire_retries_until_its_timeout_and_names_the_cause(
+        self, fresh_server: Server, dead_port: int, flavour: Flavour
     ) -> None:
         client = flavour.connect(fresh_server.url).warm_up()
         fresh_server.raw("REPLICAOF", "127.0.0.1", dead_port)
@@ -130,8 +126,8 @@ class TestReadOnly:
             client.try_acquire("report")
         assert traces(fresh_server, "report") == []
 
-    def test_it_goes_on_when_the_server_is_master_again(
-        self, fresh_server: Server, dead_port: int, flavour: Colour
+    def test_operations_succeed_when_the_server_is_master_again(
+        self, fresh_server: Server, dead_port: int, flavour: Flavour
     ) -> None:
         client, waiter = flavour.connect(fresh_server.url).warm_up(), flavour.connect(fresh_server.url)
         held = client.acquire("held", ttl=3)
@@ -142,7 +138,7 @@ class TestReadOnly:
         until(lambda: client.state(held) is State.AT_RISK, "a renewal to fail")
         assert not acquiring.done()
         fresh_server.raw("REPLICAOF", "NO", "ONE")
-        until(lambda: client.state(held) is State.HELD, "a renewal to get through")
+        until(lambda: client.state(held) is State.HELD, "a renewal to succeed")
         client.release(acquiring.result(20))
         assert client.release(held) is True
         waiter.release(waiting.result(20))

@@ -1,4 +1,4 @@
-"""What can be seen on the server, and which requests a fault is meant for."""
+"""Observe a server, measure time, and select the requests that a fault applies to."""
 
 import threading
 import time
@@ -11,12 +11,13 @@ from tests.support.faults import Match
 from tests.support.servers import Server
 from tests.support.waiting import LONG, until
 
-ROOM = 0.2
+SLACK = 0.2
+"""Seconds added to every bound, for the test itself."""
 SCRIPT_COMMANDS = (b"EVALSHA", b"EVAL")
 
 
 class Stopwatch:
-    """Seconds since it was made, and how many these may be."""
+    """Measures elapsed time, and adapts bounds to a busy machine."""
 
     def __init__(self) -> None:
         lateness.watch()
@@ -27,18 +28,18 @@ class Stopwatch:
         return time.monotonic() - self._started
 
     def most(self, promised: float) -> float:
-        """What is promised, a little for the test itself, and what the machine kept everyone waiting meanwhile."""
-        return promised + ROOM + 3 * lateness.stolen(self._started)
+        """The promised bound, plus slack and the time that this machine kept threads waiting meanwhile."""
+        return promised + SLACK + 3 * lateness.stolen(self._started)
 
 
 def on(name: str) -> Match:
-    """Every script that concerns the lock `name`."""
+    """Match every script call for the lock `name`."""
     wanted = name.encode()
     return lambda args: args[0] in SCRIPT_COMMANDS and wanted in args
 
 
 def nth(count: int, match: Match) -> Match:
-    """The request that is the `count`-th to fit, counted from 1."""
+    """Match only the `count`-th request that fits, counted from 1."""
     seen = [0]
 
     def fits(args: Sequence[bytes]) -> bool:
@@ -51,7 +52,7 @@ def nth(count: int, match: Match) -> Match:
 
 
 def companions(name: str) -> dict[str, str]:
-    """The keys that stand beside the lock's own: meta, queue, waiters."""
+    """The other keys of a lock by suffix: metadata, queue, waiters."""
     return {kind: f"lockfast:{{{name}}}:{kind}" for kind in "mqw"}
 
 
@@ -61,22 +62,22 @@ def queue_length(server: Server, name: str) -> int:
 
 
 def await_queue(server: Server, name: str, length: int, timeout: float = LONG) -> None:
-    until(lambda: queue_length(server, name) == length, f"{length} in the queue of {name}", timeout)
+    until(lambda: queue_length(server, name) == length, f"{length} waiters in the queue of {name}", timeout)
 
 
 def traces(server: Server, name: str) -> list[str]:
-    """What would keep others from the lock, or in front of them: its key, its queue, its waiters."""
+    """The keys of a lock that exist and would keep others out: its own, its queue, its waiters."""
     aux = companions(name)
     return [key for key in (name, aux["q"], aux["w"]) if server.raw("EXISTS", key)]
 
 
 def await_nothing_left(server: Server, name: str, timeout: float = LONG) -> None:
-    """For clean-up that goes on in the background, since the server could not be asked at once."""
-    until(lambda: not traces(server, name), f"{name} to leave nothing on the server", timeout)
+    """Wait for clean-up that runs in the background because the server was unreachable."""
+    until(lambda: not traces(server, name), f"all keys of {name} to be removed", timeout)
 
 
 def stored_fence(server: Server, name: str) -> int:
-    """The fence of the last grant, as the server knows it."""
+    """The fence of the last grant on the server."""
     return int(server.raw("GET", companions(name)["m"]).split()[0])
 
 
@@ -86,20 +87,20 @@ def pubsub_clients(server: Server) -> int:
 
 
 def normal_clients(server: Server) -> int:
-    """Connections that are not subscribed, without the one that asks."""
+    """The number of connections without a subscription, except the one that asks."""
     listed: str = server.raw("CLIENT", "LIST", "TYPE", "normal")
     return len(listed.splitlines()) - 1
 
 
 def side_by_side(*calls: Callable[[], object]) -> None:
-    """Run the calls at once, for those that last long by their nature; raise what the first to fail raised."""
+    """Run the calls concurrently, and raise the first error."""
     with ThreadPoolExecutor(len(calls)) as pool:
         for done in [pool.submit(call) for call in calls]:
             done.result()
 
 
 class Sampler:
-    """Looks again and again while the body of a `with` runs, and keeps what it saw."""
+    """Calls `look` in a loop while its block runs, and keeps the results."""
 
     def __init__(self, look: Callable[[], object]) -> None:
         self._look = look

@@ -1,4 +1,4 @@
-"""The one slow test of this folder; see `long_waits.py`."""
+"""Waits of several seconds; see `long_waits.py`."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.traps.watching import Stopwatch
 pytestmark = pytest.mark.timing
 
 
-def test_a_wait_may_be_longer_than_the_clients_socket_timeout(long_waits: LongWaits) -> None:
+def test_wait_can_exceed_the_socket_timeout_of_the_client(long_waits: LongWaits) -> None:
     for bounded in long_waits.bounded.values():
         lease, seconds = bounded.result(WAIT + 20)
         assert lease is None
