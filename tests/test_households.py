@@ -66,13 +66,13 @@ def _too_long(shipped: Callable[..., Grant]) -> Callable[..., Grant]:
 
 def test_a_fence_that_is_given_out_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms.SharedGrant, "next", _same_fence)
-    assert _rule(search("household: alone")) == "FT"
+    assert _rule(search("local hand-off: three tasks")) == "FT"
 
 
 def test_a_lock_that_is_passed_on_and_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockfast.client.lease.Tenancy.end", lambda _: None)
     with python(rooms.LocalQueue, "pass_on", "if not holding.give_back(to_another=True):", "if False:"):
-        assert _rule(search("household: alone")) is not None
+        assert _rule(search("local hand-off: three tasks")) is not None
 
 
 def test_a_lease_that_outlasts_its_tenancy_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_lease_that_outlasts_its_tenancy_is_caught(monkeypatch: pytest.MonkeyP
 def test_a_next_in_line_that_is_told_at_one_inbox_before_the_grant_is_caught() -> None:
     """It asks the server, which has forgotten all, and is granted the lock before the older grant is read."""
     with lua("release", "if inbox and inbox == but then return false end", ""):
-        assert _rule(Explorer(local_handoff_models.forgotten()).run(most_seconds=50.0)) == "FT"
+        assert _rule(Explorer(local_handoff_models.restart()).run(most_seconds=50.0)) == "FT"
 
 
 def test_a_block_that_follows_a_loss_of_the_counter_is_above_all_before() -> None:

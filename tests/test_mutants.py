@@ -1,4 +1,4 @@
-"""The checks are checked: each error planted in the shipped core or Lua is found by a small model."""
+"""Mutation tests of the explorer: a small model finds each error that is planted in the shipped core or Lua."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -9,18 +9,18 @@ import pytest
 from lockfast.core import acquire, adopt, lease_state, release, validity
 from lockfast.core.deadline import Deadline
 from verify.explorer import Explorer, Report
-from verify.models import LOCK, TTL, giver, taker, user
-from verify.mutation import constant, lua, python
+from verify.models import LOCK, TTL, adopter, exporter, user
+from verify.mutation import attribute, lua, python
 from verify.process import Process, Program
 from verify.world import ALL_RULES, Client, Model
 
 pytestmark = pytest.mark.timeout(600)
 MOST_SECONDS = 500.0
-"""States are the limit; a busy machine may take its time."""
+"""Generous: the number of states limits the search."""
 FOREIGN = (("SET", "door", "X9", "PX", "500"),)
-"""Somebody else's lock, which ends half a second after the beginning."""
+"""A lock of another program; it expires after half a second."""
 TICK = (("SET", "clock", "tick", "PX", "1000"),)
-"""A key of no meaning, whose end gives time something to go on to."""
+"""An unrelated key; its expiry is an instant to which the clock can advance."""
 
 
 def world(
@@ -41,18 +41,18 @@ def world(
 
 
 def adopting(seconds: float = 1.1, **faults: int) -> Model:
-    clients = [Client("A", giver), Client("B", taker, after="A"), Client("C", taker, after="A")]
+    clients = [Client("A", exporter), Client("B", adopter, after="A"), Client("C", adopter, after="A")]
     return Model("mutant", clients, faults, seconds, rules=ALL_RULES - {"CL"})
 
 
 async def early_and_late(me: Process) -> None:
-    """Take the lock and give it back at once; take it again when a grant to another has run out, and keep it."""
+    """Acquire and release; acquire again after the grant of another client expired, and do not release."""
     lock = me.locks().lock(LOCK, ttl=TTL, renew=False)
     lease = await lock.acquire()
     if lease is not None:
         await lease.release()
     await me.sleep(TTL + 0.05)
-    me.holds(await lock.acquire())
+    me.record_acquire(await lock.acquire())
     await me.work()
 
 
@@ -77,34 +77,34 @@ MUTANTS = {
         "ME",
     ),
     "no allowance for drift": mutant(
-        lambda: constant(validity, "DRIFT", 0.0), world(once, seconds=3.1, rates=(0.998,), pause=1), "SG"
+        lambda: attribute(validity, "DRIFT", 0.0), world(once, seconds=3.1, rates=(0.998,), pause=1), "SG"
     ),
     "a renewal counted from the reply": mutant(
         lambda: python(lease_state.LeaseState, "renewed", "valid_until(sent_at, ttl)", "self.valid_until + ttl"),
         world(renewing, once, seconds=5.1, pause=1),
         "SG",
     ),
-    "renewing too seldom": mutant(
+    "renewals are too rare": mutant(
         lambda: python(lease_state.LeaseState, "renewed", "sent_at + self.ttl / 3", "sent_at + self.ttl * 3"),
         world(renewing, seconds=5.1),
         "KP",
     ),
-    "a forgotten lease is taken back in after another had the lock": mutant(
+    "a lost lease is re-asserted although another client had the lock": mutant(
         lambda: lua("reassert", ">= tonumber(ARGV[4])", ">= 2 * tonumber(ARGV[4])"),
         world(user(renew=True, reasserts=True), user(timeout=0.0), rules=ALL_RULES - {"RL"}, restart=1),
         "FT",
     ),
-    "a lost lease comes back to life": mutant(
+    "a late renewal revives a lost lease": mutant(
         lambda: python(
             lease_state.LeaseState,
             "renewed",
             "if self.state not in ALIVE:\n            return",
             "self.state = State.HELD",
         ),
-        world(renewing, seconds=7.1, slow=3, vanish=1),
+        world(renewing, seconds=7.1, slow=3, lose_silently=1),
         "SG",
     ),
-    "age rule dropped": mutant(
+    "a notified grant counts from its arrival": mutant(
         lambda: python(
             ATTEMPT,
             "_wait_turn",
@@ -114,22 +114,22 @@ MUTANTS = {
         world(once, once, seconds=3.1, pause=1, mortal="B"),
         "SG",
     ),
-    "old pushes are taken unasked": mutant(
+    "a stale notification is not confirmed": mutant(
         lambda: python(ATTEMPT, "_wait_turn", "if not worth(", "if False and not worth("),
         world(once, once, seconds=3.1, rules=frozenset({"AL"}), pause=1, mortal="B"),
         "AL",
     ),
-    "a grant that ran out on its way is handed out": mutant(
+    "an expired grant is returned": mutant(
         lambda: python(ATTEMPT, "run", "if runtime.now() < grant.valid_until - self._spare:", "if True:"),
         world(once, seconds=3.1, pause=1),
         "AL",
     ),
-    "an adopted lease that ran out on its way is handed out": mutant(
+    "an expired adopted lease is returned": mutant(
         lambda: python(adopt, "_adopt_once", "if runtime.now() >= grant.valid_until:", "if False:"),
         adopting(seconds=3.1, pause=1),
         "AL",
     ),
-    "turn check dropped": mutant(
+    "the attempt of a notification is not checked": mutant(
         lambda: python(ATTEMPT, "_wait_turn", "push is None or push.attempt != self._attempt", "push is None"),
         world(early_and_late, once, seconds=3.1, rules=ALL_RULES - {"CL"}, pause=1, mortal="B"),
         "SG",
@@ -140,42 +140,42 @@ MUTANTS = {
         world(once, setup=FOREIGN),
         "LW",
     ),
-    "no second look": mutant(
+    "the first waiter does not poll": mutant(
         lambda: python(
             ATTEMPT,
             "_next_look",
             "min(self._asked_at + self._ask.ttl / 3, now + LOOK_AGAIN * (1 + answer.position))",
             "now + 1000.0",
         ),
-        world(once, once, lose_push=1),
+        world(once, once, lose_notification=1),
         "LW",
     ),
-    "the queue is not left when the time is up": mutant(
+    "a timed-out waiter keeps its ticket": mutant(
         lambda: python(ATTEMPT, "run", "await self._abandon(inline=True)", "pass"),
         world(once, user(timeout=0.5)),
         "CL",
     ),
-    "nothing is given back when cancelled": mutant(
+    "a cancelled waiter keeps its ticket": mutant(
         lambda: python(ATTEMPT, "_abandon", "if not self._traces:", "if True:"),
         world(once, once, cancel=1, cancellable="B"),
         "CL",
     ),
-    "no answer is taken for no": mutant(
+    "a lost reply counts as denied": mutant(
         lambda: python(
             ATTEMPT,
             "run",
             "self._traces = traces or error.outcome is not Outcome.NOT_DONE",
             "self._traces = traces",
         ),
-        world(user(timeout=0.5), rules=frozenset({"CF"}), vanish=1),
+        world(user(timeout=0.5), rules=frozenset({"CF"}), lose_silently=1),
         "CF",
     ),
-    "the deadline is not looked at": mutant(
+    "the deadline is ignored": mutant(
         lambda: python(Deadline, "earliest", "moment if self.at is None else min(moment, self.at)", "moment"),
         world(once, user(timeout=0.5)),
         "BD",
     ),
-    "a release that was repeated says no": mutant(
+    "a repeated release returns False": mutant(
         lambda: python(release, "release", "released or (maybe_done and ours)", "released"),
         world(once, lose_reply=1),
         "RL",
@@ -185,7 +185,7 @@ MUTANTS = {
         world(renewing, once, seconds=3.1, crash=1, mortal="A"),
         "OW",
     ),
-    "renewing does not set the ttl": mutant(
+    "a renewal does not set the ttl": mutant(
         lambda: lua("renew", "redis.call('PEXPIRE', KEYS[at], ARGV[at + 1])", "redis.call('PTTL', KEYS[at])"),
         world(renewing, seconds=4.1),
         "SG",
@@ -195,87 +195,89 @@ MUTANTS = {
         world(once, user(timeout=0.5)),
         "OW",
     ),
-    "release does not leave the queue": mutant(
+    "a release does not remove the ticket": mutant(
         lambda: lua("release", "call('ZREM', queue, ARGV[1])\n    call('HDEL', waiters, ARGV[1])", ""),
         world(once, user(timeout=0.5)),
         "CL",
     ),
-    "release hands nothing on": mutant(
+    "a release does not hand off": mutant(
         lambda: lua("release", "  head = call('ZPOPMIN', queue)[1]\n  if not head", "  if not head"),
         world(once, once),
         "LW",
     ),
-    "hand-off without a ttl": mutant(
+    "a hand-off has no ttl": mutant(
         lambda: lua(
             "release", "return told or tell_next(queue, waiters, ttl_ms, asker)", "call('PERSIST', lock) return"
         ),
         world(once, once, crash=1, mortal="B"),
         "ST",
     ),
-    "a dead head is not skipped": mutant(
+    "a dead first waiter is not skipped": mutant(
         lambda: lua("release", "call('DEL', lock)\n      end", "call('DEL', lock)\n        return\n      end"),
         world(once, once, once, seconds=0.9, crash=1, mortal="B"),
         "LW",
     ),
-    "what PUBLISH says is ignored": mutant(
+    "the reply of PUBLISH is ignored": mutant(
         lambda: lua("release", "turn, fence_digits)) > 0", "turn, fence_digits)) >= 0"),
         world(once, once, seconds=0.9, crash=1, mortal="B"),
         "FQ",
     ),
-    "a waiter that has not asked for long is not passed over": mutant(
+    "an expired ticket is not skipped": mutant(
         lambda: lua("release", "tonumber(dead_at) * 1000 > now", "true"),
         world(renewing, once, seconds=3.1, pause=1, mortal="B"),
         "FQ",
     ),
-    "a newcomer takes a free lock before those who wait": mutant(
+    "a newcomer overtakes the queue": mutant(
         lambda: lua("acquire", "call('EXISTS', lock, queue) == 0", "call('EXISTS', lock) == 0"),
         world(once, once, setup=FOREIGN, slow=1),
         "FQ",
     ),
-    "a ticket from before is ignored": mutant(
+    "an earlier ticket is ignored": mutant(
         lambda: lua("acquire", "ticket = ARGV[6]\n    if ticket == '' then", "do"),
         world(once, once, once, seconds=0.9, cut_inbox=1),
         "FQ",
     ),
-    "a repeat does not set the ttl anew": mutant(
+    "a repeated claim does not renew the ttl": mutant(
         lambda: lua("acquire", "  prolong(lock, ttl_ms)\n", ""),
         world(once, seconds=4.1, setup=TICK, slow=1, lose_reply=1),
         "SG",
     ),
-    "a repeat is a new grant": mutant(
+    "a repeated claim is denied": mutant(
         lambda: lua("acquire", "if held == holder then", "if false then"), world(once, lose_reply=1), "NL"
     ),
-    "the fence is not raised": mutant(
+    "the fence does not grow": mutant(
         lambda: lua(
             "release", "if fence <= now then", "if before then fence_digits = before:match('^%d+') elseif true then"
         ),
         world(once, once),
         "FT",
     ),
-    "adopting needs no old holder": mutant(lambda: lua("adopt", "held ~= ARGV[4]", "not held"), adopting(), "OW", "SG"),
+    "an adoption does not check the old holder": mutant(
+        lambda: lua("adopt", "held ~= ARGV[4]", "not held"), adopting(), "OW", "SG"
+    ),
 }
 
 
-def kill(name: str) -> Report:
-    chosen = MUTANTS[name]
-    with chosen.plant():
-        return Explorer(chosen.model).run(most_states=60_000, most_seconds=MOST_SECONDS)
+def explore_mutant(name: str) -> Report:
+    mutant = MUTANTS[name]
+    with mutant.plant():
+        return Explorer(mutant.model).run(most_states=60_000, most_seconds=MOST_SECONDS)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_error_is_found(name: str) -> None:
-    report = kill(name)
+def test_planted_error_is_found(name: str) -> None:
+    report = explore_mutant(name)
     assert report.violation is not None, f"the mutant survived: {report.verdict}, {report.states} states"
     assert report.violation.rule in MUTANTS[name].killed_by, str(report.trace)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-@pytest.mark.soak  # the models of `make explore` and of test_explorer.py are clean too
-def test_without_the_error_the_same_model_is_clean(name: str) -> None:
+@pytest.mark.soak  # the models of `make explore` and test_explorer.py cover the same
+def test_same_model_without_the_error_has_no_violation(name: str) -> None:
     model = MUTANTS[name].model
     report = Explorer(model).run(most_states=3_000, most_seconds=MOST_SECONDS)
     assert report.violation is None, str(report.trace)
 
 
-def test_there_are_enough_of_them() -> None:
+def test_number_of_mutants() -> None:
     assert len(MUTANTS) >= 20

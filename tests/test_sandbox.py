@@ -1,7 +1,4 @@
-"""`lockfast.testing` for users: locks in memory, a clock that makes nobody wait, and faults on demand, in both colours.
-
-No test here sleeps; the last one shows that hours of virtual time take next to none.
-"""
+"""The sandbox: in-memory locks, a virtual clock and faults on demand, in both flavours. No test here sleeps."""
 
 import asyncio
 import re
@@ -25,10 +22,10 @@ def sandbox() -> Sandbox:
     return Sandbox()
 
 
-# Time
+# Time.
 
 
-def test_a_lease_is_renewed_while_time_goes_on(sandbox: Sandbox) -> None:
+def test_lease_is_renewed_as_time_passes(sandbox: Sandbox) -> None:
     lease = sandbox.locks.lock("door", ttl=10).acquire()
     assert lease is not None
     sandbox.advance(3600)
@@ -37,14 +34,14 @@ def test_a_lease_is_renewed_while_time_goes_on(sandbox: Sandbox) -> None:
     assert lease.release()
 
 
-def test_a_lease_that_is_not_renewed_ends_with_its_ttl(sandbox: Sandbox) -> None:
-    told: list[object] = []
-    lease = sandbox.locks.lock("door", ttl=10, renew=False, on_lost=told.append).acquire()
+def test_unrenewed_lease_expires_with_its_ttl(sandbox: Sandbox) -> None:
+    lost: list[object] = []
+    lease = sandbox.locks.lock("door", ttl=10, renew=False, on_lost=lost.append).acquire()
     sandbox.advance(9.9)
     assert lease is not None
     assert lease.state is State.HELD
     sandbox.advance(0.1)
-    assert (lease.state, told) == (State.LOST, [lease])
+    assert (lease.state, lost) == (State.LOST, [lease])
 
 
 def test_max_hold_ends_a_lease(sandbox: Sandbox) -> None:
@@ -54,7 +51,7 @@ def test_max_hold_ends_a_lease(sandbox: Sandbox) -> None:
     assert lease.state is State.LOST
 
 
-def test_waiting_takes_no_time_and_moves_the_clock(sandbox: Sandbox) -> None:
+def test_wait_moves_the_clock_without_real_time(sandbox: Sandbox) -> None:
     sandbox.hold("door")
     before, began = sandbox.now(), time.monotonic()
     assert sandbox.locks.lock("door").acquire(timeout=300) is None
@@ -62,14 +59,14 @@ def test_waiting_takes_no_time_and_moves_the_clock(sandbox: Sandbox) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_a_lock_that_frees_itself_is_got_at_that_moment(sandbox: Sandbox) -> None:
+def test_expired_lock_is_acquired_at_its_expiry(sandbox: Sandbox) -> None:
     sandbox.hold("door", seconds=60)
     before = sandbox.now()
     assert sandbox.locks.lock("door").acquire() is not None
     assert 60 <= sandbox.now() - before < 60.1
 
 
-def test_a_wait_without_an_end_is_an_error_and_no_hang(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_wait_raises_instead_of_hanging(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockfast.testing.virtual_time.MOST_JUMPS", 500)
     sandbox.hold("door")
     with pytest.raises(Stuck, match="nothing can end the wait"):
@@ -78,22 +75,22 @@ def test_a_wait_without_an_end_is_an_error_and_no_hang(sandbox: Sandbox, monkeyp
         sandbox.run(sandbox.async_locks.lock("door").acquire())
 
 
-# Others, and faults
+# Other clients, and faults.
 
 
-def test_what_another_holds_is_given_back_to_who_waits(sandbox: Sandbox) -> None:
+def test_release_of_another_holder_wakes_a_waiter(sandbox: Sandbox) -> None:
     other = sandbox.hold("door")
-    got: list[bool] = []
-    waiter = threading.Thread(target=lambda: got.append(sandbox.locks.lock("door").acquire() is not None))
+    acquired: list[bool] = []
+    waiter = threading.Thread(target=lambda: acquired.append(sandbox.locks.lock("door").acquire() is not None))
     waiter.start()
     while not sandbox.locks.lock("door").inspect().waiters:
-        time.sleep(0.001)  # until the thread has come to its wait
+        time.sleep(0.001)  # until the thread waits
     assert other.release()
     waiter.join(10)
-    assert got == [True]
+    assert acquired == [True]
 
 
-def test_another_takes_the_lock_away_and_the_keeper_notices(sandbox: Sandbox) -> None:
+def test_keepalive_detects_that_another_client_took_the_lock(sandbox: Sandbox) -> None:
     lease = sandbox.locks.lock("door", ttl=30).acquire()
     sandbox.hold("door")
     assert lease is not None
@@ -101,32 +98,34 @@ def test_another_takes_the_lock_away_and_the_keeper_notices(sandbox: Sandbox) ->
     assert lease.state is State.LOST
 
 
-def test_lose_tells_the_holder_at_once(sandbox: Sandbox) -> None:
-    told: list[object] = []
-    lock = sandbox.locks.lock("door", on_lost=told.append)
+def test_lose_notifies_the_holder_at_once(sandbox: Sandbox) -> None:
+    lost: list[object] = []
+    lock = sandbox.locks.lock("door", on_lost=lost.append)
     lease = lock.__enter__()
     sandbox.lose(lease)
-    assert told == [lease]
+    assert lost == [lease]
     assert lease.lost.wait(timeout=0)
     with pytest.raises(LeaseLost, match="the test took it away"):
         lock.__exit__(None, None, None)
 
 
-def test_a_callback_may_wait_for_locks_itself(sandbox: Sandbox) -> None:
-    """Callbacks run in threads of their own, which take turns with the test."""
-    got: list[object] = []
+def test_callback_can_wait_for_locks(sandbox: Sandbox) -> None:
+    """Callbacks run in threads of their own, scheduled together with the test."""
+    acquired: list[object] = []
     sandbox.hold("other", seconds=5)
-    lock = sandbox.locks.lock("door", on_lost=lambda lease: got.append(sandbox.locks.lock("other").acquire(timeout=20)))
+    lock = sandbox.locks.lock(
+        "door", on_lost=lambda lease: acquired.append(sandbox.locks.lock("other").acquire(timeout=20))
+    )
     lease = lock.acquire()
     assert lease is not None
     sandbox.lose(lease)
-    assert got == []
+    assert acquired == []
     sandbox.advance(6)
-    assert len(got) == 1
-    assert got[0] is not None
+    assert len(acquired) == 1
+    assert acquired[0] is not None
 
 
-def test_a_store_that_is_unreachable_puts_leases_at_risk_and_then_loses_them(sandbox: Sandbox) -> None:
+def test_unreachable_store_puts_a_lease_at_risk_and_then_loses_it(sandbox: Sandbox) -> None:
     seen: list[str] = []
     lock = sandbox.locks.lock(
         "door", ttl=30, on_risk=lambda lease: seen.append("risk"), on_lost=lambda lease: seen.append("lost")
@@ -144,7 +143,7 @@ def test_a_store_that_is_unreachable_puts_leases_at_risk_and_then_loses_them(san
     assert lock.acquire(timeout=60) is not None
 
 
-def test_a_store_that_comes_back_in_time_saves_the_lease(sandbox: Sandbox) -> None:
+def test_store_reachable_in_time_saves_the_lease(sandbox: Sandbox) -> None:
     lease = sandbox.locks.lock("door", ttl=30).acquire()
     sandbox.unreachable()
     sandbox.advance(20)
@@ -154,7 +153,7 @@ def test_a_store_that_comes_back_in_time_saves_the_lease(sandbox: Sandbox) -> No
     assert lease.state is State.HELD
 
 
-def test_a_store_that_forgets_is_noticed_by_the_next_renewal(sandbox: Sandbox) -> None:
+def test_next_renewal_detects_a_reset_store(sandbox: Sandbox) -> None:
     lease = sandbox.locks.lock("door", ttl=30).acquire()
     sandbox.reset()
     assert lease is not None
@@ -163,8 +162,8 @@ def test_a_store_that_forgets_is_noticed_by_the_next_renewal(sandbox: Sandbox) -
     assert lease.state is State.LOST
 
 
-def test_fences_and_moments_are_the_same_in_every_run() -> None:
-    def story() -> list[float]:
+def test_fences_and_times_are_the_same_on_every_run() -> None:
+    def one_run() -> list[float]:
         with Sandbox() as sandbox:
             first = sandbox.locks.lock("door").acquire()
             sandbox.advance(7.25)
@@ -174,10 +173,10 @@ def test_fences_and_moments_are_the_same_in_every_run() -> None:
             assert second is not None
             return [first.fence, second.fence, sandbox.now()]
 
-    assert story() == story()
+    assert one_run() == one_run()
 
 
-# asyncio
+# Async.
 
 
 def test_asyncio_runs_in_virtual_time(sandbox: Sandbox) -> None:
@@ -192,22 +191,22 @@ def test_asyncio_runs_in_virtual_time(sandbox: Sandbox) -> None:
     assert took == pytest.approx(3600)
 
 
-def test_losing_a_lease_cancels_the_body_in_asyncio(sandbox: Sandbox) -> None:
+def test_lost_lease_cancels_an_async_body(sandbox: Sandbox) -> None:
     reached: list[str] = []
 
     async def main() -> None:
         async with sandbox.async_locks.lock("door") as lease:
             sandbox.lose(lease)
-            reached.append("told")
+            reached.append("lost")
             await asyncio.sleep(3600)
             reached.append("never")
 
     with pytest.raises(LeaseLost):
         sandbox.run(main())
-    assert reached == ["told"]
+    assert reached == ["lost"]
 
 
-def test_asyncio_meets_an_unreachable_store(sandbox: Sandbox) -> None:
+def test_unreachable_store_in_asyncio(sandbox: Sandbox) -> None:
     async def main() -> State:
         lease = await sandbox.async_locks.lock("door", ttl=30).acquire()
         sandbox.unreachable()
@@ -218,7 +217,7 @@ def test_asyncio_meets_an_unreachable_store(sandbox: Sandbox) -> None:
     assert sandbox.run(main()) is State.LOST
 
 
-def test_both_colours_share_the_store_and_the_clock(sandbox: Sandbox) -> None:
+def test_flavours_share_the_store_and_the_clock(sandbox: Sandbox) -> None:
     lease = sandbox.locks.lock("door", renew=False, ttl=60).acquire()
     assert lease is not None
 
@@ -230,7 +229,7 @@ def test_both_colours_share_the_store_and_the_clock(sandbox: Sandbox) -> None:
     assert 59 < sandbox.run(main()) < 61
 
 
-def test_two_tasks_hand_the_lock_on(sandbox: Sandbox) -> None:
+def test_tasks_hand_the_lock_off_in_order(sandbox: Sandbox) -> None:
     order: list[str] = []
 
     async def worker(name: str, seconds: float) -> None:
@@ -245,14 +244,14 @@ def test_two_tasks_hand_the_lock_on(sandbox: Sandbox) -> None:
     assert order == ["first", "second", "third"]
 
 
-def test_a_loop_in_which_all_wait_for_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_without_timers_and_events_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockfast.testing.virtual_time.REAL_PATIENCE", 0.01)
     sandbox = Sandbox()
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(sandbox.clock)) as runner, pytest.raises(Stuck):
         runner.run(asyncio.Event().wait())
 
 
-# The plugin, and the page
+# The plugin, and the page in the documentation.
 
 TESTS = """
 import lockfast, lockfast.aio
@@ -270,13 +269,13 @@ def test_afterwards():
 """
 
 
-def test_the_fixtures(pytester: pytest.Pytester) -> None:
+def test_fixtures(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
     outcome = pytester.runpytest_subprocess("-p", "lockfast.testing.plugin", "-p", "no:asyncio", "-p", "no:valkey")
     outcome.assert_outcomes(passed=3)
 
 
-def test_the_tests_that_the_page_shows_pass(pytester: pytest.Pytester) -> None:
+def test_examples_of_the_page_pass(pytester: pytest.Pytester) -> None:
     parts = [fence.body for fence in fences(DOCS.read_text("utf-8"))]
     shown = sum(len(re.findall(r"^def test_", part, re.MULTILINE)) for part in parts)
     pytester.makepyfile("\n\n".join(parts))
@@ -285,7 +284,7 @@ def test_the_tests_that_the_page_shows_pass(pytester: pytest.Pytester) -> None:
     assert shown >= 6
 
 
-def test_the_plugin_is_an_entry_point() -> None:
-    """Under its own module's name, so that naming it once more by `-p` or `pytest_plugins` does no harm."""
+def test_plugin_is_an_entry_point() -> None:
+    """Its name is the module's name, so `-p` or `pytest_plugins` do not load it twice."""
     text = (DOCS.parent.parent / "pyproject.toml").read_text("utf-8")
     assert '[project.entry-points.pytest11]\n"lockfast.testing.plugin" = "lockfast.testing.plugin"' in text

@@ -1,4 +1,4 @@
-"""The simulator: no seed breaks a promise, a seed replays exactly, and planted errors are found and shrunk."""
+"""The simulator: no seed breaks a rule, a seed replays exactly, and planted errors are found and shrunk."""
 
 import re
 import subprocess
@@ -9,35 +9,35 @@ import pytest
 from lockfast.core import acquire
 from verify import simulate as command
 from verify.mutation import lua, python
-from verify.scenario import Setting
-from verify.simulator import Outcome, Simulation, shrunk, simulate
+from verify.scenario import Scenario
+from verify.simulator import Outcome, Simulation, shrink, simulate
 
 SEEDS = 500
-pytestmark = pytest.mark.timeout(600)  # a busy machine may take its time
+pytestmark = pytest.mark.timeout(600)  # a busy machine is slow
 
 
-def test_no_seed_breaks_a_promise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_seed_breaks_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
     failed = command.main(["--seeds", str(SEEDS), "--jobs", "2"])
-    said = capsys.readouterr().out
-    assert not failed, said
-    found = re.search(r"([\d,]+) grants", said)
+    output = capsys.readouterr().out
+    assert not failed, output
+    found = re.search(r"([\d,]+) grants", output)
     assert found is not None
-    assert int(found[1].replace(",", "")) > 20 * SEEDS, "the runs do next to nothing"
+    assert int(found[1].replace(",", "")) > 20 * SEEDS, "the runs acquire too few locks"
 
 
 @pytest.mark.parametrize("seed", [211, 378, 3539, 8445])
-def test_seeds_that_once_failed(seed: int) -> None:
-    """A wait that asked on when its time was up; a place that a late request without a ticket had moved to the end; a
-    tenancy that came too late for its first lease."""
-    assert not simulate(seed).broken
+def test_seeds_of_past_failures(seed: int) -> None:
+    """A request sent after the timeout; a ticket that a late request moved to the end of the queue; a shared grant that
+    arrived too late for its first lease."""
+    assert not simulate(seed).violation
 
 
-def test_a_seed_gives_the_same_trace_on_every_run() -> None:
+def test_seed_gives_the_same_trace_on_every_run() -> None:
     for seed in (1, 2, 3):
         assert simulate(seed) == simulate(seed)
 
 
-def test_the_hash_of_a_seed_is_the_same_in_another_process() -> None:
+def test_digest_of_a_seed_is_the_same_in_another_process() -> None:
     script = "from verify.simulator import simulate; print(simulate(7).digest)"
     found = {
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
@@ -49,36 +49,36 @@ def test_the_hash_of_a_seed_is_the_same_in_another_process() -> None:
 def first_failure(seeds: int = 60) -> Outcome:
     for seed in range(seeds):
         outcome = simulate(seed)
-        if outcome.broken:
+        if outcome.violation:
             return outcome
-    pytest.fail("no seed noticed the planted error")
+    pytest.fail("no seed found the planted error")
 
 
-def test_a_planted_error_is_found_and_shrunk() -> None:
+def test_planted_error_is_found_and_shrunk() -> None:
     with lua("release", "local ours = held == ARGV[1]", "local ours = held ~= false"):
         outcome = first_failure()
-        small = shrunk(outcome.setting)
-    assert outcome.broken.startswith("OW")
-    assert small.broken
-    assert small.setting.clients <= 3
-    assert not small.setting.faults
+        small = shrink(outcome.scenario)
+    assert outcome.violation.startswith("OW")
+    assert small.violation
+    assert small.scenario.clients <= 3
+    assert not small.scenario.faults
     assert small.trace
 
 
 def test_validity_from_the_reply_is_found() -> None:
     with python(acquire.Attempt, "run", "self._asked_at = sent_at", "self._asked_at = runtime.now()"):
-        assert first_failure().broken.startswith("SG")
+        assert first_failure().violation.startswith("SG")
 
 
-def test_a_waiter_that_nobody_wakes_is_found_in_liveness_mode() -> None:
+def test_waiter_that_is_never_woken_is_found_in_liveness_mode() -> None:
     with (
         lua("release", "  head = call('ZPOPMIN', queue)[1]\n  if not head", "  if not head"),
         python(acquire.Attempt, "_next_look", "return moment", "return now + 1000.0"),
     ):
-        assert first_failure().broken.startswith("LIVE")
+        assert first_failure().violation.startswith("LIVE")
 
 
-def test_the_command_tells_of_a_failing_seed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_reports_a_failing_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--seeds", "3"]) == 0
     assert "0 failed" in capsys.readouterr().out
     with lua("release", "local ours = held == ARGV[1]", "local ours = held ~= false"):
@@ -86,7 +86,7 @@ def test_the_command_tells_of_a_failing_seed(capsys: pytest.CaptureFixture[str])
     assert "shrunk to" in capsys.readouterr().out
 
 
-def test_a_setting_can_be_run_by_itself() -> None:
-    outcome = Simulation(Setting.of_seed(4), keep_trace=True).run()
+def test_scenario_can_be_run_with_its_trace() -> None:
+    outcome = Simulation(Scenario.of_seed(4), keep_trace=True).run()
     assert outcome.digest == simulate(4).digest
     assert outcome.trace

@@ -1,4 +1,4 @@
-"""The virtual server answers as real ones do: the same seeded operations on each, and equal answers."""
+"""The virtual server replies like real ones: the same seeded operations on each give equal replies."""
 
 import random
 import socket
@@ -22,19 +22,19 @@ from verify.virtual_server import Replica, VirtualRedis
 
 NAMES = ("door", "gate{1}")
 HOLDERS = ("ann", "bob", "cy")
-MORE = ("break", "survey", "reassert")
+MORE = ("force_release", "listing", "reassert")
 Exchange = Callable[[bytes], Any]
 
 
 class SocketServer:
-    """A real server, spoken to in bytes; its subscriber is a connection of its own for each holder."""
+    """A real server behind a raw socket; each holder subscribes on its own connection."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._connection, self._reader = self._dial()
+        self._connection, self._reader = self._connect()
         self._inboxes: dict[str, tuple[socket.socket, Reader]] = {}
 
-    def _dial(self) -> tuple[socket.socket, Reader]:
+    def _connect(self) -> tuple[socket.socket, Reader]:
         return socket.create_connection((self._server.host, self._server.port), timeout=5), Reader()
 
     def execute(self, request: bytes) -> Any:
@@ -43,7 +43,7 @@ class SocketServer:
 
     def subscribe(self, who: str) -> None:
         if who not in self._inboxes:
-            self._inboxes[who] = connection, reader = self._dial()
+            self._inboxes[who] = connection, reader = self._connect()
             connection.sendall(pack(b"SUBSCRIBE", f"inbox:{who}".encode()))
             _read(connection, reader)
 
@@ -52,7 +52,7 @@ class SocketServer:
         if connection is not None and reader is not None:
             connection.sendall(pack(b"UNSUBSCRIBE"))
             while _read(connection, reader)[0] != b"unsubscribe":
-                pass  # pushes that came before
+                pass  # notifications that arrived earlier
             connection.close()
 
     def advance(self, seconds: float) -> None:
@@ -77,7 +77,7 @@ class Virtual:
         self.advance = self._server.advance
 
     def execute(self, request: bytes) -> Any:
-        self._server.advance(0.000_137)  # time passes on a real server too, so no two moments are equal
+        self._server.advance(0.000_137)  # as on a real server, every request has its own time
         return self._server.execute(request)
 
     def subscribe(self, who: str) -> None:
@@ -133,7 +133,7 @@ class NoInbox:
 
 
 class Normal:
-    """Makes answers comparable: microseconds become their rank of appearance, seconds become rough."""
+    """Makes replies comparable: microseconds become their order of appearance; seconds are only checked for None."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
@@ -159,7 +159,7 @@ class Normal:
 
 
 def operations(seed: int, length: int = 60, ttls: tuple[float, ...] = (20.0, 50.0)) -> list[tuple[Any, ...]]:
-    """A list of operations of the lock, small enough in its values that they meet often."""
+    """Random operations on few names and holders, so that they often conflict."""
     randomness = random.Random(seed)
     found: list[tuple[Any, ...]] = []
     for _ in range(length):
@@ -185,14 +185,14 @@ def operations(seed: int, length: int = 60, ttls: tuple[float, ...] = (20.0, 50.
     return found
 
 
-def play(enqueue: Any, todo: list[tuple[Any, ...]]) -> Iterator[Any]:
-    """The comparable answers to `todo`."""
-    store = RedisStore(DirectWire(enqueue.execute), NoInbox())
+def play(server: Any, todo: list[tuple[Any, ...]]) -> Iterator[Any]:
+    """Run `todo`; yield comparable replies."""
+    store = RedisStore(DirectWire(server.execute), NoInbox())
     normal = Normal()
     tickets: dict[tuple[str, str], int] = {}
     for kind, name, holder, ttl, other, attempt in todo:
         try:
-            reply = _one(enqueue, store, tickets, kind, name, holder, ttl, other, attempt)
+            reply = _one(server, store, tickets, kind, name, holder, ttl, other, attempt)
         except Exception as error:
             reply = error
         if isinstance(reply, Queued):
@@ -201,7 +201,7 @@ def play(enqueue: Any, todo: list[tuple[Any, ...]]) -> Iterator[Any]:
 
 
 def _one(
-    enqueue: Any,
+    server: Any,
     store: RedisStore,
     tickets: dict[tuple[str, str], int],
     kind: str,
@@ -225,22 +225,22 @@ def _one(
         return run(store.adopt(claim, other, 0.0))
     if kind == "reassert":
         return run(store.reassert(claim, attempt * 10**12 if attempt < 4 else 2**52, 0.0))
-    if kind == "break":
+    if kind == "force_release":
         return run(store.force_release(name, holder, 0.0))
-    if kind == "survey":
+    if kind == "listing":
         return sorted(run(store.listing("*", "", 0.0)).infos)
     if kind == "inspect":
         return run(store.inspect(name, 0.0))
     if kind == "expire":
-        return enqueue.execute(pack(b"DEL", name.encode()))
+        return server.execute(pack(b"DEL", name.encode()))
     if kind == "spoil":
-        return enqueue.execute(pack(b"HSET", name.encode(), b"field", b"value"))
+        return server.execute(pack(b"HSET", name.encode(), b"field", b"value"))
     if kind == "flush":
-        enqueue.execute(pack(b"FLUSHALL"))
-        return enqueue.execute(pack(b"SCRIPT", b"FLUSH"))
+        server.execute(pack(b"FLUSHALL"))
+        return server.execute(pack(b"SCRIPT", b"FLUSH"))
     if kind == "sleep":
-        return enqueue.advance(ttl)
-    return enqueue.subscribe(holder) if kind == "listen" else enqueue.unsubscribe(holder)
+        return server.advance(ttl)
+    return server.subscribe(holder) if kind == "listen" else server.unsubscribe(holder)
 
 
 @pytest.fixture(params=KINDS)
@@ -251,7 +251,7 @@ def real(request: pytest.FixtureRequest, shared_server: Callable[[str], Server])
     server.close()
 
 
-def test_lock_operations_give_equal_answers(real: SocketServer) -> None:
+def test_lock_operations_give_equal_replies(real: SocketServer) -> None:
     for seed in range(60):
         todo = operations(seed)
         real.execute(pack(b"FLUSHALL"))
@@ -260,8 +260,8 @@ def test_lock_operations_give_equal_answers(real: SocketServer) -> None:
         assert list(play(real, todo)) == list(play(Virtual(), todo)), f"seed {seed}"
 
 
-def test_what_expires_is_gone_on_both(real: SocketServer) -> None:
-    """Short ttls and real waiting: leases, places in the queue and dead waiters run out."""
+def test_expired_keys_are_gone_on_both(real: SocketServer) -> None:
+    """Short ttls and real sleeps: leases, tickets and dead waiters expire."""
     todo: list[tuple[Any, ...]] = [
         ("listen", "door", "bob", 0, "", 0),
         ("listen", "door", "cy", 0, "", 0),
@@ -335,7 +335,7 @@ def plain(reply: Any) -> Any:
     return 90_000 if isinstance(reply, int) and 80_000 < reply <= 90_000 else reply
 
 
-def test_plain_commands_give_equal_answers(real: SocketServer) -> None:
+def test_plain_commands_give_equal_replies(real: SocketServer) -> None:
     for seed in range(30):
         real.execute(pack(b"FLUSHALL"))
         virtual = Virtual()
@@ -369,7 +369,7 @@ SCRIPTS = (
 )
 
 
-def test_scripts_convert_values_as_a_real_server_does(real: SocketServer) -> None:
+def test_scripts_convert_values_like_a_real_server(real: SocketServer) -> None:
     real.execute(pack(b"FLUSHALL"))
     virtual = Virtual()
     for text in SCRIPTS:
@@ -381,7 +381,7 @@ def test_scripts_convert_values_as_a_real_server_does(real: SocketServer) -> Non
             assert plain(ours) == plain(theirs), text
 
 
-def test_a_server_that_restarts_has_forgotten_everything() -> None:
+def test_restarted_server_has_no_data() -> None:
     server = VirtualRedis()
     server.subscribe("ann", b"inbox")
     server.call("SET", "door", "ann")
@@ -396,7 +396,7 @@ def test_a_server_that_restarts_has_forgotten_everything() -> None:
     assert [message.subscriber for message in server.messages] == ["ann"]
 
 
-def test_equal_states_are_equal_values_whatever_the_order_they_came_about_in() -> None:
+def test_equal_states_compare_equal_in_any_order_of_writes() -> None:
     one, other = VirtualRedis(), VirtualRedis()
     for server, order in ((one, "ab"), (other, "ba")):
         for key in order:
@@ -404,13 +404,13 @@ def test_equal_states_are_equal_values_whatever_the_order_they_came_about_in() -
     assert one.snapshot() == other.snapshot()
     assert hash(one.snapshot()) == hash(other.snapshot())
     one.advance(0.010)
-    assert one.call("PTTL", "b") == 0  # the last millisecond still counts
+    assert one.call("PTTL", "b") == 0  # a key exists during its last millisecond
     one.advance(0.001)
     assert one.snapshot() != other.snapshot()
 
 
-def test_a_replica_that_takes_over_knows_what_it_had_copied_as_a_real_one_does() -> None:
-    """Two keys before the last copy, one change after it; then the replica is the server that clients speak to."""
+def test_replica_takes_over_with_replicated_data_like_a_real_one() -> None:
+    """Two keys are replicated and one later write is not; then the replica becomes the master."""
     require("valkey9")
     script = "return redis.call('GET', KEYS[1])"
     todo = [
@@ -449,7 +449,7 @@ def _on_a_real_replica(before: list[tuple[bytes, ...]], todo: list[tuple[bytes, 
             master.execute(pack(*words))
         master.subscribe("ann")
         assert master.execute(pack(b"WAIT", b"1", b"5000")) == 1
-        copy.execute(pack(b"REPLICAOF", b"NO", b"ONE"))  # what comes now does not reach it
+        copy.execute(pack(b"REPLICAOF", b"NO", b"ONE"))  # the next write does not reach it
         master.execute(pack(b"SET", b"late", b"cy"))
         answers = [plain(copy.execute(pack(*words))) for words in todo]
         master.close()

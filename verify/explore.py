@@ -1,4 +1,4 @@
-"""`python -m verify.explore`: every interleaving of the models, a table, and the trace of what broke."""
+"""`python -m verify.explore`: explore every interleaving of the models; print a table, and traces of violations."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from functools import partial
 from multiprocessing import get_context
 from typing import NamedTuple
 
-from verify import local_handoff_models, models
-from verify import thread_models as blocking
+from verify import local_handoff_models, models, thread_models
 from verify.explorer import Explorer
 from verify.world import Model
 
 MOST_SECONDS = 7200.0
-"""Per model: only a search that goes wrong takes as long, even on a busy machine."""
+"""Per model; even on a busy machine only a runaway search takes as long."""
 
 
 class Row(NamedTuple):
-    """What is told of one search; it can travel between processes, which a `Report` cannot."""
+    """One line of the table; unlike a `Report` it can be pickled."""
 
     model: str
     complete: bool
@@ -30,46 +29,44 @@ class Row(NamedTuple):
     depth: int
     seconds: float
     verdict: str
-    story: str
+    trace: str
 
     def __str__(self) -> str:
         return (
-            f"{self.model:<26}{self.states:>10,} states {self.schedules:>9.2e} schedules  "
+            f"{self.model:<36}{self.states:>10,} states {self.schedules:>9.2e} schedules  "
             f"{self.depth:>3} steps {self.seconds:>6.1f} s  {self.verdict}"
         )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when every model was searched to its end and no rule was broken."""
+    """Return 0 if every model was explored completely without a violation."""
     parser = argparse.ArgumentParser(prog="python -m verify.explore", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the short version that the tests run")
-    parser.add_argument("--most-states", type=int, default=2_000_000, help="give up on a model beyond this")
-    parser.add_argument("--jobs", type=int, default=1, help="processes to spread the models over")
-    parser.add_argument("names", nargs="*", help="models whose names begin so; all when left out")
-    chosen = parser.parse_args(arguments)
-    names = [
-        one.name for one in known(quick=chosen.quick) if not chosen.names or one.name.startswith(tuple(chosen.names))
-    ]
-    one_search = partial(search, quick=chosen.quick, most_states=chosen.most_states)
+    parser.add_argument("--quick", action="store_true", help="explore the small models that the tests use")
+    parser.add_argument("--most-states", type=int, default=2_000_000, help="stop a model beyond this many states")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("names", nargs="*", help="only models whose names start with one of these")
+    options = parser.parse_args(arguments)
+    prefixes = tuple(options.names) or ("",)
+    names = [model.name for model in all_models(quick=options.quick) if model.name.startswith(prefixes)]
+    explore = partial(row_of, quick=options.quick, most_states=options.most_states)
     started = time.monotonic()
-    if chosen.jobs > 1:
-        with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
-            rows = shown(pool.map(one_search, names))
+    if options.jobs > 1:
+        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+            rows = printed(pool.map(explore, names))
     else:
-        rows = shown(map(one_search, names))
-    print(total(rows, time.monotonic() - started))
+        rows = printed(map(explore, names))
+    print(summary(rows, time.monotonic() - started))
     return 0 if rows and all(row.complete for row in rows) else 1
 
 
-def known(*, quick: bool) -> list[Model]:
-    """All models, in the order in which they are searched."""
-    kinds = (models, local_handoff_models, blocking)
-    return [model for kind in kinds for model in (kind.quick() if quick else kind.full())]
+def all_models(*, quick: bool) -> list[Model]:
+    modules = (models, local_handoff_models, thread_models)
+    return [model for module in modules for model in (module.quick() if quick else module.full())]
 
 
-def search(name: str, *, quick: bool, most_states: int) -> Row:
-    """Search the model of that name to its end, or up to the limit."""
-    (model,) = (one for one in known(quick=quick) if one.name == name)
+def row_of(name: str, *, quick: bool, most_states: int) -> Row:
+    """Explore the model of that name."""
+    (model,) = (one for one in all_models(quick=quick) if one.name == name)
     report = Explorer(model).run(most_states=most_states, most_seconds=MOST_SECONDS)
     return Row(
         report.model,
@@ -83,25 +80,25 @@ def search(name: str, *, quick: bool, most_states: int) -> Row:
     )
 
 
-def shown(rows: Iterable[Row]) -> list[Row]:
-    """The rows, each printed as it comes."""
+def printed(rows: Iterable[Row]) -> list[Row]:
+    """Print each row as soon as it is known."""
     found = []
     for row in rows:
         print(row, flush=True)
-        if row.story:
-            print(f"\n{row.story}\n", flush=True)
+        if row.trace:
+            print(f"\n{row.trace}\n", flush=True)
         found.append(row)
     return found
 
 
-def total(rows: list[Row], seconds: float) -> str:
+def summary(rows: list[Row], seconds: float) -> str:
     states = sum(row.states for row in rows)
     schedules = sum(row.schedules for row in rows)
     complete = sum(row.complete for row in rows)
-    broken = sum(bool(row.story) for row in rows)
+    violations = sum(bool(row.trace) for row in rows)
     return (
-        f"\n{complete} of {len(rows)} models complete, {states:,} states standing for {schedules:.2e} schedules, "
-        f"{broken} violations, {seconds:.0f} s"
+        f"\n{complete} of {len(rows)} models complete, {states:,} states for {schedules:.2e} schedules, "
+        f"{violations} violations, {seconds:.0f} s"
     )
 
 

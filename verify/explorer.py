@@ -1,8 +1,7 @@
-"""The explorer: every interleaving of a small model, breadth first, so that a violation's trace is the shortest one.
+"""The explorer: search every interleaving of a small model, breadth first: traces of violations are shortest.
 
-Equal states merge, so the search ends; `Report.complete` says whether it did, or ran into its limit. The number of
-schedules is the number of paths through the graph of states from the first to the last ones, found by adding up, not
-by walking them.
+Equal states merge, so the search terminates; `Report.complete` says whether it covered every state or reached a limit.
+The number of schedules is the number of paths through the state graph, computed by summation, not by enumeration.
 """
 
 from __future__ import annotations
@@ -12,26 +11,26 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from verify.invariants import Rules, Violation
-from verify.moves import Move, Moves
-from verify.quiet import quiet
-from verify.trace_report import Story
+from verify.invariants import Invariants, Violation
+from verify.process import log_disabled
+from verify.trace import Trace
+from verify.transitions import Transition, Transitions
 from verify.world import Model, State, World
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a search found out."""
+    """The result of a search."""
 
     model: str
     complete: bool
     states: int
-    moves: int
+    transitions: int
     schedules: int
     seconds: float
     depth: int
     violation: Violation | None = None
-    trace: Story | None = None
+    trace: Trace | None = None
 
     @property
     def verdict(self) -> str:
@@ -45,21 +44,21 @@ class Explorer:
 
     def __init__(self, model: Model) -> None:
         self.world = World(model)
-        self.moves = Moves(self.world)
-        self.rules = Rules(self.world, self.moves)
+        self.transitions = Transitions(self.world)
+        self.invariants = Invariants(self.world)
         self._states: list[State] = []
         self._numbers: dict[State, int] = {}
-        self._cause: list[tuple[int, Move] | None] = []
+        self._causes: list[tuple[int, Transition] | None] = []
         self._edges_from = array("q")
         self._edges_to = array("q")
 
     def run(self, *, most_states: int = 2_000_000, most_seconds: float = 600.0) -> Report:
-        """Search until all is seen, a rule is broken, or a limit is reached."""
+        """Search until every state is covered, an invariant is violated, or a limit is reached."""
         started = time.monotonic()
-        with quiet():
-            first = self.world.first()
+        with log_disabled():
+            first = self.world.initial_state()
             self._add(first, None)
-            violation = self.rules.in_state(first)
+            violation = self.invariants.in_state(first)
             at = 0
             while at < len(self._states) and violation is None:
                 if len(self._states) > most_states or (at % 256 == 0 and time.monotonic() - started > most_seconds):
@@ -67,47 +66,48 @@ class Explorer:
                 violation = self._expand(at)
                 at += 1
         complete = violation is None and at == len(self._states)
-        last = len(self._states) - 1
+        path = self._path(len(self._states) - 1)
         return Report(
             model=self.world.model.name,
             complete=complete,
             states=len(self._states),
-            moves=len(self._edges_to),
+            transitions=len(self._edges_to),
             schedules=self._schedules() if complete else 0,
             seconds=time.monotonic() - started,
-            depth=len(self._path(last)),
+            depth=len(path),
             violation=violation,
-            trace=Story(self.world, self._path(last), violation) if violation is not None else None,
+            trace=Trace(self.world, path, violation) if violation is not None else None,
         )
 
-    def _add(self, state: State, cause: tuple[int, Move] | None) -> int:
+    def _add(self, state: State, cause: tuple[int, Transition] | None) -> int:
         self._numbers[state] = number = len(self._states)
         self._states.append(state)
-        self._cause.append(cause)
+        self._causes.append(cause)
         return number
 
     def _expand(self, at: int) -> Violation | None:
-        for move, after, broken in self._successors(self._states[at]):
+        for transition, after, violation in self._successors(self._states[at]):
             number = self._numbers.get(after)
-            if number is None or broken is not None:
-                number = self._add(after, (at, move))
-                broken = broken or self.rules.in_state(after)
-                if broken is not None:
-                    return broken
+            if number is None or violation is not None:
+                number = self._add(after, (at, transition))
+                violation = violation or self.invariants.in_state(after)
+                if violation is not None:
+                    return violation
             self._edges_from.append(at)
             self._edges_to.append(number)
         return None
 
-    def _successors(self, state: State) -> Iterator[tuple[Move, State, Violation | None]]:
-        for move, after in self.moves.of(state):
-            yield move, *self.rules.newly_believed(state, after)
-        for at, number, server, request, rest in self.moves.executions(state):
-            after = self.moves.executed(rest, at, number, server, request)
-            after, broken = self.rules.after_request(state, at, request, after)
-            yield Move("execute", at, (server, request, number)), after, broken
+    def _successors(self, state: State) -> Iterator[tuple[Transition, State, Violation | None]]:
+        for transition, after in self.transitions.of(state):
+            yield transition, *self.invariants.after_belief(state, after)
+        for index, number, server, request, rest in self.transitions.executions(state):
+            after = self.transitions.executed(rest, index, number, server, request)
+            after, violation = self.invariants.after_request(state, index, request, after)
+            yield Transition("execute", index, (server, request, number)), after, violation
 
     def _schedules(self) -> int:
-        """Paths from the first state to the last ones. Moves only lead on, so a topological order exists."""
+        """Count the paths from the first state to the last ones. The graph has no cycles: every transition uses up
+        time, a message or a fault."""
         size = len(self._states)
         missing = array("l", bytes(8 * size))
         for to in self._edges_to:
@@ -134,10 +134,10 @@ class Explorer:
                     ready.append(to)
         return total
 
-    def _path(self, number: int) -> list[tuple[State, Move, State]]:
-        """The moves that led to a state."""
-        path: list[tuple[State, Move, State]] = []
-        while (cause := self._cause[number]) is not None:
+    def _path(self, number: int) -> list[tuple[State, Transition, State]]:
+        """The transitions that lead to a state."""
+        path: list[tuple[State, Transition, State]] = []
+        while (cause := self._causes[number]) is not None:
             path.append((self._states[cause[0]], cause[1], self._states[number]))
             number = cause[0]
         return path[::-1]

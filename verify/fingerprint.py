@@ -1,9 +1,9 @@
-"""What a process is, as one comparable value: two processes of the same likeness will behave the same from now on.
+"""Fingerprint of a process: two processes with the same fingerprint behave the same from now on.
 
-A process is the tree of objects and suspended coroutines that hangs from it. Its likeness is that tree written down:
-plain values as they are, objects by class and attributes, a coroutine by its code, the place where it stands and its
-variables. What only tells of the past (the notes for a trace, the requests sent) is left out. Variables that will not
-be used again are not, so it may tell apart what is in truth alike, but never takes for alike what is not.
+A process is a tree of objects and suspended coroutines. The fingerprint is a digest of that tree: plain values as they
+are, objects by class and attributes, a coroutine by its code, its current instruction and its variables. History (notes
+for a trace, sent requests) is left out. Dead variables are included, so equivalent processes may differ in their
+fingerprints, but different processes never share one.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import Any
 from verify.process import Process
 
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
-_ROWS = frozenset({list, tuple, deque})
+_SEQUENCES = frozenset({list, tuple, deque})
 _NAMED = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger, weakref.ref)
-_PAST = frozenset({"sent", "notes", "chance", "_current", "_now"})
+_HISTORY = frozenset({"sent", "notes", "random_source", "_current", "_now"})
 _MARK = "\0"
-"""Begins what is not a value but says what kind of thing follows."""
+"""Prefix of a type tag, which distinguishes it from a value."""
 
 
 def fingerprint(process: Process) -> bytes:
-    """The value, as a digest. Of a process that is over, only what others may still be held against counts."""
+    """Digest the process; after its end, only the facts that the invariants still need."""
     writer = _Writer()
     if process.over:
-        refused = process.refused - process.releasing
-        writer.write((process.holders, refused, process.signalled, process.lost(), process.problems))
+        denied = process.denied - process.releasing
+        writer.write((process.holder_ids, denied, process.signalled, process.lost(), process.violations))
     else:
         writer.write(process)
     return blake2b(marshal.dumps(writer.written, 2), digest_size=16).digest()
 
 
 class _Writer:
-    """Writes one thing after the other: what kind it is, how many parts it has, and those."""
+    """Serializes an object tree: for each object a tag, its number of parts, and the parts."""
 
     def __init__(self) -> None:
         self.written: list[Any] = []
@@ -52,29 +52,29 @@ class _Writer:
         kind = type(value)
         if kind in _PLAIN:
             self.written.append(value)
-        elif kind in _ROWS:
-            self._begin(kind.__name__, len(value))
+        elif kind in _SEQUENCES:
+            self._tag(kind.__name__, len(value))
             for one in value:
                 self.write(one)
         elif kind is dict:
             self._pairs("dict", value.items())
         elif kind is set or kind is frozenset:
-            self._begin("set", len(value))
+            self._tag("set", len(value))
             self.written.extend(sorted(value, key=repr))
         elif isinstance(value, enum.Enum):
-            self._begin("enum", value.name)
+            self._tag("enum", value.name)
         elif isinstance(value, _NAMED):
-            self._begin("named", getattr(value, "__name__", kind.__name__))
+            self._tag("named", getattr(value, "__name__", kind.__name__))
         else:
             self._object(value, kind)
 
-    def _begin(self, what: str, *more: int | str) -> None:
-        self.written.append(_MARK + what)
-        self.written.extend(more)
+    def _tag(self, kind: str, *details: int | str) -> None:
+        self.written.append(_MARK + kind)
+        self.written.extend(details)
 
-    def _pairs(self, what: str, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def _pairs(self, kind: str, pairs: Iterable[tuple[Any, Any]]) -> None:
         pairs = list(pairs)
-        self._begin(what, len(pairs))
+        self._tag(kind, len(pairs))
         for key, value in pairs:
             self.write(key)
             self.write(value)
@@ -83,49 +83,49 @@ class _Writer:
         seen = self._seen
         number = seen.get(id(value))
         if number is not None:
-            self._begin("the same", number)
+            self._tag("reference", number)
             return
         seen[id(value)] = len(seen)
         if kind is types.CoroutineType:
-            self._frames(value)
+            self._coroutine(value)
         elif hasattr(kind, "frames"):
             for frame in value.frames():
                 self._frame(frame)
-            self._begin("runs")
+            self._tag("end of frames")
         elif kind is types.FunctionType:
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            self._begin("function", value.__qualname__)
+            self._tag("function", value.__qualname__)
             self.write(cells)
         elif kind is types.MethodType:
-            self._kept.append(value)  # a bound method is made anew each time; its id must not be used again
-            self._begin("method", value.__func__.__qualname__)
+            self._kept.append(value)  # bound methods are temporary; keeping this one alive keeps its id unique
+            self._tag("method", value.__func__.__qualname__)
             self.write(value.__self__)
         elif kind is functools.partial:
-            self._begin("partial")
+            self._tag("partial")
             self.write(value.func)
             self.write(value.args)
             self.write(value.keywords)
         else:
             self._attributes(value, kind)
 
-    def _frames(self, work: Any) -> None:
-        """Where a coroutine stands, and where those stand that it awaits."""
+    def _coroutine(self, work: Any) -> None:
+        """Write the frames of a coroutine and of the coroutines that it awaits."""
         while work is not None:
             frame = getattr(work, "cr_frame", None) or getattr(work, "gi_frame", None)
             if frame is None:
-                self._begin("awaits", type(work).__name__)
+                self._tag("awaits", type(work).__name__)
                 return
             self._frame(frame)
             work = getattr(work, "cr_await", None) or getattr(work, "gi_yieldfrom", None)
-        self._begin("runs")
+        self._tag("end of frames")
 
     def _frame(self, frame: types.FrameType) -> None:
-        self._begin("frame", frame.f_code.co_qualname, frame.f_lasti)
+        self._tag("frame", frame.f_code.co_qualname, frame.f_lasti)
         self._pairs("variables", frame.f_locals.items())
 
     def _attributes(self, value: Any, kind: type) -> None:
         pairs = [(name, getattr(value, name)) for name in _slots(kind) if hasattr(value, name)]
-        pairs += [pair for pair in getattr(value, "__dict__", {}).items() if pair[0] not in _PAST]
+        pairs += [pair for pair in getattr(value, "__dict__", {}).items() if pair[0] not in _HISTORY]
         if isinstance(value, tuple):
             pairs.append(("items", tuple(value)))
         if isinstance(value, BaseException):
@@ -139,5 +139,5 @@ def _slots(kind: type) -> tuple[str, ...]:
         name
         for base in kind.__mro__
         for name in getattr(base, "__slots__", ())
-        if name not in ("__weakref__", "__dict__") and name not in _PAST
+        if name not in ("__weakref__", "__dict__") and name not in _HISTORY
     )

@@ -1,96 +1,95 @@
-"""Models in which one process has several tasks on one lock, so that it is passed on inside the process.
+"""Models in which several tasks of one process want one lock, so that it is handed off inside the process.
 
-Each household is one client with one connection; its members are tasks. The rules are the same as for all models (at
-most one lease is believed in at any instant, in whatever task); and on top of them a household checks that the fences
-of its own leases rise in the order in which they are held.
+The general rules apply to every task: at most one lease is believed at any instant. In addition, each process checks
+that the fences of its leases grow in the order in which it acquires them.
 """
 
 from __future__ import annotations
 
 from lockfast.client.lease import AsyncLease
 from lockfast.client.lock import AsyncLock
-from verify.models import LOCK, TTL, give_back, user
+from verify.models import DATA_LOSS_RULES, LOCK, TTL, release, user
 from verify.process import Process, Program
-from verify.world import ALL_RULES, Client, Model
+from verify.world import Client, Model
 
 
-def household(*limits: float | None, renew: bool = False, rounds: int = 1) -> Program:
-    """As many tasks as there are limits, each of which takes the lock, works, and gives it back."""
+def tasks(*timeouts: float | None, renew: bool = False, rounds: int = 1) -> Program:
+    """One task per timeout; each acquires the lock, works and releases it."""
 
     async def program(me: Process) -> None:
         lock = me.locks().lock(LOCK, ttl=TTL, renew=renew)
-        held: list[int] = []
-        for number, limit in enumerate(limits[1:], 2):
-            me.spawn(lambda limit=limit: member(me, lock, held, limit, rounds), f"member {number}")  # type: ignore[misc]
-        await member(me, lock, held, limits[0], rounds)
+        fences: list[int] = []
+        for number, timeout in enumerate(timeouts[1:], 2):
+            me.spawn(lambda timeout=timeout: one_task(me, lock, fences, timeout, rounds), f"task {number}")  # type: ignore[misc]
+        await one_task(me, lock, fences, timeouts[0], rounds)
 
     return program
 
 
-async def member(me: Process, lock: AsyncLock, held: list[int], limit: float | None, rounds: int) -> None:
+async def one_task(me: Process, lock: AsyncLock, fences: list[int], timeout: float | None, rounds: int) -> None:
     for _ in range(rounds):
         sent_at = me.now()
-        lease = await lock.acquire(timeout=limit)
-        if limit is not None:
-            me.waited(sent_at, limit)
+        lease = await lock.acquire(timeout=timeout)
+        if timeout is not None:
+            me.record_wait(sent_at, timeout)
         if lease is not None:
-            me.holds(lease)
-            _compare(me, lease, held)
+            me.record_acquire(lease)
+            _check_fence(me, lease, fences)
             await me.work()
-            await give_back(me, lease)
+            await release(me, lease)
 
 
-def _compare(me: Process, lease: AsyncLease, held: list[int]) -> None:
-    if held and lease.fence <= held[-1]:
-        me.problem("FT", f"fence {lease.fence} is held after {held[-1]}")
-    held.append(lease.fence)
+def _check_fence(me: Process, lease: AsyncLease, fences: list[int]) -> None:
+    if fences and lease.fence <= fences[-1]:
+        me.violate("FT", f"fence {lease.fence} follows fence {fences[-1]}")
+    fences.append(lease.fence)
 
 
 def _model(name: str, about: str, clients: list[Client], seconds: float, **faults: int) -> Model:
-    return Model(f"household: {name}", clients, faults, seconds, about=about)
+    return Model(f"local hand-off: {name}", clients, faults, seconds, about=about)
 
 
 def overrun() -> Model:
-    return _model("overrun", "nobody need give back in time", [Client("A", household(None, None, None))], 3.3)
+    return _model("overrun", "no task has to release in time", [Client("A", tasks(None, None, None))], 3.3)
 
 
-def forgotten() -> Model:
-    # Who gives back to a server that has forgotten is rightly told that there was nothing, so `RL` is silent.
-    clients = [Client("A", household(None, None)), Client("B", user())]
-    about = "the server loses all, and fences go on from its clock"
-    return Model("household: forgotten", clients, {"restart": 1}, 0.3, about=about, rules=ALL_RULES - {"RL"})
+def restart() -> Model:
+    clients = [Client("A", tasks(None, None)), Client("B", user())]
+    about = "the server loses everything; its fences continue from its clock"
+    return Model("local hand-off: restart", clients, {"restart": 1}, 0.3, about=about, rules=DATA_LOSS_RULES)
 
 
 def quick() -> list[Model]:
-    """For every run of the tests."""
-    three = household(None, None, None)
+    """Small versions, for every test run."""
+    three = tasks(None, None, None)
+    cancellable = [Client("A", three, cancellable=True)]
     return [
-        _model("alone", "three tasks of one process", [Client("A", three)], 1.1),
-        _model("killed", "and a crash anywhere", [Client("A", three)], 1.1, crash=1),
-        _model("cancelled", "one task is cancelled anywhere", [Client("A", three, cancellable=True)], 0.12, cancel=1),
-        _model("limits", "two of three tasks have limits", [Client("A", household(None, 0.02, 0.3))], 1.1),
-        _model("company", "and another process", [Client("A", three), Client("B", user())], 0.03),
+        _model("three tasks", "one process", [Client("A", three)], 1.1),
+        _model("crash", "a crash at any point", [Client("A", three)], 1.1, crash=1),
+        _model("cancelled", "one task is cancelled at any point", cancellable, 0.12, cancel=1),
+        _model("timeouts", "two of three tasks have timeouts", [Client("A", tasks(None, 0.02, 0.3))], 1.1),
+        _model("two processes", "three tasks and another process", [Client("A", three), Client("B", user())], 0.03),
     ]
 
 
 def full() -> list[Model]:
-    """With more time and more faults."""
-    three, two = household(None, None, None), household(None, None)
+    """The models of `make explore`: longer, with more faults."""
+    three, two = tasks(None, None, None), tasks(None, None)
     cancellable = [Client("A", three, cancellable=True)]
-    renewing = household(None, None, renew=True)
+    renewing = tasks(None, None, renew=True)
     pair = [Client("A", two), Client("B", user())]
     return [
         *quick(),
         overrun(),
-        _model("cancelled, for longer", "one task is cancelled anywhere", cancellable, 1.1, cancel=1),
-        _model("stopped", "a stop anywhere", [Client("A", renewing)], 3.2, pause=1),
-        _model("rounds", "two rounds each", [Client("A", household(None, None, rounds=2))], 1.1, slow=1),
-        _model("lost", "a request and a reply lost", [Client("A", two)], 3.2, lose_request=1, lose_reply=1),
+        _model("cancelled later", "one task is cancelled at any point", cancellable, 1.1, cancel=1),
+        _model("pause", "a pause at any point", [Client("A", renewing)], 3.2, pause=1),
+        _model("rounds", "two rounds each", [Client("A", tasks(None, None, rounds=2))], 1.1, slow=1),
+        _model("lost messages", "a request and a reply", [Client("A", two)], 3.2, lose_request=1, lose_reply=1),
         _model("lost request", "of one of three tasks", [Client("A", three)], 1.1, lose_request=1),
         _model("lost reply", "to one of three tasks", [Client("A", three)], 1.1, lose_reply=1),
-        _model("lost push", "and another process", pair, 1.1, lose_push=1),
-        forgotten(),
-        _model("company and a crash", "and another process", pair, 3.2, crash=1),
-        _model("company and a stop", "and another process", pair, 3.2, pause=1),
-        _model("two households", "of two, and a crash", [Client("A", two), Client("B", two)], 0.3, crash=1),
+        _model("lost notification", "two tasks and another process", pair, 1.1, lose_notification=1),
+        restart(),
+        _model("two processes, crash", "two tasks and another process", pair, 3.2, crash=1),
+        _model("two processes, pause", "two tasks and another process", pair, 3.2, pause=1),
+        _model("two by two", "two processes of two tasks", [Client("A", two), Client("B", two)], 0.3, crash=1),
     ]

@@ -1,4 +1,4 @@
-"""Lua 5.1 as a Redis server embeds it: `KEYS`, `ARGV`, `redis.call`, and the conversions between the two worlds.
+"""Lua 5.1 as embedded in a Redis server: `KEYS`, `ARGV`, `redis.call`, and the type conversions of a real server.
 
     from Lua                      to the client        from a command      to Lua
     number                        integer, truncated   integer             number
@@ -8,7 +8,7 @@
     table up to its first nil     array                array               table
     table with `ok` or `err`      status, error        error               raised (`pcall`: table with `err`)
 
-A number that goes into a command is written with up to 17 digits, as the server writes it.
+A number that is an argument of a command is formatted with up to 17 digits, like a real server does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Call = Callable[[list[bytes]], Any]
 _texts: dict[str, bytes] = {}
 _compiled: dict[str, Any] = {}
 
-# The library functions that a script of a lock may use; a server offers no others that read the outside world.
+# The library functions that the scripts use; like a real server, none of them reaches the outside world.
 _MAKE = b"""
 local python_call, python_args = ...
 local function raise(reply)
@@ -56,7 +56,7 @@ end
 
 
 class _Machine:
-    """One Lua state for the process; `call` is whatever the running script's server gives."""
+    """One Lua state for the process; `call` executes commands on the server of the running script."""
 
     def __init__(self) -> None:
         from lupa import lua51
@@ -114,8 +114,8 @@ def _word(value: Any) -> bytes:
     raise ReplyError("ERR Lua redis lib command arguments must be strings or integers")
 
 
-def remember(text: bytes) -> str:
-    """Keep a script's text under its digest."""
+def register(text: bytes) -> str:
+    """Store a script's text; return its digest."""
     digest = sha1(text, usedforsecurity=False).hexdigest()
     _texts.setdefault(digest, text)
     return digest
@@ -126,7 +126,7 @@ def text_of(digest: str) -> bytes:
 
 
 def run(digest: str, keys: Sequence[bytes], args: Sequence[bytes], call: Call) -> Any:
-    """Run a remembered script; its reply, or `ReplyError`. What it wrote before an error stays, as on a server."""
+    """Run a registered script; return its reply or raise `ReplyError`. Writes before an error stay, as on a server."""
     global _machine
     if _machine is None:
         _machine = _Machine()
@@ -144,5 +144,5 @@ def run(digest: str, keys: Sequence[bytes], args: Sequence[bytes], call: Call) -
         return machine.from_lua(value)
     if isinstance(value, bytes):
         raise ReplyError(f"ERR {value.decode('utf-8', 'replace')} script: {digest}, on @user_script.")
-    said = value[b"err"].decode("utf-8", "replace")
-    raise ReplyError(f"{said} script: {digest}, on @user_script.")
+    message = value[b"err"].decode("utf-8", "replace")
+    raise ReplyError(f"{message} script: {digest}, on @user_script.")

@@ -1,4 +1,4 @@
-"""Planting errors in the shipped core and Lua, for as long as a `with` block lasts."""
+"""Plant errors in the shipped Python and Lua for the duration of a `with` block."""
 
 import inspect
 import textwrap
@@ -13,7 +13,7 @@ from lockfast.stores.redis.protocol.resp import bulks
 
 @contextmanager
 def lua(script: str, old: str, new: str) -> Iterator[None]:
-    """Put `new` in the place of `old` in a shipped script."""
+    """Replace `old` by `new` in a shipped script."""
     target = getattr(scripts, script.upper())
     before = dict(vars(target))
     text = replaced(target.text.decode(), old, new).encode()
@@ -21,15 +21,15 @@ def lua(script: str, old: str, new: str) -> Iterator[None]:
     target.text = text
     target._by_digest = bulks(b"EVALSHA", digest)
     target._by_text = bulks(b"EVAL", text)
-    _forget_requests()
+    _clear_caches()
     try:
         yield
     finally:
         vars(target).update(before)
-        _forget_requests()
+        _clear_caches()
 
 
-def _forget_requests() -> None:
+def _clear_caches() -> None:
     for value in vars(scripts).values():
         if hasattr(value, "cache_clear"):
             value.cache_clear()
@@ -37,23 +37,21 @@ def _forget_requests() -> None:
 
 @contextmanager
 def python(owner: Any, name: str, old: str, new: str) -> Iterator[None]:
-    """Put `new` in the place of `old` in a function of a module, or a method of a class."""
+    """Replace `old` by `new` in a function of a module or a method of a class."""
     original = inspect.getattr_static(owner, name)
     source = replaced(textwrap.dedent(inspect.getsource(original)), old, new)
     module = inspect.getmodule(original)
-    made: dict[str, Any] = {}
-    exec(compile("from __future__ import annotations\n" + source, f"<mutant of {name}>", "exec"), vars(module), made)
-    setattr(owner, name, made[name])
-    try:
+    namespace: dict[str, Any] = {}
+    code = compile("from __future__ import annotations\n" + source, f"<mutant of {name}>", "exec")
+    exec(code, vars(module), namespace)
+    with attribute(owner, name, namespace[name]):
         yield
-    finally:
-        setattr(owner, name, original)
 
 
 @contextmanager
-def constant(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give a module's constant another value."""
-    before = getattr(owner, name)
+def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module or class: a constant, a function or a method."""
+    before = inspect.getattr_static(owner, name)
     setattr(owner, name, value)
     try:
         yield
@@ -63,5 +61,5 @@ def constant(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def replaced(text: str, old: str, new: str) -> str:
     if text.count(old) != 1:
-        raise AssertionError(f"the mutant no longer fits: {old!r} is there {text.count(old)} times")
+        raise AssertionError(f"the mutant no longer applies: {old!r} occurs {text.count(old)} times")
     return text.replace(old, new)

@@ -1,17 +1,18 @@
-"""One client process under virtual time: the shipped client code, run as a pure function of what it receives.
+"""One client process on virtual time: the shipped client code as a pure function of its inputs.
 
-A `Process` is a `Runtime`, a `Wire` and an `Inbox` at once. It runs its tasks until all of them wait, and then stands
-still until the next input: a reply, a push, a timer, a broken connection, a cancellation. Nothing else reaches it,
-and chance is fixed; so the list of its inputs *is* its state, and giving the same list to a new process leads to the
-same state again. The explorer relies on that, because a coroutine can't be copied.
+A `Process` implements `Runtime`, `Wire` and `Inbox`. It runs its tasks until all of them wait; then it stands still
+until its next input: a reply, a notification, a timer, a lost connection, a cancellation. Nothing else reaches it and
+randomness is fixed, so the list of its inputs *is* its state: a new process with the same inputs reaches the same
+state. The explorer needs that, because a coroutine cannot be copied.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Coroutine, Generator, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from lockfast.client.lease import BaseLease
@@ -22,18 +23,112 @@ from lockfast.ports import CallerState
 from lockfast.stores.redis.protocol.notifications import notification_in, subscribe_request
 from lockfast.stores.redis.protocol.resp import pack
 from lockfast.stores.redis.store import RedisStore
-from lockfast.values import Answer, Claim, Enqueue, Owner, Queued
-from verify.waits import Trap, VirtualMailbox, VirtualWaker, Wait
+from lockfast.values import Answer, Claim, Enqueue, FirstNotification, GrantNotification, Owner, Queued
 
 Program = Callable[["Process"], Coroutine[Any, Any, None]]
 
 GRACE = 0.08
-MOST_OVER = 2 * GRACE + 0.04
-"""A last answer may take the grace of the link, and the clean-up after it its own patience."""
+MOST_OVERTIME = 2 * GRACE + 0.04
+"""Seconds that a wait may exceed its timeout: the grace for the last reply, and the patience of the clean-up."""
+KEEPALIVE = "keeper"
+"""The name of the keepalive's task. It outlives the leases, so it does not count as unfinished work."""
+
+
+class Wait(NamedTuple):
+    """The event that a task waits for; `until` is local time, None without a timeout."""
+
+    kind: str  # "reply", "sleep", "wake", "mailbox", "join" or "work"
+    key: Any
+    until: float | None
+
+
+block: Callable[[Wait], Any] | None = None
+"""Set while a greenlet runs: blocks it until the event (see `thread_models.py`)."""
+
+
+def block_on(wait: Wait) -> Any:
+    """Block the running greenlet; return the value that ended the wait."""
+    if block is None:
+        raise RuntimeError("only a greenlet can block")
+    return block(wait)
+
+
+class Suspend:
+    """Awaited by a task: passes the `Wait` to the driver of the process, or blocks if the task is a greenlet."""
+
+    def __init__(self, wait: Wait) -> None:
+        self._wait = wait
+
+    def __await__(self) -> Generator[Wait, Any, Any]:
+        return block_on(self._wait) if block is not None else (yield self._wait)
+
+
+class VirtualWaker:
+    """`ports.Waker` of a process; `kind` distinguishes waits for notifications from other waits."""
+
+    def __init__(self, process: Process, kind: str = "wake") -> None:
+        self._process = process
+        self._kind = kind
+        self._woken = False
+
+    def wake(self) -> None:
+        if not self._process.settle(self._kind, self, True):
+            self._woken = True
+
+    async def wait(self, until: float | None) -> bool:
+        if self._woken:
+            self._woken = False
+            return True
+        if until is not None and until <= self._process.now():
+            return False
+        return bool(await Suspend(Wait(self._kind, self, until)))
+
+
+class VirtualMailbox:
+    """`ports.Mailbox` with the behaviour of the shipped ones."""
+
+    def __init__(self, process: Process, holder: str) -> None:
+        self._process = process
+        self._holder = holder
+        self._notifications: deque[GrantNotification | FirstNotification] = deque()
+        self._waker = VirtualWaker(process, "mailbox")
+        self._address = ""
+
+    @property
+    def address(self) -> str:
+        return self._process.address
+
+    async def open(self, until: float) -> None:
+        self._process.mailboxes[self._holder] = self
+        self._address = await self._process.subscribe(until)
+
+    def deliver(self, notification: GrantNotification | FirstNotification) -> None:
+        self._notifications.append(notification)
+        self._waker.wake()
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
+        if self._subscribed():
+            if not self._notifications:
+                await self._waker.wait(until)
+            if self._notifications:
+                return self._notifications.popleft()
+            if self._subscribed():
+                return None
+        self._address = await self._process.subscribe(until)
+        return None  # a notification may have been missed while the inbox was not subscribed
+
+    def _subscribed(self) -> bool:
+        return self._process.listening and self._address == self._process.address
+
+    def close(self) -> None:
+        self._process.mailboxes.pop(self._holder, None)
 
 
 class Belief(NamedTuple):
-    """A lease that this process takes for its own, up to `until` on its clock (None: without an end)."""
+    """A lease that this process believes it holds, up to `until` on its clock (None: without an end)."""
 
     holder: str
     fence: int
@@ -47,22 +142,24 @@ class Task:
         self.name = name
         self.work = work
         self.wait: Wait | None = None
-        self.timed: Wait | None = None  # the wait for which a timer is set already
+        self.timed: Wait | None = None  # the wait for which the simulator has set a timer
 
 
 class WatchedStore(RedisStore):
-    """The shipped store, which also notes what a check needs to know."""
+    """The shipped store; it also records facts that the invariants need."""
 
-    process: Process
+    def __init__(self, process: Process, *, reasserts: bool = False) -> None:
+        super().__init__(process, process, reasserts=reasserts)
+        self.process = process
 
     async def acquire(
         self, claim: Claim, enqueue: Enqueue | None, until: float, before: Sequence[bytes] = ()
     ) -> Answer:
         answer = await super().acquire(claim, enqueue, until)
         if isinstance(answer, Queued):
-            told = self.process.tickets.setdefault(claim.holder, answer.ticket)
-            if told != answer.ticket:
-                self.process.problem("FQ", f"the ticket of {claim.holder} changed from {told} to {answer.ticket}")
+            ticket = self.process.tickets.setdefault(claim.holder, answer.ticket)
+            if ticket != answer.ticket:
+                self.process.violate("FQ", f"the ticket of {claim.holder} changed from {ticket} to {answer.ticket}")
         return answer
 
     async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
@@ -71,30 +168,32 @@ class WatchedStore(RedisStore):
 
 
 class Process:
-    """Invariant: whenever `feed` returns, every task that is left waits for something."""
+    """Invariant: when `feed` returns, every remaining task waits for an event."""
 
     grace = GRACE
     connected = True
+    has_sessions = False
+    loop_closed = False
     pushes = False
     on_push: Callable[[Any], None] | None = None
 
     def __init__(self, name: str, program: Program, *, listening: bool = True, started: float = 100.0) -> None:
         self.name = name
         self.sent: list[tuple[int, int, bytes]] = []
-        self.boxes: dict[str, VirtualMailbox] = {}
+        self.mailboxes: dict[str, VirtualMailbox] = {}
         self.tickets: dict[str, int] = {}
         self.releasing: set[str] = set()
-        self.refused: set[str] = set()
+        self.denied: set[str] = set()
         self.notes: list[str] = []
-        self.problems: list[tuple[str, str]] = []
-        self.holders: list[str] = []
+        self.violations: list[tuple[str, str]] = []
+        self.holder_ids: list[str] = []
         self.listening = listening
         self.signalled = False
         self.cancellable = False
-        self.was_stopped = False
+        self.was_paused = False
         self.tasks: dict[int, Task] = {}
-        self.chance: Callable[[], float] = lambda: 0.5
-        self.told: list[Belief] = []
+        self.random_source: Callable[[], float] = lambda: 0.5
+        self.declared: list[Belief] = []
         self.leases: list[BaseLease] = []
         self._now = started
         self._addresses = 1
@@ -104,85 +203,77 @@ class Process:
         self._current = -1
         self._start("main", program(self))
 
-    # What programs use.
+    # Used by programs.
 
     def locks(self, store_timeout: float = 10.0, *, reasserts: bool = False) -> AsyncLocks:
-        """The shipped client on this process."""
-        store = WatchedStore(self, self, reasserts=reasserts)
-        store.process = self
-        return AsyncLocks(
-            store, self, owner=Owner(self.name, 1), store_timeout=store_timeout, address=f"virtual://{self.name}"
-        )
+        """Return the shipped async client, connected to this process."""
+        store = WatchedStore(self, reasserts=reasserts)
+        owner = Owner(self.name, 1)
+        return AsyncLocks(store, self, owner=owner, store_timeout=store_timeout, address=f"virtual://{self.name}")
 
-    def holds(self, lease: BaseLease | None) -> None:
-        """Tell the checker of the outcome of an acquisition."""
+    def record_acquire(self, lease: BaseLease | None) -> None:
+        """Report the result of an acquisition to the checker."""
         if lease is None:
-            self.refused.add(self.holders[-1])
-            self.note("is told: not acquired")
+            self.denied.add(self.holder_ids[-1])
+            self.note("returns: not acquired")
         else:
             self.leases.append(lease)
-            self.note(f"holds the lock with fence {lease.fence}")
+            self.note(f"acquires the lock, fence {lease.fence}")
             if lease._lease_state.valid_until <= self._now:
-                self.problem("AL", f"{lease.holder} was handed a lease that had already run out")
+                self.violate("AL", f"{lease.holder} acquired a lease that had already expired")
 
-    def waited(self, sent_at: float, timeout: float) -> None:
-        """Tell the checker how long a wait with a limit took; a process that was stopped meanwhile is excused."""
+    def record_wait(self, sent_at: float, timeout: float) -> None:
+        """Report the duration of a wait with a timeout; a process that was paused meanwhile may take longer."""
         took = self._now - sent_at
-        if took > timeout + MOST_OVER and not self.was_stopped:
-            self.problem("BD", f"a wait of {timeout:g} s took {took:g} s")
+        if took > timeout + MOST_OVERTIME and not self.was_paused:
+            self.violate("BD", f"a wait with a timeout of {timeout:g} s took {took:g} s")
 
-    def enters(self, until: float | None = None, fence: int = 0) -> None:
-        """A lock that is written by hand takes itself for held, up to `until` on the local clock."""
-        self.told = [Belief(self.name, fence, until)]
-        if self.name not in self.holders:
-            self.holders.append(self.name)
-        self.note("enters: it takes the lock for its own" + (f", with fence {fence}" if fence else ""))
+    def enter(self, until: float | None = None, fence: int = 0) -> None:
+        """A hand-written lock believes that it holds the lock, up to `until` on the local clock."""
+        self.declared = [Belief(self.name, fence, until)]
+        if self.name not in self.holder_ids:
+            self.holder_ids.append(self.name)
+        self.note("enters the critical section" + (f", fence {fence}" if fence else ""))
 
-    def leaves(self) -> None:
-        self.told = []
-        self.note("leaves")
+    def leave(self) -> None:
+        self.declared = []
+        self.note("leaves the critical section")
 
-    def refuses(self) -> None:
-        """A lock that is written by hand says: not acquired."""
-        self.refused.add(self.name)
-        self.note("is told: not acquired")
+    def record_denied(self) -> None:
+        """A hand-written lock returns "not acquired"."""
+        self.denied.add(self.name)
+        self.note("returns: not acquired")
 
     def signal(self) -> None:
-        """Let those go on that come after this client."""
+        """Start the clients whose `after` names this one."""
         self.signalled = True
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def problem(self, rule: str, text: str) -> None:
-        self.problems.append((rule, text))
+    def violate(self, rule: str, text: str) -> None:
+        self.violations.append((rule, text))
 
     async def work(self) -> None:
-        """The body under the lock: lasts as long as whoever drives this process likes."""
-        await Trap(Wait("work", None, None))
+        """The critical section; the driver of the process decides how long it lasts."""
+        await Suspend(Wait("work", None, None))
 
     async def command(self, *words: str | int | bytes, server: int = 0, within: float = 5.0) -> Any:
-        """One plain command to a server, for locks that are written by hand."""
+        """Send one command to a server, for hand-written locks."""
         request = pack(*(word if isinstance(word, bytes) else str(word).encode() for word in words))
-        return await self._ask(request, self._now + within, server)
+        return await self._send(request, self._now + within, server)
 
     # Wire and Inbox.
 
     async def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
-        return await self._ask(request, until, 0)
+        return await self._send(request, until, 0)
 
-    async def _ask(self, request: bytes, until: float, server: int) -> Any:
-        return await Trap(Wait("reply", self.send(request, server), until))
-
-    def send(self, request: bytes, server: int = 0) -> int:
-        """Send a request; its number, which the reply has too."""
+    async def _send(self, request: bytes, until: float, server: int) -> Any:
         self._requests += 1
         self.sent.append((self._requests, server, request))
-        return self._requests
+        return await Suspend(Wait("reply", self._requests, until))
 
     def poll_events(self) -> None: ...
-
-    has_sessions = False
 
     def session(self) -> Any:
         raise NotImplementedError
@@ -199,16 +290,15 @@ class Process:
 
     @property
     def in_use(self) -> bool:
-        return bool(self.boxes)
+        return bool(self.mailboxes)
 
     def mailbox(self, holder: str) -> VirtualMailbox:
         return VirtualMailbox(self, holder)
 
-    async def subscribed(self, until: float) -> str:
-        """Subscribe unless that is done, and give the address."""
+    async def subscribe(self, until: float) -> str:
+        """Subscribe the inbox if necessary; return its address."""
         if not self.listening:
-            address = self.address
-            await self.request(subscribe_request(address), until)
+            await self.request(subscribe_request(self.address), until)
             self.listening = True
         return self.address
 
@@ -218,11 +308,11 @@ class Process:
         return self._now
 
     def random(self) -> float:
-        return self.chance()
+        return self.random_source()
 
     def new_holder_id(self) -> str:
-        self.holders.append(f"{self.name}{len(self.holders) + 1}")
-        return self.holders[-1]
+        self.holder_ids.append(f"{self.name}{len(self.holder_ids) + 1}")
+        return self.holder_ids[-1]
 
     def caller(self) -> Hashable:
         return self._current
@@ -239,15 +329,13 @@ class Process:
     def attach(self) -> bool:
         return False
 
-    loop_closed = False
-
     def after_fork(self) -> None: ...
 
     async def gather(self, works: Sequence[Coroutine[Any, Any, Any]], on_result: Callable[[int, Any], bool]) -> None:
-        raise NotImplementedError("no model has a quorum's parallel requests")
+        raise NotImplementedError("no model sends parallel requests of a quorum")
 
     async def sleep(self, seconds: float) -> None:
-        await Trap(Wait("sleep", None, self._now + max(0.0, seconds)))
+        await Suspend(Wait("sleep", None, self._now + max(0.0, seconds)))
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
         self._start(name, work())
@@ -255,7 +343,7 @@ class Process:
 
     async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
         task = self._start(name, work())
-        await Trap(Wait("join", task, self._now + patience))
+        await Suspend(Wait("join", task, self._now + patience))
 
     # Tasks.
 
@@ -266,7 +354,7 @@ class Process:
         return self._started
 
     def settle(self, kind: str, key: Any, value: Any) -> bool:
-        """Give `value` to the task that waits for this, if one does."""
+        """Resume the task that waits for this event with `value`; False if no task does."""
         for number, task in self.tasks.items():
             if task.wait is not None and task.wait.kind == kind and task.wait.key == key:
                 self._resume(number, value, None)
@@ -285,17 +373,17 @@ class Process:
             try:
                 task.wait = task.work.send(value) if error is None else task.work.throw(error)
             except StopIteration:
-                self._ended(number)
+                self._end(number)
             except asyncio.CancelledError:
                 self.note("is cancelled")
-                self._ended(number)
+                self._end(number)
             except Exception as failure:
                 if not isinstance(failure, StoreUnavailable):
-                    self.problem("ER", f"{task.name} failed: {type(failure).__name__}: {failure}")
+                    self.violate("ER", f"{task.name} failed: {type(failure).__name__}: {failure}")
                 self.note(f"{task.name} ends with {type(failure).__name__}")
-                self._ended(number)
+                self._end(number)
 
-    def _ended(self, number: int) -> None:
+    def _end(self, number: int) -> None:
         del self.tasks[number]
         self.settle("join", number, None)
 
@@ -306,71 +394,80 @@ class Process:
         self._run()
 
     def feed(self, kind: str, key: Any, value: Any, now: float) -> None:
-        """One input at the local time `now`, and all that follows from it until everything waits again."""
+        """Process one input at local time `now`, until every task waits again."""
         self._now = now
         if kind == "reply":
             self.settle("reply", key, value)
-        elif kind == "push":
+        elif kind == "notification":
             found = notification_in([b"message", key, value])
-            if found is not None and found[0] in self.boxes:
-                self.boxes[found[0]].push(found[1])
+            if found is not None and found[0] in self.mailboxes:
+                self.mailboxes[found[0]].deliver(found[1])
         elif kind == "timer":
-            self._timer(key)
-        elif kind == "go":
+            self._fire_timer(key)
+        elif kind == "work_done":
             self.settle("work", None, None)
-        elif kind == "broken":
-            self._broken(key)
-        elif kind == "deaf":
+        elif kind == "connection_lost":
+            self._lose_connection(key)
+        elif kind == "inbox_lost":
             self.listening = False
             self._addresses += 1
-            for box in list(self.boxes.values()):
+            for box in list(self.mailboxes.values()):
                 box.wake()
         elif kind == "cancel":
             self._resume(1, None, asyncio.CancelledError())
         self._run()
 
-    def _timer(self, number: int) -> None:
+    def _fire_timer(self, number: int) -> None:
         wait = self.tasks[number].wait
         if wait is not None and wait.kind == "reply":
-            self._resume(number, None, _no_answer("in time"))
+            self._resume(number, None, _no_reply("in time"))
         else:
             self._resume(number, False, None)
 
-    def _broken(self, numbers: tuple[int, ...]) -> None:
+    def _lose_connection(self, requests: tuple[int, ...]) -> None:
         for number, task in list(self.tasks.items()):
-            if task.wait is not None and task.wait.kind == "reply" and task.wait.key in numbers:
-                self._resume(number, None, _no_answer("before the connection broke"))
+            if task.wait is not None and task.wait.kind == "reply" and task.wait.key in requests:
+                self._resume(number, None, _no_reply("before the connection was lost"))
 
     def retire(self) -> None:
-        """If nothing is left but a keeper with nothing to keep, end that too: nobody will hear of it again."""
-        held = [lease._lease_state for lease in self.leases]
-        ended = all(one.state is State.RELEASED or (one.state is State.LOST and one.settled) for one in held)
-        if ended and all(task.name == "keeper" for task in self.tasks.values()):
+        """End the keepalive if it is the only task left and has no lease: it will never act again."""
+        states = [lease._lease_state for lease in self.leases]
+        ended = all(one.state is State.RELEASED or (one.state is State.LOST and one.settled) for one in states)
+        if ended and all(task.name == KEEPALIVE for task in self.tasks.values()):
             for task in self.tasks.values():
                 task.work.close()
             self.tasks.clear()
 
-    # What can be seen from outside.
+    # Observed from outside.
 
     @property
     def over(self) -> bool:
-        """Whether it will never do anything again."""
+        """Whether the process will never act again."""
         return not self.tasks
 
     def lost(self) -> bool:
-        """Whether a lease was lost that is renewed."""
+        """Whether the process lost a renewed lease."""
         return any(lease._lease_state.state is State.LOST and lease._lease_state.renewing for lease in self.leases)
 
     def beliefs(self) -> tuple[Belief, ...]:
-        """The leases that this process takes for its own."""
+        """The leases that this process believes it holds."""
         if not self.leases:
-            return tuple(self.told)
-        held = [lease._lease_state for lease in self.leases]
-        return (
-            *self.told,
-            *(Belief(one.holder, one.fence, one.valid_until) for one in held if one.state in ALIVE),
-        )
+            return tuple(self.declared)
+        states = [lease._lease_state for lease in self.leases]
+        alive = [Belief(one.holder, one.fence, one.valid_until) for one in states if one.state in ALIVE]
+        return (*self.declared, *alive)
 
 
-def _no_answer(when: str) -> StoreUnavailable:
-    return StoreUnavailable(f"No answer {when}.", outcome=Outcome.UNKNOWN)
+def _no_reply(when: str) -> StoreUnavailable:
+    return StoreUnavailable(f"No reply {when}.", outcome=Outcome.UNKNOWN)
+
+
+@contextmanager
+def log_disabled() -> Iterator[None]:
+    """Silence the client's log: it warns of lost leases, which the models cause all the time."""
+    log = logging.getLogger("lockfast")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

@@ -1,8 +1,8 @@
-"""The quorum's voting and fences as a model: the shipped script on every server, the shipped rules in every client.
+"""Models of the quorum's votes and fences: the shipped script on every server, the shipped rules in every client.
 
-A client asks one server after the other, A from the first and B from the last, so that their majorities differ wherever
-that is possible; the order of requests to different servers means nothing to servers that know nothing of each other.
-What is left out is what cannot break a rule of the servers': queues, floors and nodes that are not asked.
+A client sends its requests to one server after the other: A starts with the first server and B with the last, so that
+their majorities differ wherever possible. The servers are independent, so the order of requests to different servers
+does not matter. Left out, because they cannot break these rules: queues, floors, and nodes without a request.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ KEYS = [key.decode() for key in keys_of("door")[:4]]
 
 
 async def request(me: Process, server: int, floor: int = 0) -> int | None:
-    """The fence that a server gave, None when it did not or nothing was heard of it."""
+    """Return the fence that a server granted; None if it denied the claim or did not reply."""
     floors = [floor] if floor else []
     try:
         answer: Any = await me.command(
@@ -34,7 +34,7 @@ async def request(me: Process, server: int, floor: int = 0) -> int | None:
 
 
 async def vote(me: Process, *, raises: bool) -> tuple[dict[int, int], int]:
-    """The nodes that are ours with the fence of each, and the fence to use; too few nodes mean none."""
+    """Return the fence of each node that granted the lock, and the fence to use: 0 without a majority."""
     fences: dict[int, int] = {}
     for server in range(SERVERS) if me.name == "A" else reversed(range(SERVERS)):
         fence = await request(me, server)
@@ -44,14 +44,14 @@ async def vote(me: Process, *, raises: bool) -> tuple[dict[int, int], int]:
             break
     if len(fences) < ENOUGH:
         return fences, 0
-    most, behind = rules.choose_fence(fences, SERVERS)
+    highest, behind = rules.choose_fence(fences, SERVERS)
     for server in behind if raises else []:
-        raised = await request(me, server, floor=most)
+        raised = await request(me, server, floor=highest)
         if raised is None:
             del fences[server]
         else:
             fences[server] = raised
-    return fences, most if len(fences) >= ENOUGH else 0
+    return fences, highest if len(fences) >= ENOUGH else 0
 
 
 async def attempt(me: Process, *, raises: bool) -> bool:
@@ -59,21 +59,21 @@ async def attempt(me: Process, *, raises: bool) -> bool:
     _, fence = await vote(me, raises=raises)
     held = bool(fence) and rules.has_enough_validity(me.now(), sent_at, TTL)
     if held:
-        me.enters(until=valid_until(sent_at, TTL), fence=fence)
+        me.enter(until=valid_until(sent_at, TTL), fence=fence)
         await me.work()
-        me.leaves()
+        me.leave()
     for server in range(SERVERS):
         try:
             await me.command("EVAL", RELEASE.text, 4, *KEYS, me.name, server=server)
         except StoreUnavailable:
-            continue  # the ttl frees it
+            continue  # the grant expires
     return held
 
 
 def program(*, raises: bool, waits: bool) -> Program:
     async def run(me: Process) -> None:
         if waits:
-            await me.work()  # until the other signals
+            await me.work()  # until the other client signals
         for _ in range(2):
             if await attempt(me, raises=raises):
                 break
@@ -82,33 +82,33 @@ def program(*, raises: bool, waits: bool) -> Program:
     return run
 
 
-def model(name: str, checked: str, *, raises: bool = True, in_turn: bool = True, **faults: int) -> Model:
-    """A and then B, or both at the same time."""
+def model(name: str, checked: str, *, raises: bool = True, in_sequence: bool = True, **faults: int) -> Model:
+    """B runs after A, or both run at the same time."""
     clients = [
         Client("A", program(raises=raises, waits=False)),
-        Client("B", program(raises=raises, waits=in_turn), after="A" if in_turn else None),
+        Client("B", program(raises=raises, waits=in_sequence), after="A" if in_sequence else None),
     ]
     return Model(name, clients, faults, 1.0, servers=SERVERS, rules=frozenset({*checked.split(), "ER"}))
 
 
 def models() -> list[Model]:
-    """A server that forgets may let two in at the same time, so there it is only asked that fences grow in turn."""
+    """Small versions. A server that lost its data may grant twice, so those models check only the order of fences."""
     return [
         model("fences, lost requests", "ME FT", lose_request=3),
         model("fences, lost replies", "ME FT", lose_reply=2),
-        model("fences, a restart that forgets", "FT", restart=1, lose_request=1),
-        model("two at once, slow messages", "ME FT", in_turn=False, slow=1),
-        model("two at once, a lost reply", "ME FT", in_turn=False, lose_reply=1),
+        model("fences, a restart without data", "FT", restart=1, lose_request=1),
+        model("concurrent, slow network", "ME FT", in_sequence=False, slow=1),
+        model("concurrent, a lost reply", "ME FT", in_sequence=False, lose_reply=1),
     ]
 
 
 def thorough() -> list[Model]:
     return [
-        model("fences, a restart and more losses", "FT", restart=1, lose_request=2),
-        model("two at once, lost messages", "ME FT", in_turn=False, lose_request=1, lose_reply=1),
+        model("fences, a restart and lost requests", "FT", restart=1, lose_request=2),
+        model("concurrent, lost messages", "ME FT", in_sequence=False, lose_request=1, lose_reply=1),
     ]
 
 
 def broken() -> Model:
-    """The same without writing the largest fence back."""
+    """A quorum that does not write the highest fence back to the other nodes."""
     return model("fences not raised", "FT", raises=False, lose_request=2)

@@ -1,18 +1,25 @@
-"""What a run of the simulator is made of: chosen by a seed, and made smaller when it fails."""
+"""The parameters of one simulation, chosen by a seed, and the programs that its clients run."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
 
-RATES = {
-    # Per message: lost with the connection, its answer lost, both without a word, executed after it was given up.
+from lockfast.client.lease import AsyncLease
+from lockfast.client.locks import AsyncLocks
+from lockfast.errors import LeaseLost, StoreError
+from verify.process import Process, Program
+
+FAULT_RATES = {
+    # Probability per message; see `world.FAULTS`.
     "lose_request": 0.03,
     "lose_reply": 0.03,
-    "vanish": 0.01,
-    "late": 0.02,
-    "lose_push": 0.1,
+    "lose_silently": 0.01,
+    "execute_late": 0.02,
+    "lose_notification": 0.1,
     # Per second and client.
     "crash": 0.02,
     "pause": 0.05,
@@ -27,8 +34,8 @@ PER_SERVER = ("restart", "failover")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a run is made of; `faults` maps the name of a fault to its rate."""
+class Scenario:
+    """The parameters of a run; `faults` has the name and rate of each fault that occurs."""
 
     seed: int
     clients: int
@@ -41,34 +48,114 @@ class Setting:
     liveness: bool
 
     @classmethod
-    def of_seed(cls, seed: int) -> Setting:
-        chance = random.Random(seed)
+    def of_seed(cls, seed: int) -> Scenario:
+        rng = random.Random(seed)
         faults = tuple(
-            (name, rate * chance.choice((0.3, 1.0, 3.0))) for name, rate in RATES.items() if chance.random() < 0.4
+            (name, rate * rng.choice((0.3, 1.0, 3.0))) for name, rate in FAULT_RATES.items() if rng.random() < 0.4
         )
         return cls(
             seed=seed,
-            clients=chance.choice((5, 5, 6, 7, 8, 10, 20)),
-            locks=chance.choice((1, 1, 2, 3)),
-            seconds=chance.choice((3.0, 6.0, 12.0)),
-            ttl=chance.choice((0.5, 2.0, 5.0)),
-            latency=chance.choice((0.0002, 0.002, 0.02, 0.1)),
+            clients=rng.choice((5, 5, 6, 7, 8, 10, 20)),
+            locks=rng.choice((1, 1, 2, 3)),
+            seconds=rng.choice((3.0, 6.0, 12.0)),
+            ttl=rng.choice((0.5, 2.0, 5.0)),
+            latency=rng.choice((0.0002, 0.002, 0.02, 0.1)),
             faults=faults,
-            drift=chance.random() < 0.5,
+            drift=rng.random() < 0.5,
             liveness=seed % 2 == 1,
         )
 
+    def simpler(self) -> Iterator[Scenario]:
+        """Scenarios that are simpler by one step."""
+        if self.clients > 1:
+            yield replace(self, clients=max(1, self.clients // 2))
+            yield replace(self, clients=self.clients - 1)
+        for fault in self.faults:
+            yield replace(self, faults=tuple(one for one in self.faults if one != fault))
+        if self.locks > 1:
+            yield replace(self, locks=1)
+        if self.drift:
+            yield replace(self, drift=False)
+        if self.seconds > 0.5:
+            yield replace(self, seconds=self.seconds / 2)
 
-def smaller(setting: Setting) -> Iterator[Setting]:
-    """Settings that are simpler by one step."""
-    if setting.clients > 1:
-        yield replace(setting, clients=max(1, setting.clients // 2))
-        yield replace(setting, clients=setting.clients - 1)
-    for fault in setting.faults:
-        yield replace(setting, faults=tuple(one for one in setting.faults if one != fault))
-    if setting.locks > 1:
-        yield replace(setting, locks=1)
-    if setting.drift:
-        yield replace(setting, drift=False)
-    if setting.seconds > 0.5:
-        yield replace(setting, seconds=setting.seconds / 2)
+
+@dataclass
+class Workload:
+    """The parameters that all clients share. `exported` holds leases for other clients to adopt."""
+
+    locks: tuple[str, ...]
+    ttl: float
+    seconds: float
+    liveness: bool
+    exported: list[str] = field(default_factory=list)
+
+    def program(self, rng: Random, local: Callable[[float], float]) -> Program:
+        """Use locks at random until the time is over; in liveness mode, acquire one more at the end.
+
+        Like a `with` block, it releases its lease however the work ends. Sometimes it drops an unrenewed lease, like a
+        program that lost the object.
+        """
+
+        async def program(me: Process) -> None:
+            locks = me.locks(store_timeout=max(2.0, 2 * self.ttl))
+            while me.now() < local(self.seconds):
+                await me.sleep(rng.expovariate(1.0))
+                me.cancellable = True
+                try:
+                    await self._use_one_lock(me, locks, rng)
+                except (StoreError, LeaseLost, asyncio.CancelledError) as error:
+                    me.note(type(error).__name__)
+                finally:
+                    me.cancellable = False
+            if self.liveness:
+                await self._acquire_at_the_end(me, locks)
+
+        return program
+
+    async def _use_one_lock(self, me: Process, locks: AsyncLocks, rng: Random) -> None:
+        renew = rng.random() < 0.5
+        if self.exported and rng.random() < 0.5:
+            lease: AsyncLease | None = await locks.adopt(self.exported.pop(), renew=renew)
+        else:
+            max_hold = rng.choice((None, None, 0.7 * self.ttl, 3 * self.ttl))
+            lock = locks.lock(rng.choice(self.locks), ttl=self.ttl, renew=renew, max_hold=max_hold)
+            timeout = rng.choice((0.0, 0.3 * self.ttl, 2 * self.ttl, None))
+            sent_at, me.was_paused = me.now(), False
+            lease = await lock.acquire(timeout=timeout)
+            if timeout is not None:
+                me.record_wait(sent_at, timeout)
+        me.record_acquire(lease)
+        if lease is not None:
+            await self._use(me, lease, rng)
+
+    async def _use(self, me: Process, lease: AsyncLease, rng: Random) -> None:
+        try:
+            await self._work(me, lease, rng)
+        except GeneratorExit:
+            raise  # the run is over: no await is possible any more
+        except BaseException:
+            await lease.release()
+            raise
+        if lease._lease_state.renewing or rng.random() < 0.9:
+            await lease.release()
+
+    async def _work(self, me: Process, lease: AsyncLease, rng: Random) -> None:
+        await me.sleep(rng.choice((0.0, 0.01, 0.2, 1.2, 3.0)) * self.ttl * rng.random())
+        action = rng.random()
+        if action < 0.1:
+            self.exported.append(lease.export())
+        elif action < 0.2:
+            await lease.renew(rng.choice((None, None, 2 * self.ttl)))
+
+    async def _acquire_at_the_end(self, me: Process, locks: AsyncLocks) -> None:
+        """The faults are over, so this must succeed."""
+        while True:
+            try:
+                lease = await locks.lock(self.locks[0], ttl=self.ttl).acquire()
+                me.record_acquire(lease)
+                if lease is not None:
+                    await lease.release()
+                    return
+            except (StoreError, LeaseLost) as error:
+                me.note(type(error).__name__)

@@ -1,11 +1,11 @@
-"""Sequence diagrams as inline SVG: a small part of Mermaid's language, drawn without a script and without a network.
+"""Render sequence diagrams, written in a subset of Mermaid, as inline SVG: no JavaScript, no network.
 
-The documentation keeps its diagrams as Mermaid text, which code hosts draw by themselves; `fence` is what draws them in
-the built pages (see mkdocs.yml). Colours follow the page's own, so light and dark both work.
+The documentation contains diagrams as Mermaid text, which code hosts render themselves. mkdocs.yml names `fence` as the
+renderer for the built pages. The drawings inherit text and background colors, so light and dark themes work.
 
     participant NAME [as text]
     A->>B: text       a solid arrow
-    A-->>B: text      a dashed one
+    A-->>B: text      a dashed arrow
     Note over A[,B]: text
 """
 
@@ -22,7 +22,7 @@ GAP = 230
 MARGIN = 110
 LINE = 16
 CHAR = 6.7
-"""Pixels of an average character at the size in which text is written."""
+"""Average width of a character in pixels at the font size used."""
 
 _PARTICIPANT = re.compile(r"participant (?P<name>\w+)(?: as (?P<label>.+))?")
 _ARROW = re.compile(r"(?P<source>\w+)(?P<kind>--?>>)(?P<target>\w+): (?P<text>.+)")
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 class Diagram:
-    """What the text says, in order.
+    """A parsed diagram: participants and steps, in order.
 
     >>> Diagram("sequenceDiagram\\n participant A\\n participant B\\n A->>B: hello").steps
     [Step(first='A', last='B', text='hello', kind='->>')]
@@ -50,7 +50,7 @@ class Diagram:
         self.steps: list[Step] = []
         head, *lines = [line.strip() for line in text.strip().splitlines()]
         if head != "sequenceDiagram":
-            raise ValueError(f"only sequence diagrams can be drawn, not {head!r}")
+            raise ValueError(f"cannot draw {head!r}: only sequence diagrams are supported")
         for line in filter(None, lines):
             self._read(line)
 
@@ -62,10 +62,10 @@ class Diagram:
         elif match := _NOTE.fullmatch(line):
             self.steps.append(Step(match["first"], match["last"] or match["first"], match["text"], "note"))
         else:
-            raise ValueError(f"this line of a sequence diagram can't be drawn: {line!r}")
+            raise ValueError(f"cannot draw this line of a sequence diagram: {line!r}")
         for name in self.steps[-1][:2] if self.steps else ():
             if name not in self.labels:
-                raise ValueError(f"{name!r} is no participant: {line!r}")
+                raise ValueError(f"{name!r} is not a participant: {line!r}")
 
 
 class _Drawing:
@@ -75,7 +75,7 @@ class _Drawing:
         self._width = 2 * MARGIN + GAP * (len(self._at) - 1)
         self._parts: list[str] = []
         self._y = 50.0
-        self._tip = f"tip{crc32(repr(diagram.steps).encode()):x}"  # a page may have many drawings
+        self._tip = f"tip{crc32(repr(diagram.steps).encode()):x}"  # unique on a page with several drawings
 
     def draw(self) -> str:
         for step in self._diagram.steps:
@@ -96,19 +96,19 @@ class _Drawing:
         width = max(60.0, len(label) * CHAR + 20)
         return (
             f'<line x1="{x}" y1="32" x2="{x}" y2="{height:g}" stroke="currentColor" stroke-opacity="0.3"/>'
-            f'<rect x="{x - width / 2:g}" y="6" width="{width:g}" height="26" rx="4" fill="{_PAPER}" '
+            f'<rect x="{x - width / 2:g}" y="6" width="{width:g}" height="26" rx="4" fill="{_FILL}" '
             f'stroke="currentColor" stroke-opacity="0.6"/>{_text(x, 23, [label], bold=True)}'
         )
 
     def _note(self, step: Step) -> None:
         first, last = sorted((self._at[step.first], self._at[step.last]))
-        room = last - first + GAP - 34
-        lines = textwrap.wrap(step.text, max(12, int(room / CHAR)))
-        width = room if first != last else max(len(line) for line in lines) * CHAR + 20
+        space = last - first + GAP - 34
+        lines = textwrap.wrap(step.text, max(12, int(space / CHAR)))
+        width = space if first != last else max(len(line) for line in lines) * CHAR + 20
         height = LINE * len(lines) + 8
         left = min(max(4.0, (first + last - width) / 2), self._width - width - 4)
         self._parts.append(
-            f'<rect x="{left:g}" y="{self._y:g}" width="{width:g}" height="{height:g}" rx="3" fill="{_NOTE_PAPER}" '
+            f'<rect x="{left:g}" y="{self._y:g}" width="{width:g}" height="{height:g}" rx="3" fill="{_NOTE_FILL}" '
             f'stroke="currentColor" stroke-opacity="0.25"/>{_text(left + width / 2, self._y + 16, lines)}'
         )
         self._y += height + 10
@@ -127,8 +127,8 @@ class _Drawing:
         self._y += 14
 
 
-_PAPER = "var(--md-default-bg-color, #fff)"
-_NOTE_PAPER = "var(--md-code-bg-color, #f4f4f4)"
+_FILL = "var(--md-default-bg-color, #fff)"
+_NOTE_FILL = "var(--md-code-bg-color, #f4f4f4)"
 _MARKER = (
     '<defs><marker id="{}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     '<path d="M0 0 L8 4 L0 8 Z" fill="currentColor"/></marker></defs>'
@@ -142,7 +142,7 @@ def _text(x: float, y: float, lines: list[str], *, bold: bool = False) -> str:
 
 
 def svg(text: str) -> str:
-    """The diagram that `text` describes.
+    """Render a diagram as SVG.
 
     >>> svg("sequenceDiagram\\n participant A\\n participant B\\n A->>B: hello")[:20]
     '<svg class="sequence'
@@ -151,5 +151,5 @@ def svg(text: str) -> str:
 
 
 def fence(source: str, language: str, css_class: str, options: Any, md: Any, **kwargs: Any) -> str:
-    """What pymdownx.superfences calls for a ```` ```mermaid ```` block."""
+    """Render a ```` ```mermaid ```` block, for pymdownx.superfences."""
     return f'<div class="{css_class}">{svg(source)}</div>'

@@ -1,4 +1,4 @@
-"""The commands of the virtual server: those that the shipped scripts use, and those that broken locks misuse.
+"""Commands of the virtual server: those that the shipped scripts and the locks of the gallery use.
 
 A reply is bytes, an int, None, a list of these, or a `Status`; an error reply is raised as `ReplyError`.
 """
@@ -18,7 +18,7 @@ WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
 class Status(NamedTuple):
-    """A status reply such as OK: a plain line on the wire, a table inside a script."""
+    """A status reply such as OK: a simple string on the wire, a table inside a script."""
 
     text: bytes
 
@@ -53,7 +53,7 @@ def _entry(server: VirtualRedis, key: bytes, kind: str) -> Entry | None:
 
 
 def _put(server: VirtualRedis, key: bytes, kind: str, value: Any) -> None:
-    """Change a value and keep its expiry; an empty collection is no key at all."""
+    """Store a value and keep the key's expiry; an empty collection deletes the key."""
     old = server.data.get(key)
     if kind != "string" and not value:
         server.data.pop(key, None)
@@ -299,7 +299,7 @@ def _time(server: VirtualRedis, args: list[bytes]) -> list[bytes]:
 
 
 def _scan(server: VirtualRedis, args: list[bytes]) -> list[Any]:
-    """All in one part, whatever the count: a server may do that too."""
+    """Return all keys in one page and ignore COUNT, as a real server may."""
     options = {args[at].upper(): args[at + 1] for at in range(1, len(args) - 1, 2)}
     _integer(args[0])
     pattern = options.get(b"MATCH", b"*").decode("utf-8", "surrogateescape")

@@ -1,12 +1,12 @@
 """The simulator: many clients for a long time, with faults chosen by a seed.
 
-Every client runs the shipped code in a `Process`; the server is a `VirtualRedis` with the shipped Lua; `Observer`
-watches. A seed decides everything: how many clients and locks there are, which faults happen and how often (each run
-has its own mix, so that some runs are calm in one respect and wild in another), how long messages take, how fast clocks
-run (within the drift that is allowed for). The same seed gives the same trace, and so the same hash, on every run.
+Every client runs the shipped code in a `Process`; the server is a `VirtualRedis` with the shipped Lua; a `Monitor`
+checks the rules. The seed decides everything: the number of clients and locks, the mix and rates of faults, message
+delays, and clock rates within the allowed drift. The same seed gives the same trace, hence the same digest, on every
+run.
 
-Two modes: in *safety* the faults go on to the end; in *liveness* they stop, and everybody who still lives must get the
-lock once more. A seed that fails is shrunk: fewer clients, fewer faults, a shorter time, as long as it fails.
+Two modes: in *safety* mode the faults last to the end; in *liveness* mode they stop, and every client that is alive
+must then acquire a lock. A failing seed is shrunk: fewer clients, fewer faults, less time, as long as it fails.
 """
 
 from __future__ import annotations
@@ -20,130 +20,150 @@ from typing import Any, NamedTuple
 
 from lockfast.core.validity import DRIFT
 from lockfast.stores.redis.protocol.resp import Reader
-from verify.behaviours import Shared, life
-from verify.observer import Broken, Observer
-from verify.process import Process
-from verify.quiet import quiet
-from verify.scenario import PER_CLIENT, PER_SERVER, Setting, smaller
-from verify.simulated_client import Seat
+from verify.monitor import Monitor, RuleBroken
+from verify.process import Process, log_disabled
+from verify.scenario import PER_CLIENT, PER_SERVER, Scenario, Workload
 from verify.virtual_server import START_US, Replica, VirtualRedis
 
 SEEDS_PER_STEP = 4
-COPIED = 0.3
-"""The share of requests before which the replica catches up: most of the time it lags by a few."""
+CATCH_UP = 0.3
+"""Probability that the replica catches up before a request, so it usually lags by a few requests."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `digest` stands for the whole trace."""
+    """The result of a run. `digest` identifies the whole trace; `violation` is empty if no rule was broken."""
 
-    setting: Setting
+    scenario: Scenario
     digest: str
     events: int
     grants: int
     seconds: float
-    broken: str = ""
+    violation: str = ""
     trace: tuple[str, ...] = ()
 
 
 class Event(NamedTuple):
-    """Something that will happen; `life` is the life of the client it is meant for."""
+    """A future event; `incarnation` is the one of the client that it is for."""
 
     at: float
     order: int
     kind: str
-    seat: int
-    life: int
+    client: int
+    incarnation: int
     detail: Any
+
+
+class SimulatedClient:
+    """One client: its current process, its clock, and the ends of its connections.
+
+    A crashed client starts again as a new incarnation. `…_after` keep the messages on each connection in order.
+    """
+
+    def __init__(self, number: int, rate: float, offset: float) -> None:
+        self.number = number
+        self.rate = rate
+        self.offset = offset
+        self.process: Process | None = None
+        self.incarnation = 0
+        self.paused_until = 0.0
+        self.sent = 0
+        self.requests_after = 0.0
+        self.replies_after = 0.0
+        self.notifications_after = 0.0
+
+    def local(self, now: float) -> float:
+        return self.offset + now * self.rate
+
+    def true(self, local: float) -> float:
+        return (local - self.offset) / self.rate
 
 
 class Simulation:
     """One run."""
 
-    def __init__(self, setting: Setting, *, keep_trace: bool = False) -> None:
-        self.setting = setting
-        self._chance = random.Random(setting.seed ^ 0x5EED)
-        self._faults = dict(setting.faults)
+    def __init__(self, scenario: Scenario, *, keep_trace: bool = False) -> None:
+        self.scenario = scenario
+        self._rng = random.Random(scenario.seed ^ 0x5EED)
+        self._faults = dict(scenario.faults)
         self._server = VirtualRedis()
         self._replica = Replica(self._server)
-        names = tuple(f"lock{n}" for n in range(setting.locks))
-        self._observer = Observer(self._server, names)
-        self._shared = Shared(names, setting.ttl, setting.seconds, setting.liveness)
+        names = tuple(f"lock{n}" for n in range(scenario.locks))
+        self._monitor = Monitor(self._server, names)
+        self._workload = Workload(names, scenario.ttl, scenario.seconds, scenario.liveness)
         self._queue: list[Event] = []
         self._order = 0
         self._now = 0.0
         self._events = 0
         self._digest = sha256()
         self._trace: list[str] | None = [] if keep_trace else None
-        self._by_name: dict[str, Seat] = {}
-        self._seats = [self._seat(number) for number in range(setting.clients)]
-        # After the faults everybody has its turn: a ttl for what was left behind, then one after the other.
-        self._end = setting.seconds + (6 * setting.ttl + 20 * setting.clients * max(0.02, setting.latency) + 15)
+        self._by_name: dict[str, SimulatedClient] = {}
+        self._clients = [self._client(number) for number in range(scenario.clients)]
+        # After the faults: a ttl for leftovers to expire, then time for every client, one by one.
+        self._end = scenario.seconds + (6 * scenario.ttl + 20 * scenario.clients * max(0.02, scenario.latency) + 15)
 
-    def _seat(self, number: int) -> Seat:
-        rate = 1.0 + (self._chance.uniform(-DRIFT, DRIFT) * 0.999 if self.setting.drift else 0.0)
-        return Seat(number, rate, self._chance.uniform(0, 1000))
+    def _client(self, number: int) -> SimulatedClient:
+        rate = 1.0 + (self._rng.uniform(-DRIFT, DRIFT) * 0.999 if self.scenario.drift else 0.0)
+        return SimulatedClient(number, rate, self._rng.uniform(0, 1000))
 
     def run(self) -> Outcome:
-        broken = ""
-        with quiet():
+        violation = ""
+        with log_disabled():
             try:
                 self._play()
-            except Broken as error:
-                broken = str(error)
+            except RuleBroken as error:
+                violation = str(error)
         return Outcome(
-            setting=self.setting,
+            scenario=self.scenario,
             digest=self._digest.hexdigest(),
             events=self._events,
-            grants=self._observer.grants,
+            grants=self._monitor.grants,
             seconds=self._now,
-            broken=broken,
+            violation=violation,
             trace=tuple(self._trace or ()),
         )
 
     def _play(self) -> None:
-        for seat in self._seats:
-            self._later(self._chance.uniform(0, 0.5), "birth", seat, None)
+        for client in self._clients:
+            self._schedule(self._rng.uniform(0, 0.5), "start", client, None)
             for fault in PER_CLIENT:
                 if fault in self._faults:
-                    self._later(self._chance.expovariate(self._faults[fault]), fault, seat, None)
+                    self._schedule(self._rng.expovariate(self._faults[fault]), fault, client, None)
         for fault in PER_SERVER:
             if fault in self._faults:
-                self._later(self._chance.expovariate(self._faults[fault]), fault, self._seats[0], None)
+                self._schedule(self._rng.expovariate(self._faults[fault]), fault, self._clients[0], None)
         while self._queue and self._queue[0].at <= self._end:
             event = heapq.heappop(self._queue)
             self._now = event.at
             self._server.now_us = START_US + round(event.at * 1e6)
             self._events += 1
-            self._happens(event)
-        if self.setting.liveness:
-            self._all_done()
+            self._handle(event)
+        if self.scenario.liveness:
+            self._check_liveness()
 
-    def _all_done(self) -> None:
-        waiting = [seat.process.name for seat in self._seats if seat.process and 1 in seat.process.tasks]
+    def _check_liveness(self) -> None:
+        waiting = [client.process.name for client in self._clients if client.process and 1 in client.process.tasks]
         if waiting:
-            raise Broken("LIVE", f"faults have long stopped, and {', '.join(waiting)} still wait")
+            raise RuleBroken("LIVE", f"the faults stopped long ago, and {', '.join(waiting)} still wait")
 
-    def _later(self, delay: float, kind: str, seat: Seat, detail: Any, life: int | None = None) -> None:
+    def _schedule(self, delay: float, kind: str, client: SimulatedClient, detail: Any) -> None:
         self._order += 1
-        at = self._now + delay
-        heapq.heappush(
-            self._queue, Event(at, self._order, kind, seat.number, seat.lives if life is None else life, detail)
-        )
+        event = Event(self._now + delay, self._order, kind, client.number, client.incarnation, detail)
+        heapq.heappush(self._queue, event)
 
-    def _calm(self) -> bool:
-        return self.setting.liveness and self._now >= self.setting.seconds
+    def _faults_over(self) -> bool:
+        return self.scenario.liveness and self._now >= self.scenario.seconds
 
-    def _happens(self, event: Event) -> None:
-        seat = self._seats[event.seat]
-        handler: Callable[[Seat, Event], None] = getattr(self, f"_{event.kind}")
-        if event.kind in ("reply", "push", "timer", "broken", "deaf", "cancel"):
-            if event.life != seat.lives or seat.process is None:
+    def _handle(self, event: Event) -> None:
+        client = self._clients[event.client]
+        handler: Callable[[SimulatedClient, Event], None] = getattr(self, f"_{event.kind}")
+        if event.kind in ("reply", "notification", "timer", "connection_lost", "inbox_lost", "cancel"):
+            if event.incarnation != client.incarnation or client.process is None:
                 return
-            if self._now < seat.stopped_until:
-                self._later(seat.stopped_until - self._now, event.kind, seat, event.detail)
+            if self._now < client.paused_until:
+                self._schedule(client.paused_until - self._now, event.kind, client, event.detail)
                 return
-        handler(seat, event)
+        handler(client, event)
 
     def _note(self, *words: object) -> None:
         line = " ".join(map(str, words))
@@ -151,211 +171,207 @@ class Simulation:
         if self._trace is not None:
             self._trace.append(line)
 
-    # What clients go through.
+    # Clients.
 
-    def _birth(self, seat: Seat, event: Event) -> None:
-        seat.lives += 1
-        name = f"c{seat.number}.{seat.lives}-"
-        chance = random.Random(self.setting.seed * 1000 + seat.number * 50 + seat.lives)
-        process = Process(name, life(self._shared, chance, seat.local), listening=False, started=seat.local(self._now))
-        process.chance = chance.random
-        seat.process = self._alive(seat, process)
-        seat.sent = 0
-        seat.stopped_until = 0.0
-        process.start(seat.local(self._now))
-        self._acted(seat, "starts")
+    def _start(self, client: SimulatedClient, event: Event) -> None:
+        client.incarnation += 1
+        name = f"c{client.number}.{client.incarnation}-"
+        rng = random.Random(self.scenario.seed * 1000 + client.number * 50 + client.incarnation)
+        program = self._workload.program(rng, client.local)
+        process = Process(name, program, listening=False, started=client.local(self._now))
+        process.random_source = rng.random
+        self._by_name[name] = client
+        client.process = process
+        client.sent = 0
+        client.paused_until = 0.0
+        process.start(client.local(self._now))
+        self._acted(client, "starts")
 
-    def _alive(self, seat: Seat, process: Process) -> Process:
-        self._by_name[process.name] = seat
-        return process
+    def _feed(self, client: SimulatedClient, kind: str, key: Any, value: Any = None) -> None:
+        if client.process is not None:
+            client.process.feed(kind, key, value, client.local(self._now))
+            self._acted(client, kind)
 
-    def _feed(self, seat: Seat, kind: str, key: Any, value: Any = None) -> None:
-        if seat.process is not None:
-            seat.process.feed(kind, key, value, seat.local(self._now))
-            self._acted(seat, kind)
-
-    def _acted(self, seat: Seat, what: str) -> None:
-        """A client acted: send what it sent, set its timers, and see what it believes."""
-        process = seat.process
+    def _acted(self, client: SimulatedClient, what: str) -> None:
+        """Send the new requests of a client, set its timers, and check its beliefs."""
+        process = client.process
         if process is None:
             return
         self._note(f"{self._now:.6f}", process.name, what, *process.notes)
         process.notes.clear()
-        for number, _, request in process.sent[seat.sent :]:
-            self._send(seat, number, request)
-        seat.sent = len(process.sent)
+        for number, _, request in process.sent[client.sent :]:
+            self._send(client, number, request)
+        client.sent = len(process.sent)
         for number, task in process.tasks.items():
             wait = task.wait
             if wait is not None and wait.until is not None and wait is not task.timed:
                 task.timed = wait
-                self._later(max(0.0, seat.true(wait.until) - self._now) + 1e-9, "timer", seat, (number, wait))
-        self._observer.look(process, seat.local(self._now), seat.local(seat.stopped_until))
-        self._check()
+                delay = max(0.0, client.true(wait.until) - self._now) + 1e-9
+                self._schedule(delay, "timer", client, (number, wait))
+        self._monitor.check_client(process, client.local(self._now), client.local(client.paused_until))
+        self._check_beliefs()
 
-    def _check(self) -> None:
-        self._observer.check(lambda name: self._by_name[name].local(self._now))
+    def _check_beliefs(self) -> None:
+        self._monitor.check_beliefs(lambda name: self._by_name[name].local(self._now))
 
-    def _timer(self, seat: Seat, event: Event) -> None:
+    def _timer(self, client: SimulatedClient, event: Event) -> None:
         number, wait = event.detail
-        task = seat.process.tasks.get(number) if seat.process else None
+        task = client.process.tasks.get(number) if client.process else None
         if task is None or task.wait is not wait:
             return
-        self._feed(seat, "timer", number)
+        self._feed(client, "timer", number)
 
-    def _reply(self, seat: Seat, event: Event) -> None:
-        self._feed(seat, "reply", *event.detail)
+    def _reply(self, client: SimulatedClient, event: Event) -> None:
+        self._feed(client, "reply", *event.detail)
 
-    def _push(self, seat: Seat, event: Event) -> None:
-        self._feed(seat, "push", *event.detail)
+    def _notification(self, client: SimulatedClient, event: Event) -> None:
+        self._feed(client, "notification", *event.detail)
 
-    def _broken(self, seat: Seat, event: Event) -> None:
-        self._feed(seat, "broken", (event.detail,))
+    def _connection_lost(self, client: SimulatedClient, event: Event) -> None:
+        self._feed(client, "connection_lost", (event.detail,))
 
-    def _deaf(self, seat: Seat, event: Event) -> None:
-        self._feed(seat, "deaf", None)
+    def _inbox_lost(self, client: SimulatedClient, event: Event) -> None:
+        self._feed(client, "inbox_lost", None)
 
-    # The network and the server.
+    # Network and server.
 
     def _delay(self) -> float:
-        return self._chance.expovariate(1 / self.setting.latency)
+        return self._rng.expovariate(1 / self.scenario.latency)
 
     def _strikes(self, fault: str) -> bool:
         rate = self._faults.get(fault)
-        return rate is not None and not self._calm() and self._chance.random() < rate
+        return rate is not None and not self._faults_over() and self._rng.random() < rate
 
-    def _send(self, seat: Seat, number: int, request: bytes) -> None:
+    def _send(self, client: SimulatedClient, number: int, request: bytes) -> None:
         if self._strikes("lose_request"):
-            self._later(self._delay(), "broken", seat, number)
+            self._schedule(self._delay(), "connection_lost", client, number)
             return
-        if self._strikes("vanish"):
+        if self._strikes("lose_silently"):
             return
-        if self._strikes("late"):
-            self._later(self._delay(), "broken", seat, number)
-            self._later(self._chance.uniform(0, 2 * self.setting.ttl), "execute", seat, (number, request, False))
+        if self._strikes("execute_late"):
+            self._schedule(self._delay(), "connection_lost", client, number)
+            self._schedule(self._rng.uniform(0, 2 * self.scenario.ttl), "execute", client, (number, request, False))
             return
-        seat.arrives_after = max(seat.arrives_after + 1e-7, self._now + self._delay())
-        self._later(seat.arrives_after - self._now, "execute", seat, (number, request, True))
+        client.requests_after = max(client.requests_after + 1e-7, self._now + self._delay())
+        self._schedule(client.requests_after - self._now, "execute", client, (number, request, True))
 
-    def _execute(self, seat: Seat, event: Event) -> None:
+    def _execute(self, client: SimulatedClient, event: Event) -> None:
         number, request, answer = event.detail
         (words,) = Reader().feed(request)
         if words[0] == b"SUBSCRIBE":
             reply: Any = [b"subscribe", words[1], 1]
-            if event.life == seat.lives and seat.process is not None:
-                self._server.subscribe(seat.process.name, words[1])
+            if event.incarnation == client.incarnation and client.process is not None:
+                self._server.subscribe(client.process.name, words[1])
         else:
-            if "failover" in self._faults and self._chance.random() < COPIED:
-                self._replica.catch_up()  # what comes now may never reach it
-            before = self._observer.before()
+            if "failover" in self._faults and self._rng.random() < CATCH_UP:
+                self._replica.catch_up()  # this request may never reach the replica
+            before = self._monitor.before_request()
             reply = self._server.run(words)
-            self._observer.after(before, words)
-        self._note(f"{self._now:.6f}", "server", seat.number, words[1][:8], words[-1][:40], reply)
-        self._post()
-        self._check()
-        if answer and event.life == seat.lives:
+            self._monitor.after_request(before, words)
+        self._note(f"{self._now:.6f}", "server", client.number, words[1][:8], words[-1][:40], reply)
+        self._notify()
+        self._check_beliefs()
+        if answer and event.incarnation == client.incarnation:
             if self._strikes("lose_reply"):
-                self._later(self._delay(), "broken", seat, number)
+                self._schedule(self._delay(), "connection_lost", client, number)
             else:
-                seat.answers_after = max(seat.answers_after + 1e-7, self._now + self._delay())
-                self._later(seat.answers_after - self._now, "reply", seat, (number, reply))
+                client.replies_after = max(client.replies_after + 1e-7, self._now + self._delay())
+                self._schedule(client.replies_after - self._now, "reply", client, (number, reply))
 
-    def _post(self) -> None:
-        """Send what was published to those who had subscribed."""
+    def _notify(self) -> None:
+        """Send the published messages to their subscribers."""
         for message in self._server.messages:
-            if self._strikes("lose_push"):
+            if self._strikes("lose_notification"):
                 continue
-            for seat in self._seats:
-                if seat.process is not None and seat.process.name == message.subscriber:
-                    seat.pushes_after = max(seat.pushes_after + 1e-7, self._now + self._delay())
-                    self._later(seat.pushes_after - self._now, "push", seat, (message.channel, message.payload))
+            for client in self._clients:
+                if client.process is not None and client.process.name == message.subscriber:
+                    client.notifications_after = max(client.notifications_after + 1e-7, self._now + self._delay())
+                    delay = client.notifications_after - self._now
+                    self._schedule(delay, "notification", client, (message.channel, message.payload))
         self._server.messages.clear()
 
-    # Faults that come by themselves.
+    # Faults at random times.
 
-    def _again(self, seat: Seat, kind: str) -> bool:
-        """Set the next such fault; False when the faults are over."""
-        if self._now >= self.setting.seconds:
+    def _recur(self, client: SimulatedClient, kind: str) -> bool:
+        """Schedule the next fault of this kind; False if the faults are over."""
+        if self._now >= self.scenario.seconds:
             return False
-        self._later(self._chance.expovariate(self._faults[kind]), kind, seat, None)
+        self._schedule(self._rng.expovariate(self._faults[kind]), kind, client, None)
         return True
 
-    def _crash(self, seat: Seat, event: Event) -> None:
-        if self._again(seat, "crash") and seat.process is not None:
-            self._note(f"{self._now:.6f}", seat.process.name, "crashes")
-            self._observer.gone(seat.process)
-            self._later(self._chance.choice((0.0, self.setting.ttl)), "notice", seat, seat.process.name)
-            seat.process = None
-            seat.lives += 1
-            self._later(self._chance.uniform(0, self.setting.ttl), "birth", seat, None)
+    def _crash(self, client: SimulatedClient, event: Event) -> None:
+        if self._recur(client, "crash") and client.process is not None:
+            self._note(f"{self._now:.6f}", client.process.name, "crashes")
+            self._monitor.remove_client(client.process)
+            self._schedule(self._rng.choice((0.0, self.scenario.ttl)), "disconnect", client, client.process.name)
+            client.process = None
+            client.incarnation += 1
+            self._schedule(self._rng.uniform(0, self.scenario.ttl), "start", client, None)
 
-    def _notice(self, seat: Seat, event: Event) -> None:
+    def _disconnect(self, client: SimulatedClient, event: Event) -> None:
         self._server.unsubscribe(event.detail)
 
-    def _pause(self, seat: Seat, event: Event) -> None:
-        if self._again(seat, "pause"):
-            seat.stopped_until = max(seat.stopped_until, self._now + self._chance.uniform(0, 2 * self.setting.ttl))
-            if seat.process is not None:
-                seat.process.was_stopped = True
-            self._note(f"{self._now:.6f}", seat.number, "is stopped")
+    def _pause(self, client: SimulatedClient, event: Event) -> None:
+        if self._recur(client, "pause"):
+            client.paused_until = max(client.paused_until, self._now + self._rng.uniform(0, 2 * self.scenario.ttl))
+            if client.process is not None:
+                client.process.was_paused = True
+            self._note(f"{self._now:.6f}", client.number, "is paused")
 
-    def _cut_inbox(self, seat: Seat, event: Event) -> None:
-        if self._again(seat, "cut_inbox") and seat.process is not None:
-            self._server.unsubscribe(seat.process.name)
-            self._later(self._delay(), "deaf", seat, None)
+    def _cut_inbox(self, client: SimulatedClient, event: Event) -> None:
+        if self._recur(client, "cut_inbox") and client.process is not None:
+            self._server.unsubscribe(client.process.name)
+            self._schedule(self._delay(), "inbox_lost", client, None)
 
-    def _cancel(self, seat: Seat, event: Event) -> None:
-        if self._again(seat, "cancel") and seat.process is not None and seat.process.cancellable:
-            self._feed(seat, "cancel", None)
+    def _cancel(self, client: SimulatedClient, event: Event) -> None:
+        if self._recur(client, "cancel") and client.process is not None and client.process.cancellable:
+            self._feed(client, "cancel", None)
 
-    def _restart(self, seat: Seat, event: Event) -> None:
-        if self._again(seat, "restart"):
+    def _restart(self, client: SimulatedClient, event: Event) -> None:
+        if self._recur(client, "restart"):
             self._note(f"{self._now:.6f}", "server restarts")
             self._server.restart()
-            self._all_cut_off()
+            self._break_connections()
 
-    def _failover(self, seat: Seat, event: Event) -> None:
-        if self._again(seat, "failover"):
-            self._note(f"{self._now:.6f}", "the replica takes over", self._replica.lags)
+    def _failover(self, client: SimulatedClient, event: Event) -> None:
+        if self._recur(client, "failover"):
+            self._note(f"{self._now:.6f}", "replica takes over", self._replica.lags)
             self._replica.take_over()
-            self._all_cut_off()
+            self._break_connections()
 
-    def _all_cut_off(self) -> None:
-        """Every connection is broken, and the store may have forgotten what it granted."""
-        self._observer.epoch += 1
+    def _break_connections(self) -> None:
+        """Break every connection; the store may have lost grants."""
+        self._monitor.epoch += 1
         kept: list[Event] = []
-        for one in self._queue:
-            if one.kind == "execute":
-                self._broken_soon(one, kept)
-            else:
-                kept.append(one)
+        for event in self._queue:
+            if event.kind != "execute":
+                kept.append(event)
+            elif event.detail[2]:  # a client waits for the reply
+                kept.append(event._replace(kind="connection_lost", detail=event.detail[0]))
         self._queue = kept
         heapq.heapify(self._queue)
-        for each in self._seats:
-            self._later(self._delay(), "deaf", each, None)
-
-    def _broken_soon(self, event: Event, kept: list[Event]) -> None:
-        number, _, answer = event.detail
-        if answer:
-            kept.append(event._replace(kind="broken", detail=number))
+        for client in self._clients:
+            self._schedule(self._delay(), "inbox_lost", client, None)
 
 
 def simulate(seed: int) -> Outcome:
-    """One seed's run."""
-    return Simulation(Setting.of_seed(seed)).run()
+    """Run one seed."""
+    return Simulation(Scenario.of_seed(seed)).run()
 
 
-def shrunk(setting: Setting) -> Outcome:
-    """The smallest setting found that breaks the same promise, run with its trace."""
-    rule = Simulation(setting).run().broken.partition(":")[0]
-    best: Setting | None = setting
-    while best is not None:
-        setting = best
-        best = next((one for one in _candidates(setting) if Simulation(one).run().broken.startswith(rule)), None)
-    return Simulation(setting, keep_trace=True).run()
+def shrink(scenario: Scenario) -> Outcome:
+    """Find the simplest scenario that breaks the same rule, and run it with its trace."""
+    rule = Simulation(scenario).run().violation.partition(":")[0]
+    simpler: Scenario | None = scenario
+    while simpler is not None:
+        scenario = simpler
+        candidates = _candidates(scenario)
+        simpler = next((one for one in candidates if Simulation(one).run().violation.startswith(rule)), None)
+    return Simulation(scenario, keep_trace=True).run()
 
 
-def _candidates(setting: Setting) -> Iterator[Setting]:
-    """Simpler settings; each with a few seeds, since a simpler run meets with other chances."""
-    for simpler in smaller(setting):
+def _candidates(scenario: Scenario) -> Iterator[Scenario]:
+    """Simpler scenarios, each with a few seeds: a simpler run draws other random numbers."""
+    for simpler in scenario.simpler():
         for shift in range(SEEDS_PER_STEP):
-            yield replace(simpler, seed=setting.seed + shift)
+            yield replace(simpler, seed=scenario.seed + shift)

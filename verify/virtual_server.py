@@ -1,15 +1,15 @@
-"""A Redis server without a process: the keys, the clock, the subscribers, and the shipped Lua.
+"""A virtual Redis server: keys, clock and subscribers in memory, running the shipped Lua.
 
-Rules kept here:
+Rules:
 
-- It runs nothing but what it is told to, and time passes only by `advance`: the same calls give the same answers.
-- Its whole state is one hashable value (`snapshot`), so that a search can go back to it and merge equal ones.
-- Values are immutable; a command replaces them. A key lives up to and including the millisecond it expires in, as on
-  a real server, and is gone from the snapshot afterwards.
-- Scripts are executed from their text, by Lua 5.1, with the conversions of a real server (`lua.py`). `TIME` and
-  expiry stand still while one runs.
+- Deterministic: only calls change the state, and time passes only in `advance`.
+- The whole state is one hashable value (`snapshot`), so a search can restore it and merge equal states.
+- Values are immutable; a command replaces them. As on a real server, a key exists up to and including the millisecond
+  of its expiry. Expired keys are not part of a snapshot.
+- Scripts run from their text in Lua 5.1, with the type conversions of a real server (`lua.py`). `TIME` and expiry stand
+  still during a script.
 
-`tests/test_virtual.py` runs the same operations here and on real servers and compares the answers.
+`tests/test_virtual.py` runs the same operations on real servers and compares the replies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ START_US = 1_700_000_000_000_000
 
 
 class Message(NamedTuple):
-    """One PUBLISH as one subscriber gets it."""
+    """A published message for one subscriber."""
 
     subscriber: str
     channel: bytes
@@ -34,7 +34,7 @@ class Message(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Everything that a server knows, but for the time; hashable."""
+    """The whole state of a server except its time; hashable."""
 
     keys: frozenset[tuple[bytes, commands.Entry]]
     scripts: frozenset[str]
@@ -45,10 +45,10 @@ EMPTY = Snapshot(frozenset(), frozenset(), frozenset())
 
 
 class VirtualRedis:
-    """One server. `messages` collects what was published; whoever plays the network takes it from there.
+    """One server. `messages` collects published messages until the network (explorer or simulator) delivers them.
 
     >>> server = VirtualRedis()
-    >>> server.call("SET", "door", "moto", "NX", "PX", "50"), server.call("SET", "door", "else", "NX")
+    >>> server.call("SET", "door", "A", "NX", "PX", "50"), server.call("SET", "door", "B", "NX")
     (b'OK', None)
     >>> server.advance(0.051)
     >>> server.call("GET", "door") is None
@@ -70,12 +70,12 @@ class VirtualRedis:
         self.now_us += round(seconds * 1_000_000)
 
     def snapshot(self) -> Snapshot:
-        """The state at this moment; keys whose time is over are not part of it."""
+        """The current state, without expired keys."""
         self._purge()
         return Snapshot(frozenset(self.data.items()), frozenset(self.scripts), frozenset(self.subscriptions))
 
     def restore(self, state: Snapshot, now_us: int | None = None) -> None:
-        """Be the server that `state` was taken from."""
+        """Return to the state of a snapshot."""
         self.data = dict(state.keys)
         self.scripts = set(state.scripts)
         self.subscriptions = set(state.subscriptions)
@@ -84,26 +84,26 @@ class VirtualRedis:
             self.now_us = now_us
 
     def restart(self) -> None:
-        """Forget keys, scripts and subscribers, as a server without persistence does."""
+        """Drop keys, scripts and subscribers, like a server without persistence."""
         self.restore(EMPTY)
 
     def next_expiry_us(self) -> int | None:
-        """The first moment at which a key will be gone that is here now."""
+        """The first instant at which one of the current keys will have expired."""
         self._purge()
         ends = [entry.expires_ms for entry in self.data.values() if entry.expires_ms is not None]
         return (min(ends) + 1) * 1000 if ends else None
 
     def _purge(self) -> None:
         now = self.now_ms
-        gone = [key for key, entry in self.data.items() if entry.expires_ms is not None and now > entry.expires_ms]
-        for key in gone:
+        expired = [key for key, entry in self.data.items() if entry.expires_ms is not None and now > entry.expires_ms]
+        for key in expired:
             del self.data[key]
 
     def subscribe(self, subscriber: str, channel: bytes) -> None:
         self.subscriptions.add((channel, subscriber))
 
     def unsubscribe(self, subscriber: str, channel: bytes | None = None) -> None:
-        """End one subscription, or all of a subscriber whose connection has ended."""
+        """Remove one subscription, or all subscriptions of a subscriber that disconnected."""
         self.subscriptions = {
             one for one in self.subscriptions if one[1] != subscriber or channel not in (None, one[0])
         }
@@ -114,16 +114,16 @@ class VirtualRedis:
         return len(found)
 
     def execute(self, request: bytes) -> Any:
-        """The reply to one packed request; an error reply as a `ReplyError` value."""
+        """Execute one packed request; an error reply is returned as a `ReplyError`."""
         (args,) = Reader().feed(request)
         return self.run([bytes(arg) for arg in args])
 
     def call(self, *args: str | bytes | float) -> Any:
-        """The reply to one command, given as words."""
+        """Execute one command, given as words."""
         return self.run([arg if isinstance(arg, bytes) else str(arg).encode() for arg in args])
 
     def run(self, args: list[bytes]) -> Any:
-        """One command, or one script, with the clock standing still."""
+        """Execute one command or script; the clock does not move meanwhile."""
         self._purge()
         try:
             reply = self._dispatch(args)
@@ -145,7 +145,7 @@ class VirtualRedis:
         return commands.run(self, args)
 
     def _eval(self, text: bytes, rest: list[bytes]) -> Any:
-        digest = lua.remember(text)
+        digest = lua.register(text)
         self.scripts.add(digest)
         return self._run_script(digest, rest)
 
@@ -156,33 +156,33 @@ class VirtualRedis:
         return lua.run(digest, rest[1 : 1 + count], rest[1 + count :], lambda words: commands.run(self, words))
 
     def _script(self, args: list[bytes]) -> Any:
-        what = args[0].upper()
-        if what == b"LOAD":
-            self.scripts.add(lua.remember(args[1]))
+        subcommand = args[0].upper()
+        if subcommand == b"LOAD":
+            self.scripts.add(lua.register(args[1]))
             return sha1(args[1], usedforsecurity=False).hexdigest().encode()
-        if what == b"EXISTS":
+        if subcommand == b"EXISTS":
             return [int(digest.decode() in self.scripts) for digest in args[1:]]
-        if what == b"FLUSH":
+        if subcommand == b"FLUSH":
             self.scripts.clear()
             return commands.OK
         raise ReplyError("ERR unknown subcommand of SCRIPT")
 
     def load(self, texts: Iterable[bytes]) -> None:
-        """Have these scripts from the start, so that a small model need not explore their first loading."""
+        """Load scripts in advance, so that a small model does not explore their first use."""
         for text in texts:
-            self.scripts.add(lua.remember(text))
+            self.scripts.add(lua.register(text))
 
 
 class Replica:
-    """A copy of a server's keys that lags behind it: it knows what it had copied when it last caught up.
+    """An asynchronous replica: it has the keys that the master had at the last `catch_up`.
 
     >>> master = VirtualRedis()
     >>> replica = Replica(master)
-    >>> master.call("SET", "door", "moto")
+    >>> master.call("SET", "door", "A")
     b'OK'
     >>> replica.lags
     True
-    >>> replica.take_over()  # before it has caught up: the lock is lost
+    >>> replica.take_over()  # before it catches up: the lock is lost
     >>> master.call("GET", "door") is None
     True
     """
@@ -192,18 +192,18 @@ class Replica:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Copy what the master has now."""
-        self._known = copied(self._master.snapshot())
+        """Copy the current keys of the master."""
+        self._keys_copied = replicated(self._master.snapshot())
 
     @property
     def lags(self) -> bool:
-        return self._known != copied(self._master.snapshot())
+        return self._keys_copied != replicated(self._master.snapshot())
 
     def take_over(self) -> None:
-        """The master is dead, and whoever spoke to it speaks to this copy: no subscriber followed, and no script."""
-        self._master.restore(self._known)
+        """Replace the master by this copy, which has no subscribers and no scripts."""
+        self._master.restore(self._keys_copied)
 
 
-def copied(state: Snapshot) -> Snapshot:
-    """What a replica has of a server in this state: the keys alone."""
+def replicated(state: Snapshot) -> Snapshot:
+    """The part of a server's state that an up-to-date replica has: the keys."""
     return Snapshot(state.keys, frozenset(), frozenset())

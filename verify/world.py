@@ -1,22 +1,22 @@
-"""The world of one small model: clients, servers and the network between them, as values that can be compared.
+"""The state of one small model: clients, servers and the network between them, as comparable values.
 
-    a state    the time, what each server knows (and its replica, in models with a failover), each client's lane,
-               requests that were cut loose, the faults that are left, and a record of the grants so far
-    a lane     the client (as the list of its inputs, kept in a tree), its requests under way, the replies and
-               pushes under way to it, and whether it runs, is stopped, or has crashed
-    a move     anything that can happen next: the server executes a request, a reply, push or timer reaches a client,
-               the client's work ends, time goes on, or one of the faults that the model allows
+    State         time, the data of each server (and of its replica), one `ClientState` per client, requests that
+                  outlived their connection, remaining faults, the grants so far
+    ClientState   the process (as a list of inputs, stored as a tree), its messages in flight, and whether it runs, is
+                  paused or has crashed
+    Transition    one event: a server executes a request; a reply, notification or timer reaches a client; the client
+                  finishes its work; time advances; or one of the faults that the model allows (`transitions.py`)
 
-Rules kept here:
+Rules:
 
-- Whatever is under way may overtake whatever it can overtake on a real network: requests of one client to one server
-  stay in order, and so do its replies; pushes travel on a connection of their own.
-- Time goes from one interesting instant to the next: a timer, an expiry in a store, the end of a lease. While a message
-  is under way or a timer is due, time goes on only at the price of one `slow`.
-- Each distinct list of inputs is given to a client once, each request to each server state once; what they lead to is
-  remembered. The search itself then only looks up numbers.
-- A client that will never do anything again is no longer driven, and what is on its way to it is dropped: only what it
-  has sent and what it was told count from then on.
+- Messages overtake each other as on a real network: the requests of one client to one server stay in order, and so do
+  the replies; notifications use a connection of their own.
+- Time advances from one interesting instant to the next: a timer, an expiry in a store, the end of a lease. While a
+  message is in flight or a timer is due, each advance consumes one `slow` fault.
+- Each distinct list of inputs is fed to a client once, and each request to each server state once. The results are
+  cached; the search itself only looks up numbers.
+- A client that will never act again is not run any more, and messages to it are dropped. Only the requests that it has
+  sent and the results that it has returned still count.
 """
 
 from __future__ import annotations
@@ -28,44 +28,59 @@ from typing import Any, NamedTuple
 from lockfast.stores.redis.lua.scripts import ACQUIRE, ADOPT, INSPECT, RELEASE, RENEW
 from lockfast.stores.redis.protocol.resp import Reader, ReplyError
 from verify.fingerprint import fingerprint
-from verify.process import Belief, Process, Program
-from verify.virtual_server import EMPTY, START_US, Snapshot, VirtualRedis, copied
+from verify.process import KEEPALIVE, Belief, Process, Program
+from verify.virtual_server import EMPTY, START_US, Snapshot, VirtualRedis, replicated
 
 FAULTS = (
     "crash",
     "pause",
     "lose_request",
     "lose_reply",
-    "vanish",
-    "late",
-    "lose_push",
+    "lose_silently",
+    "execute_late",
+    "lose_notification",
     "cut_inbox",
     "restart",
     "cancel",
     "slow",
     "failover",
 )
-(CRASH, PAUSE, LOSE_REQUEST, LOSE_REPLY, VANISH, LATE, LOSE_PUSH, CUT_INBOX, RESTART, CANCEL, SLOW, FAILOVER) = range(
-    len(FAULTS)
-)
+"""`lose_request` and `lose_reply` break the connection, so the client notices; `lose_silently` does not. A request
+that is `execute_late` reaches the server after the client gave it up."""
+(
+    CRASH,
+    PAUSE,
+    LOSE_REQUEST,
+    LOSE_REPLY,
+    LOSE_SILENTLY,
+    EXECUTE_LATE,
+    LOSE_NOTIFICATION,
+    CUT_INBOX,
+    RESTART,
+    CANCEL,
+    SLOW,
+    FAILOVER,
+) = range(len(FAULTS))
 NO_REPLICA = -1
 
 RUNNING, CRASHED = 0, -1
-BROKEN = -1
-DEAF = -1
-KEPT_ALIVE = 4096
-"""Processes that are kept where they stand, so that their next input need not be preceded by all before it."""
+NO_REPLY = -1
+"""In place of a reply: the connection was lost. As the number of a request: no client waits for its reply."""
+INBOX_LOST = -1
+"""In place of a notification: the subscription was lost."""
+CACHED_PROCESSES = 4096
+"""Processes kept at their current state, so that a new input does not replay all inputs before it."""
 
 
 ALL_RULES = frozenset({"ME", "SG", "FT", "OW", "NL", "LW", "FQ", "CL", "ST", "RL", "KP", "BD", "AL", "ER"})
-"""The rules that the shipped lock is held to; `rules.py` says what each means."""
+"""The rules that the shipped lock must keep; `invariants.py` defines them."""
 
 
 @dataclass(frozen=True)
 class Client:
     """One client of a model. Its clock shows `offset + rate · true seconds`.
 
-    `after` names a client that has to give a signal before this one's work can end: how models pass something on.
+    `after` names a client that must signal before this one's work can end; a model passes a lease on that way.
     """
 
     name: str
@@ -90,10 +105,10 @@ class Client:
 
 @dataclass(frozen=True)
 class Model:
-    """A small world to be explored: who is in it, which faults may happen how often, and up to which moment.
+    """A small world to explore: its clients, the number of faults of each kind, and the last instant in seconds.
 
-    `setup` are commands that the server has executed before; `tidy_crashes` lets clients crash only while nothing of
-    theirs is on its way, for stories that are easier to follow.
+    `setup`: commands that the server has already executed. `tidy_crashes`: a client crashes only while it has no
+    request in flight, which makes traces easier to read.
     """
 
     name: str
@@ -109,42 +124,42 @@ class Model:
     setup: Sequence[tuple[str, ...]] = ()
 
 
-class Node:
-    """A client after a list of inputs, and what can be seen of it."""
+class ProcessState:
+    """A process after a list of inputs, and its state as seen from outside."""
 
     __slots__ = (
         "awaited",
         "beliefs",
-        "boxes",
         "children",
+        "denied",
         "done",
-        "holders",
+        "holder_ids",
         "idle",
         "input",
         "lost",
+        "mailboxes",
         "notes",
         "number",
         "over",
         "parent",
-        "problem",
         "process",
-        "refused",
         "sent",
         "signalled",
         "timers",
+        "violation",
         "waiting",
         "working",
     )
 
-    def __init__(self, number: int, parent: Node | None, given: tuple[Any, ...]) -> None:
+    def __init__(self, number: int, parent: ProcessState | None, given: tuple[Any, ...]) -> None:
         self.number = number
         self.parent = parent
         self.input = given
-        self.children: dict[tuple[Any, ...], Node] = {}
+        self.children: dict[tuple[Any, ...], ProcessState] = {}
         self.process: Process | None = None
 
-    def look(self, process: Process, client: Client, sent: int, notes: int) -> None:
-        """Write down what the process shows now; `sent` and `notes` count what it had shown before."""
+    def observe(self, process: Process, client: Client, sent: int, notes: int) -> None:
+        """Record the visible state; `sent` and `notes` count the entries that earlier states recorded."""
         waits = [(number, task.wait) for number, task in process.tasks.items() if task.wait is not None]
         self.sent = tuple(process.sent[sent:])
         self.notes = tuple(process.notes[notes:])
@@ -154,54 +169,54 @@ class Node:
             (belief, None if belief.until is None else client.true(belief.until)) for belief in process.beliefs()
         )
         self.working = any(wait.kind == "work" for _, wait in waits)
-        self.waiting = any(wait.kind == "mail" for _, wait in waits)
+        self.waiting = any(wait.kind == "mailbox" for _, wait in waits)
         self.done = 1 not in process.tasks
         self.over = process.over
-        self.idle = not any(task.name != "keeper" for task in process.tasks.values())
+        self.idle = not any(task.name != KEEPALIVE for task in process.tasks.values())
         self.signalled = process.signalled
         self.lost = process.lost()
-        self.boxes = frozenset(process.boxes)
-        self.holders = frozenset(process.holders)
-        self.refused = frozenset(process.refused - process.releasing)
-        self.problem = process.problems[0] if process.problems else None
+        self.mailboxes = frozenset(process.mailboxes)
+        self.holder_ids = frozenset(process.holder_ids)
+        self.denied = frozenset(process.denied - process.releasing)
+        self.violation = process.violations[0] if process.violations else None
 
 
-class Lane(NamedTuple):
-    """One client and its connections. `status` is RUNNING, CRASHED, or from when on it may run again."""
+class ClientState(NamedTuple):
+    """A client and its messages in flight. `status` is RUNNING, CRASHED, or the time from which it may resume."""
 
-    node: int
+    process: int
     status: int
-    out: tuple[tuple[int, int, int], ...]
+    requests: tuple[tuple[int, int, int], ...]
     replies: tuple[tuple[int, int, int], ...]
-    pushes: tuple[int, ...]
+    notifications: tuple[int, ...]
 
 
 class State(NamedTuple):
     now: int
     servers: tuple[int, ...]
-    lanes: tuple[int, ...]
-    loose: tuple[tuple[int, int, int], ...]
+    clients: tuple[int, ...]
+    detached: tuple[tuple[int, int, int], ...]
     faults: tuple[int, ...]
     grants: int
     replica: int = NO_REPLICA
 
 
 class Effect(NamedTuple):
-    """What executing one request did: the new state of the server, the reply, and pushes as (lane, push)."""
+    """The effect of one request: the server's new state, the reply, and notifications as (client, notification)."""
 
     server: int
     reply: int
-    pushes: tuple[tuple[int, int], ...]
+    notifications: tuple[tuple[int, int], ...]
 
 
-class Numbers:
-    """Values by number and numbers by value."""
+class Interned:
+    """Assigns each distinct value a number."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
         self._numbers: dict[Any, int] = {}
 
-    def of(self, value: Any, key: Any = None) -> int:
+    def number(self, value: Any, key: Any = None) -> int:
         key = value if key is None else key
         number = self._numbers.get(key)
         if number is None:
@@ -211,27 +226,26 @@ class Numbers:
 
 
 class World:
-    """Everything that was learnt about the clients and servers of one model."""
+    """The clients and servers of one model, with every result computed so far."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.clients = tuple(model.clients)
-        self.index = {client.name: at for at, client in enumerate(self.clients)}
-        self.nodes: list[Node] = []
-        self.snapshots = Numbers()
-        self.requests = Numbers()
-        self.replies = Numbers()
-        self.pushes = Numbers()
-        self.lanes = Numbers()
-        self.grants = Numbers()
+        self.index_of = {client.name: index for index, client in enumerate(self.clients)}
+        self.processes: list[ProcessState] = []
+        self.client_states = Interned()
+        self.snapshots = Interned()
+        self.requests = Interned()
+        self.replies = Interned()
+        self.notifications = Interned()
+        self.grants = Interned()
         self._server = VirtualRedis()
         self._effects: dict[tuple[int, int, int, int], Effect] = {}
-        self._purged: dict[tuple[int, int], tuple[int, int | None]] = {}
-        self._alive: list[Node] = []
-        self._alike: dict[Any, Node] = {}
+        self._expired: dict[tuple[int, int], tuple[int, int | None]] = {}
+        self._cached: list[ProcessState] = []
+        self._by_fingerprint: dict[Any, ProcessState] = {}
 
-    def first(self) -> State:
-        """The state in which everything begins."""
+    def initial_state(self) -> State:
         server = self._server
         server.load(script.text for script in (ACQUIRE, RELEASE, RENEW, ADOPT, INSPECT))
         for words in self.model.setup:
@@ -239,152 +253,157 @@ class World:
         for client in self.clients:
             if client.listening:
                 server.subscribe(client.name, f"inbox:{client.name}:1".encode())
-        known = self.snapshots.of(server.snapshot())
-        lanes = []
-        for at, client in enumerate(self.clients):
-            node = self._root(client)
-            lanes.append(self.lanes.of(Lane(node.number, RUNNING, self._numbered(at, node), (), ())))
+        snapshot = self.snapshots.number(server.snapshot())
+        states = []
+        for client in self.clients:
+            process = self._root(client)
+            state = ClientState(process.number, RUNNING, self._interned_requests(process), (), ())
+            states.append(self.client_states.number(state))
         faults = tuple(self.model.faults.get(name, 0) for name in FAULTS)
-        replica = self.copied(known) if faults[FAILOVER] else NO_REPLICA
-        return State(0, (known,) * self.model.servers, tuple(lanes), (), faults, self.grants.of((0, ())), replica)
+        replica = self.replicated(snapshot) if faults[FAILOVER] else NO_REPLICA
+        grants = self.grants.number((0, ()))
+        return State(0, (snapshot,) * self.model.servers, tuple(states), (), faults, grants, replica)
 
     # Clients.
 
-    def _root(self, client: Client) -> Node:
-        node = Node(len(self.nodes), None, ("start", self.index[client.name]))
-        self.nodes.append(node)
+    def _root(self, client: Client) -> ProcessState:
+        state = ProcessState(len(self.processes), None, ("start", self.index_of[client.name]))
+        self.processes.append(state)
+        process = self._started(client)
+        state.observe(process, client, 0, 0)
+        self._cache(state, process)
+        return state
+
+    def _started(self, client: Client) -> Process:
         process = Process(client.name, client.program, listening=client.listening, started=client.local(0))
         process.start(client.local(0))
-        node.look(process, client, 0, 0)
-        self._keep(node, process)
-        return node
+        return process
 
-    def step(self, at: int, node: Node, kind: str, key: Any, now: int) -> Node:
-        """The client `at` after one more input."""
+    def feed(self, index: int, state: ProcessState, kind: str, key: Any, now: int) -> ProcessState:
+        """The process of a client after one more input."""
         given = (kind, key, now)
-        child = node.children.get(given)
+        child = state.children.get(given)
         if child is None:
-            client = self.clients[at]
-            process = node.process or self._replay(at, node)
-            node.process = None
+            client = self.clients[index]
+            process = state.process or self._replay(index, state)
+            state.process = None
             sent, notes = len(process.sent), len(process.notes)
-            self._feed(process, client, given)
+            self._apply(process, client, given)
             process.retire()
-            child = Node(len(self.nodes), node, given)
-            child.look(process, client, sent, notes)
-            child = node.children[given] = self._merged(at, child, process)
+            child = ProcessState(len(self.processes), state, given)
+            child.observe(process, client, sent, notes)
+            child = state.children[given] = self._merged(index, child, process)
         return child
 
-    def _merged(self, at: int, node: Node, process: Process) -> Node:
-        """The node that is like this one already, if there is one and it showed the same on the way."""
-        alike = (at, fingerprint(process), node.sent, node.notes)
-        known = self._alike.setdefault(alike, node)
-        if known is node:
-            self.nodes.append(node)
-            self._keep(node, process)
+    def _merged(self, index: int, state: ProcessState, process: Process) -> ProcessState:
+        """An equivalent state that is known already and has the same requests and notes, else this one."""
+        key = (index, fingerprint(process), state.sent, state.notes)
+        known = self._by_fingerprint.setdefault(key, state)
+        if known is state:
+            self.processes.append(state)
+            self._cache(state, process)
         return known
 
-    def _feed(self, process: Process, client: Client, given: tuple[Any, ...]) -> None:
+    def _apply(self, process: Process, client: Client, given: tuple[Any, ...]) -> None:
         kind, key, now = given
         value: Any = None
         if kind == "reply":
             key, number = key
             value = self.replies.values[number]
-        elif kind == "push":
-            key, value = self.pushes.values[key]
+        elif kind == "notification":
+            key, value = self.notifications.values[key]
         process.feed(kind, key, value, client.local(now))
 
-    def _replay(self, at: int, node: Node) -> Process:
-        client = self.clients[at]
+    def _replay(self, index: int, state: ProcessState) -> Process:
         inputs = []
-        while node.parent is not None:
-            inputs.append(node.input)
-            node = node.parent
-        process = Process(client.name, client.program, listening=client.listening, started=client.local(0))
-        process.start(client.local(0))
+        while state.parent is not None:
+            inputs.append(state.input)
+            state = state.parent
+        process = self._started(self.clients[index])
         for given in reversed(inputs):
-            self._feed(process, client, given)
+            self._apply(process, self.clients[index], given)
         return process
 
-    def _keep(self, node: Node, process: Process) -> None:
-        node.process = process
-        self._alive.append(node)
-        if len(self._alive) > KEPT_ALIVE:
-            for old in self._alive[: KEPT_ALIVE // 2]:
+    def _cache(self, state: ProcessState, process: Process) -> None:
+        state.process = process
+        self._cached.append(state)
+        if len(self._cached) > CACHED_PROCESSES:
+            for old in self._cached[: CACHED_PROCESSES // 2]:
                 old.process = None
-            del self._alive[: KEPT_ALIVE // 2]
+            del self._cached[: CACHED_PROCESSES // 2]
 
-    def _numbered(self, at: int, node: Node) -> tuple[tuple[int, int, int], ...]:
-        return tuple((number, server, self.requests.of(request)) for number, server, request in node.sent)
+    def _interned_requests(self, state: ProcessState) -> tuple[tuple[int, int, int], ...]:
+        return tuple((number, server, self.requests.number(request)) for number, server, request in state.sent)
 
-    def advanced(self, at: int, lane: Lane, kind: str, key: Any, now: int, **changes: Any) -> int:
-        """The lane after its client got an input; what the client sends is under way."""
-        node = self.step(at, self.nodes[lane.node], kind, key, now)
-        if node.over:
-            changes.update(replies=(), pushes=())  # nobody is left to read them
-        return self.lanes.of(lane._replace(node=node.number, out=lane.out + self._numbered(at, node), **changes))
+    def deliver(self, index: int, client: ClientState, kind: str, key: Any, now: int, **changes: Any) -> int:
+        """The client's state after an input; the requests that it sends are in flight."""
+        process = self.feed(index, self.processes[client.process], kind, key, now)
+        if process.over:
+            changes.update(replies=(), notifications=())  # no task is left to read them
+        requests = client.requests + self._interned_requests(process)
+        return self.client_states.number(client._replace(process=process.number, requests=requests, **changes))
 
     # Servers.
 
-    def execute(self, server: int, request: int, at: int, now: int) -> Effect:
-        """What the server in that state does with a request of client `at`."""
-        asked = (server, request, at, now)
-        effect = self._effects.get(asked)
+    def execute(self, server: int, request: int, index: int, now: int) -> Effect:
+        """The effect of a client's request on a server state."""
+        key = (server, request, index, now)
+        effect = self._effects.get(key)
         if effect is None:
             machine = self._server
             machine.restore(self.snapshots.values[server], START_US + now)
             packed: bytes = self.requests.values[request]
             (words,) = Reader().feed(packed)
             if words[0] == b"SUBSCRIBE":
-                machine.subscribe(self.clients[at].name, words[1])
+                machine.subscribe(self.clients[index].name, words[1])
                 reply: Any = [b"subscribe", words[1], 1]
             else:
                 reply = machine.execute(packed)
-            pushes = tuple(
-                (self.index[message.subscriber], self.pushes.of((message.channel, message.payload)))
+            notifications = tuple(
+                (self.index_of[message.subscriber], self.notifications.number((message.channel, message.payload)))
                 for message in machine.messages
             )
-            state = self.snapshots.of(machine.snapshot())
-            effect = self._effects[asked] = Effect(state, self.replies.of(reply, _key(reply)), pushes)
+            snapshot = self.snapshots.number(machine.snapshot())
+            effect = Effect(snapshot, self.replies.number(reply, _hashable(reply)), notifications)
+            self._effects[key] = effect
         return effect
 
-    def at(self, server: int, now: int) -> tuple[int, int | None]:
-        """The server's state when time has come to `now`, and when a key will expire next."""
-        found = self._purged.get((server, now))
+    def expire(self, server: int, now: int) -> tuple[int, int | None]:
+        """The server's state at `now`, without expired keys, and the time of the next expiry."""
+        found = self._expired.get((server, now))
         if found is None:
             machine = self._server
             machine.restore(self.snapshots.values[server], START_US + now)
-            known = self.snapshots.of(machine.snapshot())
+            snapshot = self.snapshots.number(machine.snapshot())
             expiry = machine.next_expiry_us()
-            found = self._purged[server, now] = known, None if expiry is None else expiry - START_US
+            found = self._expired[server, now] = snapshot, None if expiry is None else expiry - START_US
         return found
 
     def without_subscriber(self, server: int, name: str) -> int:
         state: Snapshot = self.snapshots.values[server]
         left = frozenset(one for one in state.subscriptions if one[1] != name)
-        return server if left == state.subscriptions else self.snapshots.of(state._replace(subscriptions=left))
+        return server if left == state.subscriptions else self.snapshots.number(state._replace(subscriptions=left))
 
-    def copied(self, server: int) -> int:
-        """What a replica has that has caught up with a server in this state."""
-        return self.snapshots.of(copied(self.snapshots.values[server]))
+    def replicated(self, server: int) -> int:
+        """The state of an up-to-date replica of a server in this state."""
+        return self.snapshots.number(replicated(self.snapshots.values[server]))
 
-    def forgotten(self) -> int:
-        return self.snapshots.of(EMPTY)
+    def empty_server(self) -> int:
+        return self.snapshots.number(EMPTY)
 
-    def lane_of(self, state: State, at: int) -> Lane:
-        lane: Lane = self.lanes.values[state.lanes[at]]
-        return lane
+    def client_state(self, state: State, index: int) -> ClientState:
+        client: ClientState = self.client_states.values[state.clients[index]]
+        return client
 
-    def each(self, state: State) -> Iterator[tuple[int, Lane, Node]]:
-        for at, number in enumerate(state.lanes):
-            lane: Lane = self.lanes.values[number]
-            yield at, lane, self.nodes[lane.node]
+    def each_client(self, state: State) -> Iterator[tuple[int, ClientState, ProcessState]]:
+        for index, number in enumerate(state.clients):
+            client: ClientState = self.client_states.values[number]
+            yield index, client, self.processes[client.process]
 
 
-def _key(reply: Any) -> Any:
-    """A hashable stand-in for a reply."""
+def _hashable(reply: Any) -> Any:
     if isinstance(reply, ReplyError):
         return "error", str(reply)
     if isinstance(reply, list):
-        return tuple(map(_key, reply))
+        return tuple(map(_hashable, reply))
     return type(reply).__name__, reply

@@ -1,1 +1,1 @@
-"""The gallery of broken locks, and good ones to compare with; run by the explorer."""
+"""The gallery: broken locks that the explorer catches, and correct locks for comparison."""

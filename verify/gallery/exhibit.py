@@ -1,4 +1,4 @@
-"""What an exhibit of the gallery consists of."""
+"""An exhibit of the gallery: a broken lock and the model in which it breaks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,29 +15,31 @@ __all__ = ["TTL", "TTL_MS", "Exhibit", "Process", "exhibit"]
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A broken lock: its code, the world in which it breaks, the rule it breaks, and how the story is told.
+    """A broken lock: its code and scripts, the model in which it breaks, the rule that it breaks, and the explanation.
 
-    `row` is the number under which the break is known in the list of lock systems that the project answers to.
+    `row` is the id of the system in docs/systems.md, if it has one.
     """
 
     title: str
     breaks: str
-    wrong: str
-    cure: str
+    failure: str
+    fix: str
     model: Model
     code: Sequence[Callable[..., Any]]
-    row: str = ""
+    scripts: Sequence[str]
+    row: str
 
 
 def exhibit(
     title: str,
     *,
     breaks: str,
-    wrong: str,
-    cure: str,
+    failure: str,
+    fix: str,
     row: str = "",
     clients: dict[str, Program],
     code: Sequence[Callable[..., Any]],
+    scripts: Sequence[str] = (),
     seconds: float = 7.0,
     servers: int = 1,
     fence_key: bytes = b"",
@@ -46,12 +48,12 @@ def exhibit(
     mortal: str = "ABC",
     **faults: int,
 ) -> Exhibit:
-    """An exhibit; `clients` maps a name to its program, `after` says who waits for whose signal."""
-    order = after or {}
+    """Create an exhibit. `clients` maps names to programs; `after` maps a client to the one that must signal first."""
+    predecessors = after or {}
     model = Model(
         name=title,
         clients=[
-            Client(name, program, listening=listening, mortal=name in mortal, after=order.get(name))
+            Client(name, program, listening=listening, mortal=name in mortal, after=predecessors.get(name))
             for name, program in clients.items()
         ],
         faults=faults,
@@ -61,4 +63,4 @@ def exhibit(
         fence_key=fence_key,
         tidy_crashes=True,
     )
-    return Exhibit(title, breaks, wrong, cure, model, code, row)
+    return Exhibit(title, breaks, failure, fix, model, code, scripts, row)

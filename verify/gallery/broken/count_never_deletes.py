@@ -1,4 +1,4 @@
-"""A re-entrant lock by a local count, whose last unlock forgets the key."""
+"""A reentrant lock with a local count whose last unlock does not delete the key."""
 
 from verify.gallery.exhibit import TTL, TTL_MS, Process, exhibit
 
@@ -23,9 +23,9 @@ async def worker(me: Process) -> None:
     lock = Reentrant(me)
     sent_at = me.now()
     await lock.lock()
-    me.enters(until=sent_at + TTL)
+    me.enter(until=sent_at + TTL)
     await me.work()
-    me.leaves()
+    me.leave()
     await lock.unlock()
 
 
@@ -33,9 +33,9 @@ EXHIBIT = exhibit(
     "The last unlock never deletes",
     row="D4",
     breaks="CL",
-    wrong="The test is the wrong way round: the last unlock counts down to 0 and leaves the key. A is done, and the "
-    "others wait for its whole ttl.",
-    cure="When the count comes to 0, release in the store, and test that the key is gone.",
+    failure="The condition is reversed: the last unlock decrements the count to 0 and leaves the key. A has "
+    "finished, and the other clients wait for its whole ttl.",
+    fix="Release in the store when the count reaches 0, and test that the key is gone.",
     clients={"A": worker, "B": worker},
     code=[Reentrant, worker],
     seconds=2.0,

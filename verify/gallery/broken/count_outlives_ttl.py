@@ -1,4 +1,4 @@
-"""A re-entrant lock whose local count says "held" when the key has long gone."""
+"""A reentrant lock whose local count says "held" long after the key expired."""
 
 from verify.gallery.exhibit import TTL, TTL_MS, Process, exhibit
 
@@ -16,21 +16,21 @@ class Reentrant:
 
 async def worker(me: Process) -> None:
     lock = Reentrant(me)
-    for _ in range(2):  # the second time from inside the first
+    for _ in range(2):  # the second time inside the first
         sent_at = me.now()
         await lock.lock()
-        me.enters(until=sent_at + TTL)
+        me.enter(until=sent_at + TTL)
         await me.work()
-    me.leaves()
+    me.leave()
 
 
 EXHIBIT = exhibit(
     "A local count that outlives the ttl",
     row="D4",
     breaks="ME",
-    wrong="A's ttl runs out while its count is 1, and B takes the lock. A enters once more: the count says that it "
-    "holds the lock, so nobody asks the store.",
-    cure="The count belongs to the lease and ends with it: entering again checks the lease's own deadline.",
+    failure="A's ttl expires while its count is 1, and B acquires the lock. A enters again: the count says that A "
+    "holds the lock, so A sends no request.",
+    fix="The count belongs to the lease and ends with it: entering again checks the deadline of the lease.",
     clients={"A": worker, "B": worker},
     code=[Reentrant, worker],
     seconds=4.5,

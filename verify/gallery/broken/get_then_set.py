@@ -1,4 +1,4 @@
-"""Look, then take: two commands, and another client looks in between."""
+"""GET and SET are two commands; another client can check between them."""
 
 from verify.gallery.exhibit import TTL_MS, Process, exhibit
 
@@ -7,9 +7,9 @@ async def lock(me: Process) -> None:
     while await me.command("GET", "door"):
         await me.sleep(1)
     await me.command("SET", "door", me.name, "PX", TTL_MS)
-    me.enters()
+    me.enter()
     await me.work()
-    me.leaves()
+    me.leave()
     await me.command("DEL", "door")
 
 
@@ -17,8 +17,8 @@ EXHIBIT = exhibit(
     "GET, then SET",
     row="C2",
     breaks="ME",
-    wrong="Both clients see a free lock before either has written, and both write.",
-    cure="Test and set in one step on the server: `NX`, or a script.",
+    failure="Both clients find the lock free before either has written, and both write.",
+    fix="Check and set in one step on the server: `NX` or a script.",
     clients={"A": lock, "B": lock},
     code=[lock],
 )

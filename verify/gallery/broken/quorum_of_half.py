@@ -1,4 +1,4 @@
-"""Half of the servers is no majority: there are two halves."""
+"""Half of the servers is not a majority: there are two halves."""
 
 from verify.gallery.exhibit import TTL, TTL_MS, Process, exhibit
 
@@ -12,17 +12,17 @@ async def lock(me: Process) -> None:
     for server in range(SERVERS) if me.name == "A" else reversed(range(SERVERS)):
         votes += await me.command("SET", "door", me.name, "NX", "PX", TTL_MS, server=server) is not None
         if votes >= ENOUGH:
-            me.enters(until=sent_at + TTL)
+            me.enter(until=sent_at + TTL)
             await me.work()
-            me.leaves()
+            me.leave()
             return
 
 
 EXHIBIT = exhibit(
     "A quorum of n/2",
     breaks="ME",
-    wrong="With an even number of servers, each client gets its half, and both are content.",
-    cure="More than half: n // 2 + 1. And an odd number of servers.",
+    failure="With an even number of servers, each client gets one half, and both believe that they hold the lock.",
+    fix="Require more than half: n // 2 + 1. Use an odd number of servers.",
     clients={"A": lock, "B": lock},
     code=[lock],
     servers=SERVERS,

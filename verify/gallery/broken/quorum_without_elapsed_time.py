@@ -1,4 +1,4 @@
-"""Asking many servers takes time, which the first of them has been counting."""
+"""Requests to many servers take time, and the first server counts it."""
 
 from verify.gallery.exhibit import TTL, TTL_MS, Process, exhibit
 
@@ -11,9 +11,9 @@ async def lock(me: Process) -> None:
     for server in range(SERVERS) if me.name == "A" else reversed(range(SERVERS)):
         votes += await me.command("SET", "door", me.name, "NX", "PX", TTL_MS, server=server) is not None
         if votes >= ENOUGH:
-            me.enters(until=me.now() + TTL)
+            me.enter(until=me.now() + TTL)
             await me.work()
-            me.leaves()
+            me.leave()
             return
 
 
@@ -26,9 +26,9 @@ async def patient(me: Process) -> None:
 EXHIBIT = exhibit(
     "A quorum without the elapsed-time check",
     breaks="ME",
-    wrong="A's second vote comes a second after its first. A counts from the second; the first server has given "
-    "its vote away again before A thinks that its lease ends.",
-    cure="A lease on a majority counts from before the *first* request, and is worth nothing if little is left of it.",
+    failure="A's second vote arrives a second after its first. A counts from the second; the first server gives its "
+    "vote to B before A's lease ends by A's clock.",
+    fix="Count a majority's lease from before the *first* request, and reject it if too little of it is left.",
     clients={"A": lock, "B": patient},
     code=[lock],
     servers=SERVERS,

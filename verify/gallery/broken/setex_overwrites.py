@@ -1,13 +1,13 @@
-"""SETEX sets the key whoever has it."""
+"""SETEX overwrites the key of another holder."""
 
 from verify.gallery.exhibit import TTL, Process, exhibit
 
 
 async def lock(me: Process) -> None:
     await me.command("SETEX", "door", TTL, me.name)
-    me.enters()
+    me.enter()
     await me.work()
-    me.leaves()
+    me.leave()
     await me.command("DEL", "door")
 
 
@@ -15,9 +15,8 @@ EXHIBIT = exhibit(
     "SETEX overwrites",
     row="A4",
     breaks="ME",
-    wrong="SETEX always succeeds, so the second client takes itself for the holder as well, and the first "
-    "never learns.",
-    cure="Take with one command that refuses: `SET key id NX PX ttl`.",
+    failure="SETEX always succeeds. So the second client also becomes the holder, and the first never notices.",
+    fix="Acquire with one command that can fail: `SET key id NX PX ttl`.",
     clients={"A": lock, "B": lock},
     code=[lock],
 )

@@ -1,4 +1,4 @@
-"""SETNX and EXPIRE are two commands, and a client can die between them."""
+"""SETNX and EXPIRE are two commands; a client can crash between them."""
 
 from verify.gallery.exhibit import TTL, Process, exhibit
 
@@ -7,9 +7,9 @@ async def lock(me: Process) -> None:
     while not await me.command("SETNX", "door", me.name):
         await me.sleep(1)
     await me.command("EXPIRE", "door", TTL)
-    me.enters()
+    me.enter()
     await me.work()
-    me.leaves()
+    me.leave()
     await me.command("DEL", "door")
 
 
@@ -17,8 +17,8 @@ EXHIBIT = exhibit(
     "SETNX, then EXPIRE",
     row="A5",
     breaks="ST",
-    wrong="The client dies between the two commands. The key has no ttl yet, so the lock stays taken for ever.",
-    cure="Value and ttl in one command: `SET key id NX PX ttl`.",
+    failure="The client crashes between the two commands. The key has no ttl yet, so the lock stays held for ever.",
+    fix="Set value and ttl in one command: `SET key id NX PX ttl`.",
     clients={"A": lock, "B": lock},
     code=[lock],
     crash=1,

@@ -1,4 +1,4 @@
-"""Who looks first and listens afterwards misses what is said in between."""
+"""A client that checks first and subscribes afterwards misses a message in between."""
 
 from verify.gallery.exhibit import TTL_MS, Process, exhibit
 
@@ -9,20 +9,21 @@ async def lock(me: Process) -> None:
         await box.open(me.now() + 1)
         await box.wait(me.now() + 1000)
         box.close()
-    me.enters()
+    me.enter()
     await me.work()
-    me.leaves()
+    me.leave()
     await me.command("DEL", "door")
     for name in "AB":
         await me.command("PUBLISH", f"inbox:{name}:1", "free 1 1")
 
 
 EXHIBIT = exhibit(
-    "Subscribe after the check, without checking again",
+    "Subscribe after the check, without a second check",
     breaks="LW",
-    wrong="B finds the lock taken. Before B has subscribed, A releases and says so to nobody. B listens for a message "
-    "that has been sent already, while the lock is free.",
-    cure="Listen first, then ask; or ask once more after subscribing. And look again by a timer, for lost messages.",
+    failure="B finds the lock held. Before B has subscribed, A releases the lock and publishes to no subscriber. B "
+    "waits for a message that was already sent, while the lock is free.",
+    fix="Subscribe before the request, or repeat the request after subscribing. Also poll with a timer, because "
+    "messages can be lost.",
     clients={"A": lock, "B": lock},
     code=[lock],
     seconds=2.0,

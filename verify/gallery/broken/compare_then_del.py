@@ -8,19 +8,19 @@ async def lock(me: Process) -> None:
     while not await me.command("SET", "door", me.name, "NX", "PX", TTL_MS):
         await me.sleep(1)
         sent_at = me.now()
-    me.enters(until=sent_at + TTL)
+    me.enter(until=sent_at + TTL)
     await me.work()
-    me.leaves()
+    me.leave()
     if await me.command("GET", "door") == me.name.encode():
         await me.command("DEL", "door")
 
 
 EXHIBIT = exhibit(
-    "GET equals me, then DEL",
+    "Compare, then DEL",
     breaks="OW",
-    wrong="The key is A's when A looks. Before A's DEL arrives, the ttl runs out and B takes the lock. The DEL removes "
-    "B's.",
-    cure="Compare and delete in one step on the server, by a script (or `DELIFEQ`, where there is one).",
+    failure="The key is A's when A reads it. Before A's DEL arrives, the ttl expires and B acquires the lock. The "
+    "DEL deletes B's key.",
+    fix="Compare and delete in one step on the server: a script, or `DELIFEQ` where the server has it.",
     clients={"A": lock, "B": lock},
     code=[lock],
     seconds=4.5,

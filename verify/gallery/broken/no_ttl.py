@@ -1,4 +1,4 @@
-"""A lock without a ttl is as mortal as its holder, and outlives it."""
+"""A lock without a ttl outlives a crashed holder."""
 
 from verify.gallery.exhibit import Process, exhibit
 
@@ -6,18 +6,18 @@ from verify.gallery.exhibit import Process, exhibit
 async def lock(me: Process) -> None:
     while not await me.command("SET", "door", me.name, "NX"):
         await me.sleep(1)
-    me.enters()
+    me.enter()
     await me.work()
-    me.leaves()
+    me.leave()
     await me.command("DEL", "door")
 
 
 EXHIBIT = exhibit(
-    "No longest hold",
+    "A lock without a ttl",
     row="B3",
     breaks="ST",
-    wrong="The holder dies. Nothing ever removes its key, and everybody else waits for ever.",
-    cure="A lock has a ttl, always; a living holder renews it.",
+    failure="The holder crashes. Nothing ever deletes its key, and all other clients wait for ever.",
+    fix="A lock always has a ttl, and a live holder renews it.",
     clients={"A": lock, "B": lock},
     code=[lock],
     crash=1,
