@@ -15,8 +15,7 @@ import pytest
 import lockfast
 from lockfast.cli.demo.command import QUICK, SIZE, VICTIM, acts
 from lockfast.cli.demo.crew import Crew
-from lockfast.cli.demo.report import Result, explain, judge
-from lockfast.cli.demo.scene import FINISHED, HOLDING, KILLED, WAITING, Scene
+from lockfast.cli.demo.scene import FINISHED, HOLDING, KILLED, WAITING, Result, Scene, explain, judge
 from lockfast.cli.demo.worker import DID, DONE, HOLDS, STALLS, Round
 from lockfast.cli.main import main
 from lockfast.cli.terminal import Block, Terminal

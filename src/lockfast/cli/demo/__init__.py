@@ -1,6 +1,6 @@
 """`lockfast demo`: four processes increment one counter without a lock, with it, and while one of them is killed.
 
 - `command.py`: options, the three acts, how one is played
-- `scene.py`: the state of the current act; `report.py`: how it is shown and summed up
+- `scene.py`: the state of an act, its live view and its findings
 - `crew.py`: the worker processes, seen from the parent; `worker.py`: one of them, its messages and the counter file
 """

@@ -20,8 +20,7 @@ from typing import NamedTuple, NoReturn
 import lockfast
 from lockfast.cli.arguments import STORE_TIMEOUT
 from lockfast.cli.demo.crew import Crew
-from lockfast.cli.demo.report import Result, drawing, explain, judge, print_code, print_table
-from lockfast.cli.demo.scene import Scene
+from lockfast.cli.demo.scene import Result, Scene, drawing, explain, judge, print_code, print_table
 from lockfast.cli.demo.worker import NAME, Order, Tally, read_tally, write_tally
 from lockfast.cli.terminal import NBSP, Block, Terminal
 from lockfast.errors import ConfigurationError

@@ -227,10 +227,10 @@ class StatusLine:
             except Exception:
                 line = f"waiting for {self._name!a}; the store does not answer"
             if not self._over.is_set():
-                self._write("\r" + line[: _columns() - 1] + "\x1b[K")
+                self._write(line)
                 written = True
         if written:
-            self._write("\r\x1b[K")
+            self._write("")
 
     def _line(self) -> str:
         from lockfast.cli.view import duration
@@ -242,16 +242,10 @@ class StatusLine:
         waited = duration(time.monotonic() - self._started)
         return f"lockfast: waiting for {clean(self._name)} ({waited}){position}: {_holder(info)}"
 
-    def _write(self, text: str) -> None:
+    def _write(self, line: str) -> None:
         try:
-            sys.stderr.write(text)
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            sys.stderr.write(f"\r{line[: columns - 1]}\x1b[K")
             sys.stderr.flush()
         except OSError:
             self._over.set()
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    except OSError:
-        return 80

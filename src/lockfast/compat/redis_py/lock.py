@@ -9,18 +9,25 @@ Rules:
 - Release, extend and reacquire act only on the lock's own token.
 - A lock without a timeout has a ttl of UNLIMITED seconds, which the keepalive renews.
 - A release that failed can be repeated.
+- The token (`lock.local.token`) is kept per thread, per task or, with `thread_local=False`, once. A forked child does
+  not inherit it. A thread that never acquired the lock reads None, where redis-py raises AttributeError. A task that
+  acquired the lock sees only its own token, so that two tasks that share a lock object cannot release each other's;
+  any other task sees the last token, because redis-py lets any task release.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import os
+import threading
+from collections.abc import Callable, Coroutine, MutableMapping
 from typing import Any, Literal, Self
+from weakref import WeakKeyDictionary, ref
 
 from lockfast.client.session import BaseLocks
 from lockfast.client.shared_session import locks_of
 from lockfast.compat.redis_py.errors import LockError, LockNotOwnedError, translated
-from lockfast.compat.redis_py.tokens import SharedToken, TaskToken, ThreadToken
 from lockfast.core import acquire as core
 from lockfast.core.deadline import Deadline
 from lockfast.core.lease_state import LeaseState, State
@@ -39,6 +46,74 @@ log = logging.getLogger("lockfast")
 Number = int | float
 
 UNLIMITED = 30.0
+
+
+class SharedToken:
+    """One token for all threads and tasks (`thread_local=False`), with the pid that set it."""
+
+    _value: tuple[int, bytes | None] = (0, None)
+
+    @property
+    def token(self) -> bytes | None:
+        pid, token = self._value
+        return token if pid == os.getpid() else None
+
+    @token.setter
+    def token(self, token: bytes | None) -> None:
+        self._value = (os.getpid(), token)
+
+
+class ThreadToken(threading.local, SharedToken):
+    """A token per thread."""
+
+
+class TaskToken(SharedToken):
+    """A token per task. `_value` holds the last token and `_setter` the task that set it."""
+
+    def __init__(self) -> None:
+        self._tokens: MutableMapping[Any, bytes | None] = WeakKeyDictionary()
+        self._setter: Callable[[], asyncio.Task[Any] | None] = lambda: None
+
+    @property
+    def token(self) -> bytes | None:
+        pid, last = self._value
+        if pid != os.getpid():
+            return None
+        task = _current_task()
+        if task not in self._tokens:
+            return last
+        return self._tokens[task] or (None if self._setter_runs() else last)
+
+    @token.setter
+    def token(self, token: bytes | None) -> None:
+        pid, last = self._value
+        if pid != os.getpid():
+            self._tokens.clear()
+            last = None
+        task, before = _current_task(), self.token
+        if token is None:
+            for other in [one for one, its in self._tokens.items() if its == before]:
+                self._tokens[other] = None  # a released token belongs to no task
+        else:
+            if task is not None:
+                self._tokens[task] = token
+            self._setter = (lambda: None) if task is None else ref(task)
+        if token is not None or before == last:
+            last = token
+        self._value = (os.getpid(), last)
+
+    def _setter_runs(self) -> bool:
+        """Whether the task that set the last token still runs. Before Python 3.12 `asyncio.wait_for` acquires in a
+        task of its own, which ends: then the token belongs to the task that awaited it."""
+        setter = self._setter()
+        return setter is not None and not setter.done()
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None  # outside an event loop
 
 
 class BaseLock:
@@ -171,9 +246,9 @@ class BaseLock:
             raise
         self.local.token = None
 
-    async def _release_token(self, token: bytes) -> None:
+    async def _release_token(self, expected_token: bytes) -> None:
         with translated():
-            released = await self._try_release(token)
+            released = await self._try_release(expected_token)
         if not released:
             raise LockNotOwnedError("Cannot release a lock that's no longer owned", lock_name=self.name)
 
@@ -314,6 +389,11 @@ class AsyncLock(BaseLock):
     _local_class = TaskToken
     _runtime_class = AsyncioRuntime
 
+    release = BaseLock._release
+    do_release = BaseLock._release_token
+    locked = BaseLock._locked
+    owned = BaseLock._owned
+
     async def acquire(
         self, blocking: bool | None = None, blocking_timeout: Number | None = None, token: str | bytes | None = None
     ) -> bool:
@@ -321,12 +401,6 @@ class AsyncLock(BaseLock):
 
     async def do_acquire(self, token: str | bytes) -> bool:
         return await self._try(self._encoded(token))
-
-    async def release(self) -> None:
-        await self._release()
-
-    async def do_release(self, expected_token: bytes) -> None:
-        await self._release_token(expected_token)
 
     def extend(self, additional_time: Number, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
         return self._extend(self._token_for("extend"), additional_time, replace_ttl)
@@ -339,12 +413,6 @@ class AsyncLock(BaseLock):
 
     async def do_reacquire(self) -> Literal[True]:
         return await self._reacquire(self.local.token)
-
-    async def locked(self) -> bool:
-        return await self._locked()
-
-    async def owned(self) -> bool:
-        return await self._owned()
 
     async def __aenter__(self) -> Self:
         await self._enter()
