@@ -44,9 +44,8 @@ def store_of(target: Any, runtime: Runtime, flavour: str, choices: Mapping[str, 
     if isinstance(target, str):
         return _store_of_url(target, runtime, flavour, choices)
     from lockfast.stores.redis.factory import store_of_client
-    from lockfast.stores.redis.options import checked_options
 
-    return store_of_client(target, runtime, flavour, checked_options(choices))
+    return store_of_client(target, runtime, flavour, choices)
 
 
 def _store_of_url(url: str, runtime: Runtime, flavour: str, choices: Mapping[str, Any]) -> tuple[Store, str]:
@@ -59,9 +58,8 @@ def _store_of_url(url: str, runtime: Runtime, flavour: str, choices: Mapping[str
         )
     if scheme in REDIS_SCHEMES:
         from lockfast.stores.redis.factory import store_of_url
-        from lockfast.stores.redis.options import checked_options
 
-        return store_of_url(url, runtime, flavour, checked_options(choices))
+        return store_of_url(url, runtime, flavour, choices)
     if scheme in ("memory", "sqlite", "etcd", "etcds", "zookeeper") and choices:
         raise ConfigurationError(
             f"The option {shown(next(iter(choices)))} belongs to Redis and Valkey; {scheme}:// has no replicas."

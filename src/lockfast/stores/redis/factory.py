@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from lockfast.errors import ConfigurationError
 from lockfast.facts import Topology
 from lockfast.ports import MemberStore, Runtime, Store
-from lockfast.stores.redis.options import RedisOptions
 from lockfast.stores.redis.store import RedisStore
+from lockfast.stores.redis.topology.replicas import AcknowledgedStore, ReplicaAcks
 from lockfast.stores.redis.topology.sentinel import Sentinel, Sentinels
 from lockfast.stores.redis.transport.connect import ConnectionFactory
 from lockfast.stores.redis.urls import Address, parse_cluster_url, parse_sentinel_url, pool_of_url
-from lockfast.values import clean, shown
+from lockfast.values import clean, seconds, shown
 
 OUR_SETTINGS: dict[str, Any] = {
     "retry": None,
@@ -42,10 +42,55 @@ CLUSTER_ONLY_SETTINGS = ("response_callbacks", "himport_registry", "event_dispat
 """Settings that redis-py's cluster client keeps among those of its nodes."""
 REPLY_LIMIT = 1.0
 """Seconds to wait for a reply where another server may take over. The request is then repeated, which is safe."""
+MAX_REPLICAS = 100
 
 
-def store_of_url(url: str, runtime: Runtime, flavour: str, options: RedisOptions) -> tuple[Store, str]:
-    """The store at a Redis URL, and its address without credentials."""
+class RedisOptions(NamedTuple):
+    """Checked options.
+
+    `acks` is None if no acknowledgement is needed. `reassert` None: on with sentinels or a cluster only. `service` is
+    the sentinels' name for the master. `scripts` None: use scripts unless the server denies them."""
+
+    acks: ReplicaAcks | None
+    reassert: bool | None
+    service: str | None
+    scripts: bool | None
+
+
+def _checked(given: Mapping[str, Any]) -> RedisOptions:
+    """Check the options, and add the defaults.
+
+    >>> _checked({"replicas": 1}).acks
+    ReplicaAcks(replicas=1, within=1.0, on_disk=False)
+    >>> _checked({"replicas": -1})
+    Traceback (most recent call last):
+    lockfast.errors.ConfigurationError: replicas must be a whole number from 0 to 100, not -1.
+    """
+    replicas, on_disk = given.get("replicas", 0), given.get("aof", False)
+    reassert, service, scripts = given.get("reassert"), given.get("service"), given.get("scripts")
+    if type(replicas) is not int or not 0 <= replicas <= MAX_REPLICAS:
+        raise ConfigurationError(f"replicas must be a whole number from 0 to {MAX_REPLICAS}, not {shown(replicas)}.")
+    if not isinstance(on_disk, bool):
+        raise ConfigurationError(f"aof must be True or False, not {shown(on_disk)}.")
+    if reassert is not None and not isinstance(reassert, bool):
+        raise ConfigurationError(f"reassert must be True, False or None, not {shown(reassert)}.")
+    if service is not None and (not isinstance(service, str) or not service):
+        raise ConfigurationError(f"service must be the sentinels' name for a master, not {shown(service)}.")
+    if scripts is not None and not isinstance(scripts, bool):
+        raise ConfigurationError(f"scripts must be True, False, or None to find out, not {shown(scripts)}.")
+    if scripts is False and (replicas or on_disk or reassert):
+        raise ConfigurationError("Acknowledgement by replicas and reassert need scripts: remove scripts=False.")
+    within = seconds(given.get("replica_timeout", 1.0), "replica_timeout", least=0.001, most=60.0)
+    if replicas or on_disk:
+        return RedisOptions(ReplicaAcks(replicas, within, on_disk), reassert, service, scripts)
+    if "replica_timeout" in given:
+        raise ConfigurationError("replica_timeout has no effect without replicas=1 (or more) or aof=True.")
+    return RedisOptions(None, reassert, service, scripts)
+
+
+def store_of_url(url: str, runtime: Runtime, flavour: str, given: Mapping[str, Any]) -> tuple[Store, str]:
+    """The store at a Redis URL with the options of `connect()`, and its address without credentials."""
+    options = _checked(given)
     builder = StoreBuilder(runtime, flavour, options)
     _reject_service(options)
     kind = url.partition("://")[0].lower().partition("+")[2]
@@ -58,8 +103,9 @@ def store_of_url(url: str, runtime: Runtime, flavour: str, options: RedisOptions
     return _store_of_pool(pool_of_url(url, flavour), builder)
 
 
-def store_of_client(client: Any, runtime: Runtime, flavour: str, options: RedisOptions) -> tuple[Store, str]:
-    """A store on the server of the user's client, and its address without credentials."""
+def store_of_client(client: Any, runtime: Runtime, flavour: str, given: Mapping[str, Any]) -> tuple[Store, str]:
+    """Like `store_of_url`, for the server of the user's client."""
+    options = _checked(given)
     if hasattr(client, "master_for") and hasattr(client, "sentinels"):
         if options.service is None:
             raise ConfigurationError(
@@ -118,8 +164,6 @@ class StoreBuilder(NamedTuple):
         reasserts = topology is not Topology.SINGLE if reassert is None else reassert
         if self.options.acks is None:
             return RedisStore(wire, inbox, topology=topology, reasserts=reasserts)
-        from lockfast.stores.redis.topology.replicas import AcknowledgedStore
-
         return AcknowledgedStore(wire, inbox, self.runtime, self.options.acks, topology=topology, reasserts=reasserts)
 
     def store(self, wire: Any, inbox: Any, topology: Topology) -> Store:

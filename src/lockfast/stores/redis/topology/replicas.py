@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockfast.errors import Outcome, StoreError, StoreRefused, StoreUnavailable
 from lockfast.facts import Facts
 from lockfast.ports import Runtime, Waker
-from lockfast.stores.redis.options import ReplicaAcks
 from lockfast.stores.redis.protocol.error_replies import UnknownCommand, error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.store import Inbox, RedisStore, Wire
@@ -34,6 +33,14 @@ MAX_WAIT = 1.0
 REPLY_MARGIN = 0.5
 """Seconds that the reply to a WAIT may take beyond its limit."""
 UNDO_TIMEOUT = 1.0
+
+
+class ReplicaAcks(NamedTuple):
+    """How many replicas must acknowledge a grant, within how many seconds, and whether on disk (the master too)."""
+
+    replicas: int
+    within: float
+    on_disk: bool
 
 
 def wait_request(acks: ReplicaAcks, left: float) -> bytes:

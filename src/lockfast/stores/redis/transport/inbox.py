@@ -15,7 +15,6 @@ from typing import Any, Generic, Protocol
 
 from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol.notifications import notification_in, subscribe_error
-from lockfast.stores.redis.topology.shard_channels import Shards, left_in
 from lockfast.stores.redis.transport.connect import (
     CLOSE_TIMEOUT,
     MAX_SILENCE,
@@ -23,6 +22,7 @@ from lockfast.stores.redis.transport.connect import (
     ConnectionFactory,
     LinkT,
 )
+from lockfast.stores.redis.transport.shard_channels import ShardChannels, ended_channel
 from lockfast.values import FirstNotification, GrantNotification
 
 Notification = GrantNotification | FirstNotification
@@ -54,7 +54,7 @@ class BaseInbox(ABC, Generic[LinkT]):
         self.sharded = sharded
         self.address = ""
         self.mailboxes: dict[str, BaseMailbox[LinkT]] = {}
-        self._shards = Shards("")
+        self._shards = ShardChannels("")
         self._heard_at = self._pinged_at = 0.0
 
     @property
@@ -67,7 +67,7 @@ class BaseInbox(ABC, Generic[LinkT]):
         """Return the subscribed connection; connect if necessary."""
 
     @abstractmethod
-    async def _subscribe(self, link: LinkT, shards: Shards, request: bytes, until: float) -> Answer:
+    async def _subscribe(self, link: LinkT, shards: ShardChannels, request: bytes, until: float) -> Answer:
         """Send SSUBSCRIBE and wait for its reply."""
 
     @abstractmethod
@@ -78,20 +78,20 @@ class BaseInbox(ABC, Generic[LinkT]):
         until = min(until, self.runtime.now() + self._max_wait)
         link, shards = await self.open_link(until), self._shards
         channel = shards.channel(slot)
-        if channel not in shards.joined:
+        if channel not in shards.subscribed:
             in_use = {mailbox.channel for mailbox in tuple(self.mailboxes.values())}
             answer = await self._subscribe(link, shards, shards.request(channel, in_use), until)
             error = link.error or subscribe_error(answer.value, answer.ready)
             if error is not None:
                 raise error
-            shards.joined.add(channel)
+            shards.subscribed.add(channel)
         return link, channel
 
-    def receive(self, reply: Any, shards: Shards) -> None:
+    def receive(self, reply: Any, shards: ShardChannels) -> None:
         """Process a message from the server."""
         self._heard_at = self.runtime.now()
-        if self.sharded and shards.takes(reply):
-            if left := left_in(reply):
+        if self.sharded and shards.handle(reply):
+            if left := ended_channel(reply):
                 for mailbox in tuple(self.mailboxes.values()):
                     if mailbox.channel == left:
                         mailbox.slot_moved()

@@ -13,9 +13,9 @@ from lockfast.stores.redis.protocol.notifications import (
     subscribe_error,
     subscribe_request,
 )
-from lockfast.stores.redis.topology.shard_channels import Shards
 from lockfast.stores.redis.transport.connect import ConnectionFactory
 from lockfast.stores.redis.transport.inbox import BaseInbox, BaseMailbox
+from lockfast.stores.redis.transport.shard_channels import ShardChannels
 from lockfast.stores.redis.transport.tasks import CONNECT_TIMEOUT, Connector, TaskLink, connect_task_link
 
 
@@ -46,7 +46,7 @@ class TaskInbox(BaseInbox[TaskLink]):
         limit = min(CONNECT_TIMEOUT, self._max_wait)
         link = await connect_task_link(self._new_connection, self.runtime, limit)
         address = new_address(self.runtime)
-        shards = Shards(address)
+        shards = ShardChannels(address)
         if self.sharded:
             link.subscribed = True
         else:
@@ -61,9 +61,9 @@ class TaskInbox(BaseInbox[TaskLink]):
         self.address, self._shards = address, shards
         return link
 
-    async def _subscribe(self, link: TaskLink, shards: Shards, request: bytes, until: float) -> _Answer:
+    async def _subscribe(self, link: TaskLink, shards: ShardChannels, request: bytes, until: float) -> _Answer:
         answer = _Answer(self.runtime.waker())
-        shards.asked.append(answer)
+        shards.pending.append(answer)
         link.send(request)
         await answer.waker.wait(until)
         return answer
@@ -71,7 +71,7 @@ class TaskInbox(BaseInbox[TaskLink]):
     def _wake_all(self) -> None:
         for mailbox in self.mailboxes.values():
             mailbox.wake()
-        for answer in self._shards.asked:
+        for answer in self._shards.pending:
             answer.settle(None)
 
     def _ping(self, link: TaskLink, now: float) -> None:

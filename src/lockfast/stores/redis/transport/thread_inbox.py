@@ -15,9 +15,9 @@ from lockfast.stores.redis.protocol.notifications import (
     subscribe_error,
     subscribe_request,
 )
-from lockfast.stores.redis.topology.shard_channels import Shards
 from lockfast.stores.redis.transport.connect import CLOSE_TIMEOUT, ConnectionFactory
 from lockfast.stores.redis.transport.inbox import BaseInbox, BaseMailbox
+from lockfast.stores.redis.transport.shard_channels import ShardChannels
 from lockfast.stores.redis.transport.threads import PendingReply, ThreadLink, connect_link
 
 
@@ -74,7 +74,7 @@ class ThreadInbox(BaseInbox[ThreadLink]):
             self.link = None
         until = min(until, self.runtime.now() + self._max_wait)
         self.address = new_address(self.runtime)
-        shards = Shards(self.address)
+        shards = ShardChannels(self.address)
         subscribed = PendingReply()
         subscribed.ready = self.sharded
 
@@ -101,10 +101,10 @@ class ThreadInbox(BaseInbox[ThreadLink]):
         self._shards = shards
         self.link = link
 
-    async def _subscribe(self, link: ThreadLink, shards: Shards, request: bytes, until: float) -> PendingReply:
+    async def _subscribe(self, link: ThreadLink, shards: ShardChannels, request: bytes, until: float) -> PendingReply:
         answer = PendingReply()
         with self._mutex:
-            shards.asked.append(answer)
+            shards.pending.append(answer)
             link.send(request, until)
         await link.wait_for(answer, until)
         return answer

@@ -20,13 +20,13 @@ from lockfast.stores.redis.protocol.resp import ReplyError, pack
 MAX_CHANNELS = 1000
 
 
-class Shards:
-    """`joined`: the subscribed channels. `asked`: one pending reply per unanswered SSUBSCRIBE, in order."""
+class ShardChannels:
+    """`subscribed`: the subscribed channels. `pending`: one pending reply per unanswered SSUBSCRIBE, in order."""
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self.joined: set[str] = set()
-        self.asked: deque[Any] = deque()
+        self.subscribed: set[str] = set()
+        self.pending: deque[Any] = deque()
 
     def channel(self, slot: int) -> str:
         return shard_channel(slot, self._address)
@@ -34,27 +34,27 @@ class Shards:
     def request(self, channel: str, in_use: set[str]) -> bytes:
         """The request to subscribe to `channel`. With too many channels, it also unsubscribes from the unused ones."""
         request = subscribe_request(channel)
-        if len(self.joined) < MAX_CHANNELS:
+        if len(self.subscribed) < MAX_CHANNELS:
             return request
-        idle = self.joined - in_use
-        self.joined -= idle
+        idle = self.subscribed - in_use
+        self.subscribed -= idle
         return request + pack(b"SUNSUBSCRIBE", *(one.encode() for one in idle)) if idle else request
 
-    def takes(self, reply: Any) -> bool:
+    def handle(self, reply: Any) -> bool:
         """Process a reply about subscriptions; False if it is a notification about a lock."""
         if isinstance(reply, ReplyError) or (isinstance(reply, list) and reply[0] == b"ssubscribe"):
-            if self.asked:
-                self.asked.popleft().settle(reply)
+            if self.pending:
+                self.pending.popleft().settle(reply)
             return True
-        channel = left_in(reply)
-        self.joined.discard(channel)
+        channel = ended_channel(reply)
+        self.subscribed.discard(channel)
         return bool(channel)
 
 
-def left_in(reply: Any) -> str:
+def ended_channel(reply: Any) -> str:
     """The channel whose subscription the server ended; empty for any other reply.
 
-    >>> left_in([b"sunsubscribe", b"lockfast:inbox:x:{1}", 0])
+    >>> ended_channel([b"sunsubscribe", b"lockfast:inbox:x:{1}", 0])
     'lockfast:inbox:x:{1}'
     """
     if not isinstance(reply, list) or len(reply) < 2 or reply[0] != b"sunsubscribe" or reply[1] is None:
