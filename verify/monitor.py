@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lockfast.core.lease_state import ALIVE
 from lockfast.stores.redis.keys import Keys, keys_of
-from verify.process import Process
+from verify.process import Process, state_of
 from verify.server_commands import Entry
 from verify.virtual_server import VirtualRedis
 from verify.world import ALL_RULES
@@ -84,7 +84,7 @@ class Monitor:
                 raise RuleBroken(rule, text)
         believed: dict[str, BelievedLease] = {}
         for lease in process.leases:
-            state = lease._lease_state
+            state = state_of(lease)
             if state.state not in ALIVE:
                 continue
             if state.valid_until <= local_now:
@@ -99,7 +99,7 @@ class Monitor:
             if state.fence not in fences:
                 raise RuleBroken("FT", f"{state.holder} was granted fences {fences} and uses fence {state.fence}")
             believed[state.holder] = BelievedLease(state.name, state.fence, state.valid_until, epoch)
-        process.leases[:] = [lease for lease in process.leases if lease._lease_state.state in ALIVE]
+        process.leases[:] = [lease for lease in process.leases if state_of(lease).state in ALIVE]
         if believed:
             self._believed[process.name] = believed
         else:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from lockfast.client.lease import BaseLease
 from lockfast.client.locks import AsyncLocks
-from lockfast.core.lease_state import ALIVE, State
+from lockfast.core.lease_state import ALIVE, LeaseState, State
 from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.ports import CallerState
 from lockfast.stores.redis.protocol.notifications import notification_in, subscribe_request
@@ -127,6 +127,11 @@ class VirtualMailbox:
         self._process.mailboxes.pop(self._holder, None)
 
 
+def state_of(lease: BaseLease) -> LeaseState:
+    """The core's state of a lease: the checks look behind the public surface."""
+    return lease._lease_state
+
+
 class Belief(NamedTuple):
     """A lease that this process believes it holds, up to `until` on its clock (None: without an end)."""
 
@@ -219,7 +224,7 @@ class Process:
         else:
             self.leases.append(lease)
             self.note(f"acquires the lock, fence {lease.fence}")
-            if lease._lease_state.valid_until <= self._now:
+            if state_of(lease).valid_until <= self._now:
                 self.violate("AL", f"{lease.holder} acquired a lease that had already expired")
 
     def record_wait(self, sent_at: float, timeout: float) -> None:
@@ -431,7 +436,7 @@ class Process:
 
     def retire(self) -> None:
         """End the keepalive if it is the only task left and has no lease: it will never act again."""
-        states = [lease._lease_state for lease in self.leases]
+        states = map(state_of, self.leases)
         ended = all(one.state is State.RELEASED or (one.state is State.LOST and one.settled) for one in states)
         if ended and all(task.name == KEEPALIVE for task in self.tasks.values()):
             for task in self.tasks.values():
@@ -447,13 +452,13 @@ class Process:
 
     def lost(self) -> bool:
         """Whether the process lost a renewed lease."""
-        return any(lease._lease_state.state is State.LOST and lease._lease_state.renewing for lease in self.leases)
+        return any(one.state is State.LOST and one.renewing for one in map(state_of, self.leases))
 
     def beliefs(self) -> tuple[Belief, ...]:
         """The leases that this process believes it holds."""
         if not self.leases:
             return tuple(self.declared)
-        states = [lease._lease_state for lease in self.leases]
+        states = map(state_of, self.leases)
         alive = [Belief(one.holder, one.fence, one.valid_until) for one in states if one.state in ALIVE]
         return (*self.declared, *alive)
 

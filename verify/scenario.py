@@ -11,7 +11,7 @@ from random import Random
 from lockfast.client.lease import AsyncLease
 from lockfast.client.locks import AsyncLocks
 from lockfast.errors import LeaseLost, StoreError
-from verify.process import Process, Program
+from verify.process import Process, Program, state_of
 
 FAULT_RATES = {
     # Probability per message; see `world.FAULTS`.
@@ -137,7 +137,7 @@ class Workload:
         except BaseException:
             await lease.release()
             raise
-        if lease._lease_state.renewing or rng.random() < 0.9:
+        if state_of(lease).renewing or rng.random() < 0.9:
             await lease.release()
 
     async def _work(self, me: Process, lease: AsyncLease, rng: Random) -> None:
