@@ -1,10 +1,13 @@
 """The nodes of one lock in ZooKeeper.
 
     /lockfast/=NAME                     the lock; NAME is quoted
-    /lockfast/=NAME/holder              the grant: holder id, owner and ttl; the ttl starts at the node's last change
+    /lockfast/=NAME/holder              the grant: holder id, owner, ttl and grant id; its last change starts the ttl
+    /lockfast/=NAME/g-GRANT             exists as long as the grant with that id
     /lockfast/=NAME/w-ID-0000000007     a waiter; ordered by the sequence number that ZooKeeper appends
 
-The fence is the transaction id that created the holder's node. ZooKeeper never repeats one.
+The fence is the transaction id that created the holder's node: ZooKeeper never repeats one. The version of a node is no
+such id, as it starts at 0 when the node is created again, and a delayed write could match a later grant. So every grant
+has a random id, and every write depends on the node of that id.
 """
 
 from __future__ import annotations
@@ -26,6 +29,10 @@ def holder_path(name: str) -> str:
     return f"{lock_path(name)}/holder"
 
 
+def grant_path(name: str, grant: str) -> str:
+    return f"{lock_path(name)}/g-{grant}"
+
+
 def waiter_prefix(name: str, holder: str) -> str:
     return f"{lock_path(name)}/w-{quote(holder, safe='')}-"
 
@@ -35,13 +42,14 @@ def name_in(child: str) -> str:
 
 
 class Node(NamedTuple):
-    """A holder or a waiter, as read. `created_by` and `changed_by` are transaction ids."""
+    """A holder or a waiter, as read. `created_by` and `changed_by` are transaction ids. A waiter has no `grant`."""
 
     path: str
     holder: str
     owner: str
     ttl_ms: int
     attempt: int
+    grant: str
     version: int
     created_by: int
     created_at_ms: int
@@ -53,9 +61,10 @@ class Node(NamedTuple):
         try:
             fields = json.loads(data)
             values = str(fields["holder"]), str(fields["owner"]), int(fields["ttl_ms"]), int(fields["attempt"])
+            grant = str(fields["grant"])
         except (ValueError, KeyError, TypeError):  # written by another program: it holds the lock without a ttl
-            values = data.decode("utf-8", "replace") or "?", "", -1, 0
-        return cls(path, *values, stat.version, stat.czxid, stat.ctime, stat.mzxid, stat.mtime)
+            values, grant = (data.decode("utf-8", "replace") or "?", "", -1, 0), ""
+        return cls(path, *values, grant, stat.version, stat.czxid, stat.ctime, stat.mzxid, stat.mtime)
 
     def left_ms(self, now_ms: int) -> int | None:
         """Milliseconds of the ttl that are left; None without a ttl."""
@@ -66,17 +75,30 @@ class Node(NamedTuple):
         return left is not None and left < 0
 
     def with_ttl(self, ttl_ms: int) -> bytes:
-        return value(self.holder, self.owner, ttl_ms, self.attempt)
+        return value(self.holder, self.owner, ttl_ms, self.attempt, self.grant)
 
 
-def value(holder: str, owner: str, ttl_ms: int, attempt: int = 0) -> bytes:
-    fields = {"holder": holder, "owner": owner, "ttl_ms": ttl_ms, "attempt": attempt}
+class Successor(NamedTuple):
+    """The next holder of a lock."""
+
+    holder: str
+    owner: str
+    ttl_ms: int
+
+
+def value(holder: str, owner: str, ttl_ms: int, attempt: int = 0, grant: str = "") -> bytes:
+    fields = {"holder": holder, "owner": owner, "ttl_ms": ttl_ms, "attempt": attempt, "grant": grant}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def waiters_in(children: list[str]) -> list[str]:
     """The waiters among the children of a lock, in order."""
     return sorted((child for child in children if child.startswith("w-")), key=ticket_of)
+
+
+def grants_in(children: list[str]) -> list[str]:
+    """The grant ids among the children of a lock."""
+    return [child.removeprefix("g-") for child in children if child.startswith("g-")]
 
 
 def ticket_of(child: str) -> int:

@@ -2,7 +2,8 @@
 
 Rules:
 
-- Every write checks the version that was read. A lost race is not an answer: the operation starts again.
+- Every write depends on the grant and the version that were read. A lost race is not an answer: the operation starts
+  again.
 - Time is ZooKeeper's alone: the timestamp of a node that it writes.
 - A lock is handed off in the transaction that releases it.
 """
@@ -17,7 +18,7 @@ from lockfast.errors import StoreUnavailable
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.zookeeper import nodes
-from lockfast.stores.zookeeper.nodes import ROOT, Node, holder_path, lock_path, value
+from lockfast.stores.zookeeper.nodes import ROOT, Node, Successor, holder_path, lock_path, value
 from lockfast.stores.zookeeper.session import Session
 from lockfast.values import (
     Answer,
@@ -39,6 +40,7 @@ from lockfast.values import (
 
 ROUNDS = 50
 """How often an operation starts again after a lost race. Each lost race means progress for another client."""
+ANY_VERSION = -1
 MOST_SHOWN = 200
 PAGE = 50
 
@@ -99,7 +101,7 @@ class ZooKeeperStore(Store):
         for _ in range(ROUNDS):
             held = await self.read_holder(claim.name, until)
             if held is not None and held.holder == claim.holder:
-                if await self._renew_node(held, claim.ttl, until):
+                if await self._renew_node(claim.name, held, claim.ttl, until):
                     return Granted(held.created_by)
                 continue
             now_ms = await self._clock(until)
@@ -141,36 +143,46 @@ class ZooKeeperStore(Store):
 
     async def _grant_next(self, name: str, old: Node | None, now_ms: int, until: float, claim: Claim | None) -> bool:
         """Replace the ended grant `old` by one for the first live waiter or for `claim`. False if the lock changed."""
-        for child in await self._waiters(name, until):
+        children = await self._children(lock_path(name), until)
+        # Grant nodes without a holder's node are left over from an external deletion.
+        ended = nodes.grants_in(children) if old is None else [old.grant]
+        for child in nodes.waiters_in(children):
             waiter = await self._node(f"{lock_path(name)}/{child}", until)
             if waiter is None:
                 continue
             if waiter.is_expired(now_ms) and (claim is None or waiter.holder != claim.holder):
-                await self._delete(waiter.path, until)
+                await self._delete(waiter.path, until, waiter.version)
                 continue
-            return await self._replace(name, old, value(waiter.holder, waiter.owner, waiter.ttl_ms), waiter, until)
-        data = None if claim is None else value(claim.holder, claim.owner, ceil(claim.ttl * 1000))
-        return await self._replace(name, old, data, None, until)
+            new = Successor(waiter.holder, waiter.owner, waiter.ttl_ms)
+            return await self._replace(name, old, ended, new, waiter, until)
+        return await self._replace(name, old, ended, None if claim is None else _successor(claim), None, until)
 
     async def _replace(
-        self, name: str, old: Node | None, data: bytes | None, waiter: Node | None, until: float
+        self,
+        name: str,
+        old: Node | None,
+        ended: Sequence[str],
+        new: Successor | None,
+        waiter: Node | None,
+        until: float,
     ) -> bool:
-        """In one transaction: delete the old grant, create the new one, and delete its ticket."""
+        """In one transaction: delete the grants `ended` and their node `old`, grant to `new`, and delete its ticket."""
 
-        def send(client: Any) -> Any:
-            change = client.transaction()
+        def change(transaction: Any) -> None:
+            for grant in filter(None, ended):
+                transaction.delete(nodes.grant_path(name, grant))
             if old is not None:
-                change.delete(old.path, old.version)
-            if data is not None:
-                change.create(holder_path(name), data)
+                transaction.delete(old.path, old.version)
+            if new is not None:
+                grant = self._runtime.new_holder_id()
+                transaction.create(holder_path(name), value(*new, grant=grant))
+                transaction.create(nodes.grant_path(name, grant))
             if waiter is not None:
-                change.delete(waiter.path, waiter.version)
-            return change.commit_async()
+                transaction.delete(waiter.path, waiter.version)
 
         if old is None:
             await self._write(lambda client: client.ensure_path_async(lock_path(name)), until)
-        results = await self._session.request(send, until)
-        return not any(isinstance(result, Exception) for result in results)
+        return await self._transact(change, until)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
         return [await self._renew(renewal, until) for renewal in renewals]
@@ -182,15 +194,20 @@ class ZooKeeperStore(Store):
                 return False
             if held.is_expired(await self._clock(until)):
                 return False
-            if await self._renew_node(held, renewal.ttl, until, final=renewal.final):
+            if await self._renew_node(renewal.name, held, renewal.ttl, until, final=renewal.final):
                 return True
         raise _too_busy(renewal.name)
 
-    async def _renew_node(self, held: Node, ttl: float, until: float, *, final: bool = False) -> bool:
+    async def _renew_node(self, name: str, held: Node, ttl: float, until: float, *, final: bool = False) -> bool:
         """Restart the ttl. Only a final renewal may shorten it."""
         ttl_ms = ceil(ttl * 1000)
         data = held.with_ttl(ttl_ms if final else max(held.ttl_ms, ttl_ms))
-        return await self._write(lambda client: client.set_async(held.path, data, held.version), until) is not None
+
+        def change(transaction: Any) -> None:
+            transaction.check(nodes.grant_path(name, held.grant), ANY_VERSION)
+            transaction.set_data(held.path, data, held.version)
+
+        return await self._transact(change, until)
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         self.boxes.pop(holder, None)
@@ -223,11 +240,13 @@ class ZooKeeperStore(Store):
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         for _ in range(ROUNDS):
             held = await self.read_holder(claim.name, until)
-            if held is not None and held.holder == claim.holder and await self._renew_node(held, claim.ttl, until):
-                return Granted(held.created_by)
+            if held is not None and held.holder == claim.holder:
+                if await self._renew_node(claim.name, held, claim.ttl, until):
+                    return Granted(held.created_by)
+                continue
             if held is None or held.holder != old_holder or held.is_expired(await self._clock(until)):
                 return None
-            await self._replace(claim.name, held, value(claim.holder, claim.owner, ceil(claim.ttl * 1000)), None, until)
+            await self._replace(claim.name, held, [held.grant], _successor(claim), None, until)
         raise _too_busy(claim.name)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
@@ -298,8 +317,18 @@ class ZooKeeperStore(Store):
             stat = await self._session.request(lambda client: client.set_async(ROOT, b""), until)
         return int(stat.mtime)
 
-    async def _delete(self, path: str, until: float) -> None:
-        await self._write(lambda client: client.delete_async(path), until)
+    async def _delete(self, path: str, until: float, version: int = ANY_VERSION) -> None:
+        await self._write(lambda client: client.delete_async(path, version), until)
+
+    async def _transact(self, change: Callable[[Any], None], until: float) -> bool:
+        """Execute all operations of `change` or none. False after a lost race."""
+
+        def send(client: Any) -> Any:
+            transaction = client.transaction()
+            change(transaction)
+            return transaction.commit_async()
+
+        return not any(isinstance(result, Exception) for result in await self._session.request(send, until))
 
     async def _write(self, send: Callable[[Any], Any], until: float) -> Any:
         """Send a write and return its result; None after a lost race."""
@@ -308,6 +337,10 @@ class ZooKeeperStore(Store):
             return await self._session.request(send, until)
         except (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError, errors.NotEmptyError):
             return None
+
+
+def _successor(claim: Claim) -> Successor:
+    return Successor(claim.holder, claim.owner, ceil(claim.ttl * 1000))
 
 
 def _has_prefix(child: str, prefix: str) -> bool:
