@@ -1,0 +1,236 @@
+"""A quorum of virtual servers in virtual time: the shipped `QuorumStore` without sockets, sleeps or chance.
+
+The servers run the rules of the memory store. Without a clock, their fences count 1, 2, 3 …, so that members disagree
+whenever their histories differ.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+from lockfast.core.quorum.store import QuorumStore
+from lockfast.errors import Outcome, StoreUnavailable
+from lockfast.facts import Facts, Persistence
+from lockfast.ports import Capabilities, MemberStore
+from lockfast.runtime.asyncio import AsyncioRuntime
+from lockfast.stores.memory import Hub, MemoryStore
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Renewal
+
+T = TypeVar("T")
+NAME = "thing"
+LATENCY = 0.001
+
+
+class Selector(selectors.SelectSelector):
+    """Advances the clock to the next timer instead of waiting for it."""
+
+    now = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise AssertionError("deadlock: every task waits, and no timer is set")
+        self.now += max(0.0, timeout)
+        return super().select(0)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._virtual = Selector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        return self._virtual.now
+
+
+class Server:
+    """One server. `request_delay` and `reply_delay` are one-way times in seconds.
+
+    `after["acquire", 1]` is called when the first `acquire` has been executed, before its reply is sent.
+    """
+
+    def __init__(self, number: int, loop: Loop) -> None:
+        self.number = number
+        self.loop = loop
+        self.up = True
+        self.run_id = f"server-{number}"
+        self.started_at = loop.time() - 1e6
+        self.hub = Hub(wall_us=lambda: 0)
+        self.request_delay = self.reply_delay = LATENCY
+        self.connection_epoch = 0
+        self.executed: list[str] = []
+        self.after: dict[tuple[str, int], Callable[[], None]] = {}
+
+    def stop(self) -> None:
+        """Break all connections and accept no new ones; the data survives."""
+        self.up = False
+        self.connection_epoch += 1
+
+    def start(self) -> None:
+        self.up = True
+
+    def restart(self) -> None:
+        """Restart without persistence."""
+        self.connection_epoch += 1
+        self.hub.space.clear()
+        self.run_id += "'"
+        self.started_at = self.loop.time()
+
+    def delay_requests(self, seconds: float) -> None:
+        self.request_delay = seconds
+
+    def delay_replies(self, seconds: float) -> None:
+        self.reply_delay = seconds
+
+    def execute(self, what: str) -> None:
+        self.executed.append(what)
+        self.after.get((what, self.executed.count(what)), lambda: None)()
+
+    @property
+    def view(self) -> LockInfo:
+        return self.hub.space.inspect(NAME, self.loop.time())
+
+    def raise_fence(self, fence: int) -> None:
+        """Remember grants up to `fence`, as after requests that no other server received."""
+        while (self.view.fence or 0) < fence:
+            self.hub.space.acquire(Claim(NAME, "earlier", 1.0, ""), None, self.loop.time())
+            self.hub.space.release(NAME, "earlier", self.loop.time())
+
+
+class Member(MemoryStore, MemberStore):
+    """`MemberStore` of one client on one server."""
+
+    capabilities = Capabilities(reassert=True)
+
+    def __init__(self, server: Server, runtime: AsyncioRuntime) -> None:
+        super().__init__(server.hub, runtime)
+        self.server = server
+        self._epoch = -1
+        self._has_inbox = False
+        self._unanswered: list[float] = []
+
+    @property
+    def connected(self) -> bool:
+        return self.server.up and self._epoch == self.server.connection_epoch
+
+    @property
+    def inbox_open(self) -> bool:
+        return self.connected and self._has_inbox
+
+    @property
+    def silent_since(self) -> float | None:
+        return self._unanswered[0] if self._unanswered else None
+
+    async def connect(self, until: float) -> bool:
+        if not self.server.up:
+            raise StoreUnavailable("The server is down.")
+        is_new, self._epoch = not self.connected, self.server.connection_epoch
+        if is_new:
+            self._unanswered.clear()
+            self._has_inbox = False
+        return is_new
+
+    async def connect_inbox(self, until: float) -> None:
+        self._has_inbox = True
+
+    async def identity(self, until: float) -> Facts:
+        return await self.facts(until)
+
+    async def mark(self, secret: str, number: int, until: float) -> int | None:
+        return number
+
+    async def facts(self, until: float) -> Facts:
+        uptime = self.server.loop.time() - self.server.started_at
+        return Facts("virtual", persistence=Persistence.NONE, identity=self.server.run_id, uptime=uptime)
+
+    async def _send(self, what: str, operation: Callable[[], Awaitable[T]], until: float) -> T:
+        """Execute `operation` on the server even if the caller stops waiting for the reply."""
+        if not self.connected:
+            raise StoreUnavailable("There is no connection.")
+        server, sent_at = self.server, self.server.loop.time()
+        epoch = self._epoch
+        self._unanswered.append(sent_at)
+
+        async def execute() -> T:
+            await asyncio.sleep(server.request_delay)
+            if self._epoch != epoch or not self.connected:
+                await server.loop.create_future()  # lost with its connection
+            result = await operation()
+            server.execute(what)
+            await asyncio.sleep(server.reply_delay)
+            if sent_at in self._unanswered:
+                self._unanswered.remove(sent_at)
+            return result
+
+        task = server.loop.create_task(execute())
+        await asyncio.wait([task], timeout=max(0.0, until - server.loop.time()))
+        if not task.done():
+            raise StoreUnavailable("No reply in time.", outcome=Outcome.UNKNOWN)
+        return task.result()
+
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        return await self._send("acquire", partial(super().acquire, claim, enqueue, until), until)
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
+        return await self._send("renew", partial(super().renew, renewals, until), until)
+
+    async def release(self, name: str, holder: str, until: float) -> bool:
+        return await self._send("release", partial(super().release, name, holder, until), until)
+
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
+        return await self._send("adopt", partial(super().adopt, claim, old_holder, until), until)
+
+    async def inspect(self, name: str, until: float) -> LockInfo:
+        return await self._send("inspect", partial(super().inspect, name, until), until)
+
+    async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
+        async def operation() -> bool:
+            view = self.server.view
+            if view.holder is None and (view.fence or 0) < fence:
+                self.server.hub.space.acquire(claim._replace(floor=fence), None, self.server.loop.time())
+            return self.server.view.holder == claim.holder
+
+        return await self._send("reassert", operation, until)
+
+
+class World:
+    """Some servers and the clients of a scenario."""
+
+    def __init__(self, loop: Loop, count: int = 3) -> None:
+        self.loop = loop
+        self.servers = [Server(number, loop) for number in range(count)]
+
+    def client(self, servers: Sequence[Server] | None = None, **options: Any) -> QuorumStore:
+        runtime = AsyncioRuntime()
+        runtime.now = self.loop.time
+        runtime.random = Random(7).random
+        members = self.servers if servers is None else servers
+        return QuorumStore([(Member(one, runtime), f"server-{one.number}") for one in members], runtime, **options)
+
+    @property
+    def now(self) -> float:
+        return self.loop.time()
+
+    def soon(self) -> float:
+        return self.now + 2.0
+
+    def holders(self) -> list[str | None]:
+        return [server.view.holder for server in self.servers]
+
+
+def claim(holder: str, ttl: float = 30.0) -> Claim:
+    return Claim(NAME, holder, ttl, "host:1:")
+
+
+def play(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario to its end in virtual time."""
+    loop = Loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(scenario(World(loop)), 600))
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
