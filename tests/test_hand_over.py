@@ -100,7 +100,7 @@ def test_a_release_has_a_ping_in_front_or_every_other_has(ahead: int, pings: lis
         assert run(store.release("door", holder, 0.0))
     assert [sent.count(PING) for sent in wire.sent] == pings
     assert [sent[-1] for sent in wire.sent] == [release_request("door", holder) for holder in "ABCD"]
-    assert not store.ready
+    assert not store.prepared_releases
 
 
 def test_a_voter_of_a_quorum_keeps_no_release_ready() -> None:
@@ -108,4 +108,4 @@ def test_a_voter_of_a_quorum_keeps_no_release_ready() -> None:
     wire: Any = Wire([1000, 7, 0])
     store = RedisMember(wire, None)  # type: ignore[arg-type] # nobody is told anything here
     wait_in_line(store, "A")
-    assert not store.ready
+    assert not store.prepared_releases

@@ -1,8 +1,8 @@
-"""The keys of one lock: the name itself, and three of lockfast's own in the same cluster slot.
+"""The keys of one lock: its name, and three auxiliary keys in the same cluster slot.
 
-The server hashes what stands between a key's first `{` and the next `}`, if anything does; else the whole key. A
-name that has such a tag lends it to its companions. A name without braces becomes the tag. A name with a stray `}`
-can be no tag, so its companions get a small number that hashes to the same slot.
+The server hashes the text between a key's first `{` and the next `}`, its hash tag, if there is any; otherwise the
+whole key. If a name has a hash tag, its auxiliary keys use the same tag. A name without braces becomes their tag. A
+name with a stray `}` cannot be a tag, so its auxiliary keys use a small number that hashes to the same slot.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from lockfast.stores.redis.protocol.resp import bulks
 from lockfast.values import AUX_PREFIX
 
 SLOTS = 16384
+META_PATTERN = AUX_PREFIX.encode() + b"{*}:m*"
+"""Matches the meta key of every lock, for SCAN."""
 
 
 class Keys(NamedTuple):
-    """The keys of one lock, and the same written for the wire."""
+    """The keys of one lock; `packed` (all four) and `packed_pair` (lock and meta) are encoded for a request."""
 
     lock: bytes
     meta: bytes
@@ -30,7 +32,7 @@ class Keys(NamedTuple):
 
 
 def hash_tag(key: bytes) -> bytes | None:
-    """What the server hashes instead of the whole key, if anything.
+    """The part of `key` that the server hashes; None if it hashes the whole key.
 
     >>> hash_tag(b"{a}{b}"), hash_tag(b"{}a"), hash_tag(b"a}b")
     (b'a', None, None)
@@ -51,8 +53,8 @@ def slot(key: bytes) -> int:
 
 
 @lru_cache(maxsize=SLOTS)
-def number_in(wanted: int) -> bytes:
-    """The smallest number whose digits hash to the slot; found within some ten thousand tries."""
+def tag_in_slot(wanted: int) -> bytes:
+    """The smallest number, as text, that hashes to a slot. The search takes some ten thousand steps."""
     number = 0
     while crc_hqx(b"%d" % number, 0) % SLOTS != wanted:
         number += 1
@@ -60,18 +62,17 @@ def number_in(wanted: int) -> bytes:
 
 
 def companion(key: bytes, kind: bytes) -> bytes:
-    """A key of our own in the slot of `key`.
+    """An auxiliary key in the slot of `key`.
 
     >>> companion(b"file:9527", b"f"), companion(b"a{b}", b"f")
     (b'lockfast:{file:9527}:f', b'lockfast:{b}:f:a{b}')
     """
     tag = hash_tag(key)
-    plain = tag is None and b"}" not in key
-    if plain:
-        tag = key
-    elif tag is None:
-        tag = number_in(slot(key))
-    return AUX_PREFIX.encode() + b"{%b}:%b%b" % (tag, kind, b"" if plain else b":" + key)
+    if tag is None and b"}" not in key:
+        tag, suffix = key, b""
+    else:
+        tag, suffix = tag or tag_in_slot(slot(key)), b":" + key
+    return AUX_PREFIX.encode() + b"{%b}:%b%b" % (tag, kind, suffix)
 
 
 @lru_cache(maxsize=8192)
@@ -86,12 +87,8 @@ def keys_of(name: str) -> Keys:
     return Keys(lock, meta, queue, waiters, bulks(lock, meta, queue, waiters), bulks(lock, meta), slot(lock))
 
 
-EVERY_META = AUX_PREFIX.encode() + b"{*}:m*"
-"""A pattern for SCAN that the meta key of every lock fits."""
-
-
 def name_of(meta: bytes) -> str | None:
-    """The lock that a key fitting `EVERY_META` belongs to; None for a key that is not ours.
+    """The lock that a meta key belongs to; None for a foreign key that matches `META_PATTERN`.
 
     >>> name_of(b"lockfast:{file:9527}:m"), name_of(b"lockfast:{b}:m:a{b}"), name_of(b"lockfast:{b}:m:other")
     ('file:9527', 'a{b}', None)

@@ -37,7 +37,7 @@ class FallbackStore:
         self._new_transaction_store = new_transaction_store
         self._transactions: RedisStore | None = None
         self._mutex = runtime.mutex()
-        scripted.otherwise = self._fall_back
+        scripted.fallback = self._fall_back
         self._use(scripted)
 
     def _use(self, store: RedisStore) -> None:

@@ -128,7 +128,7 @@ class TransactionStore(RedisStore):
             raise self._error(info, name)
         return info
 
-    async def known(self, names: list[str], until: float) -> tuple[LockInfo, ...]:
+    async def infos(self, names: list[str], until: float) -> tuple[LockInfo, ...]:
         if not names:
             return ()
         infos = await self._infos(names, until)

@@ -1,8 +1,7 @@
 """The Lua scripts, loaded as package data, and the requests that run them.
 
-A request is put together from what is the same each time (the digest, the keys of a name) and the few arguments that
-differ, because it is on the way of every acquisition. `in_full` makes of any request the one that carries the script
-itself, for a server that does not have it (yet, or any more).
+Every acquisition builds two requests, so their constant parts (digest, keys, ttl, owner) are cached and only the holder
+id is inserted. `Script.in_full` turns a request by digest into one with the script's text.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from hashlib import sha1
 from importlib.resources import files
 from math import ceil
 
-from lockfast.stores.redis.keys import EVERY_META, keys_of
+from lockfast.stores.redis.keys import META_PATTERN, keys_of
 from lockfast.stores.redis.protocol.resp import bulks, pack
 from lockfast.values import Claim, Enqueue, Renewal
 
 
 def _read(name: str) -> str:
-    """A script's text, with what it includes in the place of the line that says so."""
+    """Return a script's text, with the files that it includes."""
     text = files(__package__).joinpath(name).read_text("utf-8")
     return re.sub(r"^ *-- include (\S+)\n", lambda line: _read(line[1]), text, flags=re.MULTILINE)
 
 
 class Script:
-    """One script's text, and its two ways to be called."""
+    """One script: its text, its digest, and the start of its requests."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,7 +35,7 @@ class Script:
         self._by_text = bulks(b"EVAL", self.text)
 
     def head(self, key_count: int, packed_keys: bytes, arg_count: int) -> bytes:
-        """A request up to its arguments; `packed_keys` are keys as `resp.bulks` writes them."""
+        """A request up to its arguments; `packed_keys` are encoded with `resp.bulks`."""
         return b"*%d\r\n%b%b%b" % (
             3 + key_count + arg_count,
             self._by_digest,
@@ -58,26 +57,24 @@ INSPECT = Script("inspect")
 LIST = Script("list")
 FORCE_RELEASE = Script("force_release")
 
-
 TRACK = (pack(b"CLIENT", b"TRACKING", b"ON", b"OPTIN", b"NOLOOP"), pack(b"CLIENT", b"CACHING", b"YES"))
-"""Sent in front of a renewal: tell us when anyone else changes what it reads. An account or a server that does not
-allow it answers with an error, and a theft is noticed at the next renewal instead."""
+"""Sent before a renewal: the server then reports external changes of the keys that the renewal reads. If it denies
+this, the next renewal detects them."""
 
-
-_NO_PLACE = bulks(b"", b"0", b"")
+_NOT_QUEUED = bulks(b"", b"0", b"")
 
 
 @lru_cache(maxsize=8192)
-def _plain_release(name: str, id_size: int) -> bytes:
-    """What stands before the holder id: joining is several times as quick as formatting."""
+def _release_head(name: str, id_size: int) -> bytes:
+    """The part of a release before the holder id."""
     return RELEASE.head(4, keys_of(name).packed, 1) + b"$%d\r\n" % id_size
 
 
 @lru_cache(maxsize=8192)
-def _plain_acquire(name: str, ttl: float, owner: str, id_size: int) -> tuple[bytes, bytes]:
-    """What stands before and after the holder id when nothing else is asked for: the same for each use of a lock."""
+def _acquire_parts(name: str, ttl: float, owner: str, id_size: int) -> tuple[bytes, bytes]:
+    """The parts of an acquisition without a queue entry, before and after the holder id."""
     head = ACQUIRE.head(4, keys_of(name).packed, 7) + b"$%d\r\n" % id_size
-    return head, b"\r\n" + bulks(b"%d" % ceil(ttl * 1000), owner.encode()) + _NO_PLACE + bulks(b"1")
+    return head, b"\r\n" + bulks(_milliseconds(ttl), owner.encode()) + _NOT_QUEUED + bulks(b"1")
 
 
 _latest: tuple[Claim | None, Enqueue | None, bytes] = (None, None, b"")
@@ -86,56 +83,63 @@ _latest: tuple[Claim | None, Enqueue | None, bytes] = (None, None, b"")
 def acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
     name, holder, ttl, owner, fences, floor = claim
     if enqueue is None and fences == 1 and not floor:
-        before, after = _plain_acquire(name, ttl, owner, len(holder))
-        return before + holder.encode("ascii") + after
-    return _full_acquire(claim, enqueue)
+        head, tail = _acquire_parts(name, ttl, owner, len(holder))
+        return head + holder.encode("ascii") + tail
+    return _full_acquire_request(claim, enqueue)
 
 
-def _full_acquire(claim: Claim, enqueue: Enqueue | None) -> bytes:
-    """The same bytes again for the same question: a quorum puts it to each of its nodes."""
+def _full_acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
+    """Build the request, or reuse the latest: a quorum sends the same claim to each of its nodes."""
     global _latest
-    latest_ask, latest_place, request = _latest
-    if claim is latest_ask and enqueue is latest_place:
+    latest_claim, latest_enqueue, request = _latest
+    if claim is latest_claim and enqueue is latest_enqueue:
         return request
-    packed = bulks(claim.holder.encode("ascii"), b"%d" % ceil(claim.ttl * 1000), claim.owner.encode())
-    packed += _NO_PLACE if enqueue is None else _packed(enqueue)
-    packed += bulks(b"%d" % claim.fences)
+    args = bulks(claim.holder.encode("ascii"), _milliseconds(claim.ttl), claim.owner.encode())
+    args += _NOT_QUEUED if enqueue is None else _queue_args(enqueue)
+    args += bulks(b"%d" % claim.fences)
     if claim.floor:
-        packed += bulks(b"%d" % claim.floor)
-    request = ACQUIRE.head(4, keys_of(claim.name).packed, 8 if claim.floor else 7) + packed
+        args += bulks(b"%d" % claim.floor)
+    request = ACQUIRE.head(4, keys_of(claim.name).packed, 8 if claim.floor else 7) + args
     _latest = (claim, enqueue, request)
     return request
 
 
-def _packed(enqueue: Enqueue) -> bytes:
+def _queue_args(enqueue: Enqueue) -> bytes:
     ticket = b"" if enqueue.ticket is None else b"%d" % enqueue.ticket
     return bulks(enqueue.address.encode(), b"%d" % enqueue.attempt, ticket)
 
 
+def _milliseconds(seconds: float) -> bytes:
+    return b"%d" % ceil(seconds * 1000)
+
+
 def release_request(name: str, holder: str) -> bytes:
-    return _plain_release(name, len(holder)) + holder.encode("ascii") + b"\r\n"
+    return _release_head(name, len(holder)) + holder.encode("ascii") + b"\r\n"
 
 
 def renew_request(renewals: Sequence[Renewal]) -> bytes:
     packed_keys = b"".join([keys_of(line.name).packed_pair for line in renewals])
-    args = [arg for line in renewals for arg in (line.holder.encode(), b"%d" % ceil(line.ttl * 1000))]
+    args = [arg for line in renewals for arg in (line.holder.encode(), _milliseconds(line.ttl))]
     if any(line.final for line in renewals):
-        args.append(b"".join([b"01"[line.final : line.final + 1] for line in renewals]))
+        args.append(b"".join([b"1" if line.final else b"0" for line in renewals]))
     return RENEW.head(2 * len(renewals), packed_keys, len(args)) + bulks(*args)
 
 
 def adopt_request(claim: Claim, old_holder: str) -> bytes:
-    args = (claim.holder.encode(), b"%d" % ceil(claim.ttl * 1000), claim.owner.encode(), old_holder.encode())
-    return ADOPT.head(2, keys_of(claim.name).packed_pair, len(args)) + bulks(*args)
+    return _claim_request(ADOPT, claim, old_holder.encode())
 
 
 def reassert_request(claim: Claim, fence: int) -> bytes:
-    args = (claim.holder.encode(), b"%d" % ceil(claim.ttl * 1000), claim.owner.encode(), b"%d" % fence)
-    return REASSERT.head(2, keys_of(claim.name).packed_pair, len(args)) + bulks(*args)
+    return _claim_request(REASSERT, claim, b"%d" % fence)
 
 
-def inspect_request(name: str, most: int) -> bytes:
-    return INSPECT.head(4, keys_of(name).packed, 1) + bulks(b"%d" % most)
+def _claim_request(script: Script, claim: Claim, last_arg: bytes) -> bytes:
+    args = bulks(claim.holder.encode(), _milliseconds(claim.ttl), claim.owner.encode(), last_arg)
+    return script.head(2, keys_of(claim.name).packed_pair, 4) + args
+
+
+def inspect_request(name: str, max_waiters: int) -> bytes:
+    return INSPECT.head(4, keys_of(name).packed, 1) + bulks(b"%d" % max_waiters)
 
 
 def list_request(names: Sequence[str]) -> bytes:
@@ -143,7 +147,7 @@ def list_request(names: Sequence[str]) -> bytes:
 
 
 def scan_request(cursor: str, count: int) -> bytes:
-    return pack(b"SCAN", cursor.encode(), b"MATCH", EVERY_META, b"COUNT", b"%d" % count)
+    return pack(b"SCAN", cursor.encode(), b"MATCH", META_PATTERN, b"COUNT", b"%d" % count)
 
 
 def force_release_request(name: str, holder: bytes) -> bytes:

@@ -1,4 +1,8 @@
-"""What travels besides the scripts: subscribing, pushes, and how long an answer may take."""
+"""Subscriptions and notifications on the inbox connection.
+
+A notification is a published message: "holder attempt fence" for a grant, "holder attempt next ttl_ms" for a waiter
+that is now first in the queue.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any
 
 from lockfast.errors import StoreError, StoreUnavailable
 from lockfast.ports import Runtime
-from lockfast.stores.redis.keys import number_in
+from lockfast.stores.redis.keys import tag_in_slot
 from lockfast.stores.redis.protocol.error_replies import error_of
 from lockfast.stores.redis.protocol.resp import Feed, ReplyError, bulks, pack
 from lockfast.values import AUX_PREFIX, FirstNotification, GrantNotification
@@ -17,68 +21,71 @@ _MESSAGES = (b"message", b"smessage")
 
 
 def new_address(runtime: Runtime) -> str:
-    """A channel that nobody else can guess; new for each connection, so that no old push can arrive on it."""
+    """An unguessable channel. Each connection has its own, so no old notification can arrive on it."""
     return f"{AUX_PREFIX}inbox:{runtime.new_holder_id()}"
 
 
 def shard_channel(slot: int, address: str) -> str:
-    """The channel of an inbox for the locks of one cluster slot. It hashes to that slot, and has braces: by them the
-    scripts know that it is told by SPUBLISH.
+    """The channel of an inbox for one cluster slot. It hashes to that slot; its braces select SPUBLISH in the scripts.
 
     >>> shard_channel(12182, "lockfast:inbox:x")
     'lockfast:inbox:x:{43681}'
     """
-    return f"{address}:{{{number_in(slot).decode()}}}"
+    return f"{address}:{{{tag_in_slot(slot).decode()}}}"
 
 
 def subscribe_request(address: str) -> bytes:
     return pack(b"SSUBSCRIBE" if "{" in address else b"SUBSCRIBE", address.encode())
 
 
-def subscribe_error(reply: Any, came: bool) -> StoreError | None:
-    """What is wrong with the answer to SUBSCRIBE, if anything."""
-    if not came:
-        return StoreUnavailable("The server did not answer the subscription of the inbox in time.")
+def subscribe_error(reply: Any, replied: bool) -> StoreError | None:
+    """The error in the reply to a subscription, or for a missing reply."""
+    if not replied:
+        return StoreUnavailable(
+            "The server did not confirm the subscription of the inbox in time, so the lock cannot be waited for. "
+            "Try again."
+        )
     if isinstance(reply, ReplyError):
         return error_of(str(reply), f"channel {AUX_PREFIX}inbox:*")
     return None
 
 
 def grant_fast_path(
-    feed: Feed, address: str, protocol: int, give: Callable[[str, GrantNotification | FirstNotification], None]
+    feed: Feed, address: str, protocol: int, notify: Callable[[str, GrantNotification | FirstNotification], None]
 ) -> Feed:
-    """A `feed` for the inbox at `address`: a grant that comes alone, as nearly every one does, is given away without
-    being taken for a reply first. Only what is told to this inbox begins so, since nobody can guess the address.
+    """Wrap `feed` for the inbox at `address`: a grant that arrives alone is delivered without parsing a reply.
 
-    >>> feed = grant_fast_path(lambda data: [data], "lockfast:inbox:x", 2, lambda holder, push: print(holder, push))
-    >>> begin = b"*3\\r\\n$7\\r\\nmessage\\r\\n$16\\r\\nlockfast:inbox:x\\r\\n"
-    >>> feed(begin + b"$9\\r\\nmoto 3 17\\r\\n")
+    Only messages to this inbox match, because nobody can guess its address.
+
+    >>> feed = grant_fast_path(lambda data: [data], "lockfast:inbox:x", 2, lambda holder, grant: print(holder, grant))
+    >>> start = b"*3\\r\\n$7\\r\\nmessage\\r\\n$16\\r\\nlockfast:inbox:x\\r\\n"
+    >>> feed(start + b"$9\\r\\nmoto 3 17\\r\\n")
     moto GrantNotification(attempt=3, fence=17)
     ()
     >>> feed(b"+PONG\\r\\n")
     [b'+PONG\\r\\n']
     """
-    begin = b"%b3\r\n%b$" % (b">" if protocol == 3 else b"*", bulks(b"message", address.encode()))
-    begins = len(begin)
+    start = b"%b3\r\n%b$" % (b">" if protocol == 3 else b"*", bulks(b"message", address.encode()))
+    offset = len(start)
 
-    def glance(data: bytes) -> Sequence[Any]:
-        if data.startswith(begin):
+    def fast_feed(data: bytes) -> Sequence[Any]:
+        if data.startswith(start):
             try:
-                size, name, attempt, fence = data[begins:].split()
-                alone = len(data) == begins + len(size) + int(size) + 4  # two ends of lines
-                holder, push = name.decode("ascii"), tuple.__new__(GrantNotification, (int(attempt), int(fence)))
+                size, name, attempt, fence = data[offset:].split()
+                alone = len(data) == offset + len(size) + int(size) + 4  # two line ends
+                holder, grant = name.decode("ascii"), tuple.__new__(GrantNotification, (int(attempt), int(fence)))
             except ValueError:
-                alone = False  # none of ours: the general way tells
+                alone = False
             if alone:
-                give(holder, push)
+                notify(holder, grant)
                 return ()
         return feed(data)
 
-    return glance
+    return fast_feed
 
 
 def notification_in(reply: Any) -> tuple[str, GrantNotification | FirstNotification] | None:
-    """The holder that a message is for and what it says; None for what is no message of ours.
+    """The holder and the notification in a message; None for anything else.
 
     >>> notification_in([b"message", b"lockfast:inbox:x", b"moto 3 17"])
     ('moto', GrantNotification(attempt=3, fence=17))
@@ -94,8 +101,9 @@ def notification_in(reply: Any) -> tuple[str, GrantNotification | FirstNotificat
         if len(words) == 3:
             holder, attempt, fence = words
             return holder, tuple.__new__(GrantNotification, (int(attempt), int(fence)))
-        holder, attempt, news, ttl_ms = words
-        left = int(ttl_ms) / 1000
-        return (holder, FirstNotification(int(attempt), left if left >= 0 else None)) if news == "next" else None
+        holder, attempt, word, ttl_ms = words
+        ttl_left = int(ttl_ms) / 1000
+        first = FirstNotification(int(attempt), ttl_left if ttl_left >= 0 else None)
+        return (holder, first) if word == "next" else None
     except (ValueError, TypeError, AttributeError):
         return None

@@ -1,7 +1,7 @@
-"""What a Redis or Valkey server tells about itself, read into `Facts`.
+"""Replies of a Redis or Valkey server as values: `LockInfo` of a lock, `Facts` of the server.
 
-Rules kept here: an account that may not ask (INFO, CONFIG, TIME) gets unknowns, not errors; text of the server's is
-cleaned; nothing here changes anything.
+Rules: a server that denies INFO, CONFIG or TIME yields unknown facts, not errors. Text that strangers can choose is
+cleaned.
 """
 
 from __future__ import annotations
@@ -10,36 +10,75 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockfast.facts import Facts, Persistence
-from lockfast.stores.redis.protocol.resp import ReplyError, pack
+from lockfast.stores.redis.protocol.resp import pack
 from lockfast.values import LockInfo, Owner, WaiterInfo, clean
 
-REQUESTS = (
+INFO_FIELDS = 6
+"""Values per lock in a reply to `list.lua`; `inspect.lua` adds three per waiter."""
+FACTS_REQUESTS = (
     pack(b"INFO"),
     pack(b"CONFIG", b"GET", b"save"),
     pack(b"CONFIG", b"GET", b"appendfsync"),
     pack(b"TIME"),
 )
+IDENTITY_REQUEST = pack(b"INFO", b"server")
 
-WHO = pack(b"INFO", b"server")
+
+def info_of(name: str, reply: list[Any]) -> LockInfo:
+    """Read a reply to `inspect.lua`, or one lock's part of a reply to `list.lua`."""
+    exists, holder, pttl, meta, now_us, waiting = reply[:INFO_FIELDS]
+    fence, holder_start, owner = _meta(meta)
+    waiters = [_waiter(*reply[at : at + 3], now_us=now_us) for at in range(INFO_FIELDS, len(reply), 3)]
+    common = {"fence": fence, "waiters": tuple(waiters), "waiting": waiting}
+    if not exists:
+        return LockInfo(name, **common)
+    ours = holder_start is not None and holder[:6] == holder_start
+    return LockInfo(
+        name,
+        holder=_text(holder),
+        owner=owner if ours else None,
+        held_for=max(0.0, (now_us - fence) / 1e6) if ours and fence is not None else None,
+        ttl_left=None if pttl < 0 else pttl / 1000,
+        **common,
+    )
 
 
-def facts_in(replies: Sequence[Any], wall: float) -> Facts:
-    """The facts in the replies to `REQUESTS`; `wall` is our own time of day when the last of them came."""
-    info, save, fsync, time = replies
-    told = _fields(info)
-    role = told.get("role")
+def _meta(value: bytes) -> tuple[int | None, bytes | None, Owner | None]:
+    """The fence (which is also the time of the grant), the start of the holder id, and the owner; Nones if foreign."""
+    parts = value.split(b" ", 2)
+    if len(parts) < 3 or not parts[0].isdigit():
+        return None, None, None
+    return int(parts[0]), parts[1], Owner.decode(parts[2].decode("utf-8", "replace"))
+
+
+def _waiter(holder: bytes, ticket: bytes, entry: bytes, *, now_us: int) -> WaiterInfo:
+    parts = entry.split(b" ", 5)
+    owner = Owner.decode(parts[5].decode("utf-8", "replace")) if len(parts) == 6 else None
+    return WaiterInfo(_text(holder), owner, max(0.0, (now_us - int(ticket)) / 1e6))
+
+
+def _text(value: bytes) -> str:
+    return clean(value.decode("utf-8", "replace"))
+
+
+def facts_in(replies: Sequence[Any], wall_time: float) -> Facts:
+    """Read the replies to `FACTS_REQUESTS`; `wall_time` is the local time of day at the last of them."""
+    info, save, fsync, server_time = replies
+    fields = _fields(info)
+    role = fields.get("role")
+    clock_us = _number(fields.get("server_time_usec"))
     return Facts(
-        "valkey" if "valkey_version" in told else "redis",
-        version=told.get("valkey_version") or told.get("redis_version"),
+        "valkey" if "valkey_version" in fields else "redis",
+        version=fields.get("valkey_version") or fields.get("redis_version"),
         role="replica" if role == "slave" else role,
-        persistence=_persistence(told, _setting(save), _setting(fsync)),
-        eviction=told.get("maxmemory_policy"),
-        memory_limit=_number(told.get("maxmemory")),
-        replicas=_number(told.get("connected_slaves")),
-        clock=_seconds(told.get("server_time_usec")),
-        clock_offset=_offset(time, wall),
-        uptime=_number(told.get("uptime_in_seconds")),
-        identity=told.get("run_id"),
+        persistence=_persistence(fields, _setting(save), _setting(fsync)),
+        eviction=fields.get("maxmemory_policy"),
+        memory_limit=_number(fields.get("maxmemory")),
+        replicas=_number(fields.get("connected_slaves")),
+        clock=None if clock_us is None else clock_us / 1e6,
+        clock_offset=_offset(server_time, wall_time),
+        uptime=_number(fields.get("uptime_in_seconds")),
+        identity=fields.get("run_id"),
     )
 
 
@@ -56,23 +95,23 @@ def _fields(info: Any) -> dict[str, str]:
 
 
 def _setting(reply: Any) -> str | None:
-    """The value in a reply to CONFIG GET, which is a list in RESP2 and a map in RESP3; None when it is not told."""
+    """The value in a CONFIG GET reply, a list in RESP2 and a map in RESP3; None if it is missing."""
     if isinstance(reply, Mapping):
         reply = [part for pair in reply.items() for part in pair]
-    if isinstance(reply, ReplyError) or not isinstance(reply, list) or len(reply) < 2:
+    if not isinstance(reply, list) or len(reply) < 2 or not isinstance(reply[1], bytes):
         return None
-    return reply[1].decode("utf-8", "replace") if isinstance(reply[1], bytes) else None
+    return reply[1].decode("utf-8", "replace")
 
 
-def _persistence(told: Mapping[str, str], save: str | None, fsync: str | None) -> Persistence | None:
-    """The log is what counts; snapshots are what is left without it.
+def _persistence(fields: Mapping[str, str], save: str | None, fsync: str | None) -> Persistence | None:
+    """The append-only file decides; without it, snapshots.
 
     >>> _persistence({"aof_enabled": "1"}, None, "always").name, _persistence({"aof_enabled": "0"}, "", None).name
     ('LOG_ALWAYS', 'NONE')
     """
-    if told.get("aof_enabled") == "1":
+    if fields.get("aof_enabled") == "1":
         return Persistence.LOG_ALWAYS if fsync == "always" else Persistence.LOG
-    if save is None or "aof_enabled" not in told:
+    if save is None or "aof_enabled" not in fields:
         return None
     return Persistence.SNAPSHOTS if save else Persistence.NONE
 
@@ -81,46 +120,9 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdecimal() else None
 
 
-def _seconds(microseconds: str | None) -> float | None:
-    number = _number(microseconds)
-    return None if number is None else number / 1e6
-
-
-def _offset(time: Any, wall: float) -> float | None:
-    if not isinstance(time, list) or len(time) != 2:
+def _offset(server_time: Any, wall_time: float) -> float | None:
+    """Seconds by which the server's clock is ahead of the local one, from a TIME reply."""
+    if not isinstance(server_time, list) or len(server_time) != 2:
         return None
-    seconds, micros = (int(part) for part in time)
-    return round(seconds + micros / 1e6 - wall, 3)
-
-
-def info_of(name: str, reply: list[Any]) -> LockInfo:
-    exists, holder, pttl, meta, now_us, waiting = reply[:6]
-    fence, holder_start, owner = _meta(meta)
-    waiters = [_waiter(*reply[at : at + 3], now_us=now_us) for at in range(6, len(reply), 3)]
-    common = {"fence": fence, "waiters": tuple(waiters), "waiting": waiting}
-    if not exists:
-        return LockInfo(name, **common)
-    who = clean(holder.decode("utf-8", "replace"))
-    by_us = holder_start is not None and holder[:6] == holder_start
-    return LockInfo(
-        name,
-        holder=who,
-        owner=owner if by_us else None,
-        held_for=max(0.0, (now_us - fence) / 1e6) if by_us and fence is not None else None,
-        ttl_left=None if pttl < 0 else pttl / 1000,
-        **common,
-    )
-
-
-def _meta(value: bytes) -> tuple[int | None, bytes | None, Owner | None]:
-    """The parts of `meta`; a key that strangers wrote into tells nothing. A fence is also when it was granted."""
-    parts = value.split(b" ", 2)
-    if len(parts) < 3 or not parts[0].isdigit():
-        return None, None, None
-    return int(parts[0]), parts[1], Owner.decode(parts[2].decode("utf-8", "replace"))
-
-
-def _waiter(holder: bytes, ticket: bytes, entry: bytes, *, now_us: int) -> WaiterInfo:
-    parts = entry.split(b" ", 5)
-    owner = Owner.decode(parts[5].decode("utf-8", "replace")) if len(parts) == 6 else None
-    return WaiterInfo(clean(holder.decode("utf-8", "replace")), owner, max(0.0, (now_us - int(ticket)) / 1e6))
+    seconds, micros = (int(part) for part in server_time)
+    return round(seconds + micros / 1e6 - wall_time, 3)

@@ -1,4 +1,4 @@
-"""Redis' wire format, as much of it as locks need: requests written, replies of RESP2 and RESP3 read."""
+"""RESP, the wire format of Redis: encode requests, decode replies (RESP2 and RESP3)."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Feed = Callable[[bytes], Sequence[Any]]
-"""Bytes in, the replies that they complete out."""
+"""Takes received bytes, returns the replies that they complete."""
 
 _ONE = b":1\r\n"
-"""The answer to nearly every release."""
+"""The reply to nearly every release."""
 
 
 class ReplyError(Exception):
-    """An error reply; not raised by the reader, since a reply is a reply."""
+    """An error reply. The reader returns it like any other reply."""
 
 
 class Pushed(list[Any]):
-    """What the server sent unasked (RESP3)."""
+    """A RESP3 push: a message that answers no request."""
 
 
 def pack(*args: bytes) -> bytes:
-    """One request.
+    """Encode one request.
 
     >>> pack(b"GET", b"x")
     b'*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\nx\\r\\n'
@@ -30,12 +30,12 @@ def pack(*args: bytes) -> bytes:
 
 
 def bulks(*args: bytes) -> bytes:
-    """Arguments alone, to be joined to a request whose count is already written."""
+    """Encode arguments only, to append to a request whose argument count is already written."""
     return b"".join([b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args])
 
 
 class Reader:
-    """Bytes in, replies out. A reply that is not complete yet waits for the rest.
+    """Decodes a byte stream. An incomplete reply is kept until the rest arrives.
 
     >>> reader = Reader()
     >>> reader.feed(b"*2\\r\\n:1\\r\\n$2\\r\\no")
@@ -50,14 +50,13 @@ class Reader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Any]:
-        """The replies that `data` completes."""
         if self._rest:
             data = self._rest + data
         elif data == _ONE:
             return [1]
         elif data[0] == 58 and data[-1] == 10:
             try:
-                return [int(data[1:])]  # one whole number and nothing else, as most replies are
+                return [int(data[1:])]  # a single integer, as most replies are
             except ValueError:
                 pass
         replies = []
@@ -73,7 +72,7 @@ class Reader:
 
 
 def new_reader() -> Reader:
-    """A reader; the one of hiredis, which is compiled, where that is installed."""
+    """A reader; the compiled one of hiredis if it is installed."""
     try:
         return _HiredisReader()
     except ImportError:
@@ -81,8 +80,10 @@ def new_reader() -> Reader:
 
 
 class _HiredisReader(Reader):
-    """`_clean` says that no part of a reply waits in the compiled reader, which does not tell that itself: then a
-    number alone, as most replies are, is read without it, since it takes four calls."""
+    """A single integer, as most replies are, bypasses the compiled reader, which would take four calls.
+
+    That is safe only while `_clean`: the compiled reader holds no part of a reply, and cannot tell by itself.
+    """
 
     __slots__ = ("_clean", "_push", "_reader")
 
@@ -128,7 +129,7 @@ def _read(data: bytes, at: int) -> tuple[Any, int]:
     kind = data[at]
     line = data[at + 1 : stop]
     at = stop + 2
-    if kind == 58:  # ":", by far the most frequent
+    if kind == 58:  # ":", the most frequent type
         return int(line), at
     if kind in _AGGREGATES:
         return _read_many(kind, int(line), data, at)
@@ -140,7 +141,7 @@ def _read(data: bytes, at: int) -> tuple[Any, int]:
         return None, at
     if kind == 35:  # "#"
         return line == b"t", at
-    return line, at  # "+", and numbers that no script of ours gives
+    return line, at  # "+", and number types that our scripts never return
 
 
 def _read_many(kind: int, count: int, data: bytes, at: int) -> tuple[Any, int]:
@@ -152,7 +153,7 @@ def _read_many(kind: int, count: int, data: bytes, at: int) -> tuple[Any, int]:
     for _ in range(count):
         item, at = _read(data, at)
         items.append(item)
-    if kind == 124:  # "|": attributes stand before the reply that they speak of
+    if kind == 124:  # "|": attributes precede the reply that they describe
         return _read(data, at)
     return items, at
 

@@ -225,7 +225,7 @@ class ClusterStore(Store):
         by_slot: dict[int, list[str]] = {}
         for name in names:
             by_slot.setdefault(keys_of(name).slot, []).append(name)
-        infos = [info for group in by_slot.values() for info in await store.known(group, until)]
+        infos = [info for group in by_slot.values() for info in await store.infos(group, until)]
         return Page(tuple(infos), f"{at} {after}" if after else f"{at + 1} " if at + 1 < len(masters) else "")
 
     # Renewals: one script per slot, one exchange per node

@@ -149,7 +149,7 @@ class RedisMember(RedisStore):
 
     async def identity(self, until: float) -> Facts:
         # A quorum does not wait for replies beyond a majority, so it could miss that a script must be loaded.
-        info = await self.wire.request(replies.WHO, until, before=LOAD)
+        info = await self.wire.request(replies.IDENTITY_REQUEST, until, before=LOAD)
         return replies.facts_in([info, None, None, None], 0.0)
 
     async def mark(self, secret: str, number: int, until: float) -> int | None:
@@ -163,7 +163,9 @@ class RedisMember(RedisStore):
         request = scripts.RELEASE.in_full(scripts.release_request(name, holder))
         return bool(await self._run(scripts.RELEASE, request, name, until, before) == 1)
 
-    def _prepare_release(self, claim: Claim, ahead: int) -> None: ...  # `release` above does not use prepared requests
+    def _prepare_release(
+        self, claim: Claim, position: int
+    ) -> None: ...  # `release` above does not use prepared requests
 
     async def connect_inbox(self, until: float) -> None:
         await self._member_inbox.connect(until)
