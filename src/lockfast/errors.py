@@ -160,9 +160,15 @@ class QuorumNotReached(StoreUnavailable):
 class StoreRefused(StoreError, PermissionError):
     """The store knows us and says no: wrong credentials, or a permission that is missing.
 
+    `command` is the server command that was denied, in lower case, if the server names one.
+
     >>> isinstance(StoreRefused("NOPERM"), PermissionError)
     True
     """
+
+    def __init__(self, message: str, *, command: str = "") -> None:
+        super().__init__(message)
+        self.command = command
 
 
 class StoreProtocolError(StoreError):

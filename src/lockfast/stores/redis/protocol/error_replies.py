@@ -55,14 +55,6 @@ class Redirected(StoreProtocolError):
         self.ask = ask
 
 
-class CommandDenied(StoreRefused):
-    """NOPERM: the account may not run `command` (lower case; empty if the server does not name it)."""
-
-    def __init__(self, message: str, *, command: str = "") -> None:
-        super().__init__(message)
-        self.command = command
-
-
 class UnknownCommand(StoreProtocolError):
     """The server has no `command` (lower case), because it is too old or the command was renamed."""
 
@@ -77,7 +69,7 @@ def denies_scripts(error: StoreError) -> bool:
     >>> denies_scripts(error_of("NOPERM User web has no permissions to run the 'evalsha' command", "'report'"))
     True
     """
-    return isinstance(error, CommandDenied | UnknownCommand) and error.command in ("eval", "evalsha")
+    return isinstance(error, StoreRefused | UnknownCommand) and error.command in ("eval", "evalsha")
 
 
 def code_of(text: str) -> str:
@@ -119,7 +111,7 @@ def error_of(text: str, name: str) -> StoreError:
         in_script = any(denied in text for denied in _DENIED_IN_SCRIPT)
         effect = "The script may be half executed" if in_script else "Nothing was changed"
         message = f"The server denied an operation on the lock {name}: {DENIED[code]}. {effect}. [{quoted}]"
-        return CommandDenied(message, command=command[1].lower() if command else "")
+        return StoreRefused(message, command=command[1].lower() if command else "")
     if code == "WRONGTYPE":
         return StoreProtocolError(
             f"The key {name} holds other data than a lock, so it cannot be locked and was not changed. "
