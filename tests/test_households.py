@@ -83,7 +83,7 @@ def test_a_lease_that_outlasts_its_tenancy_is_caught(monkeypatch: pytest.MonkeyP
 
 def test_a_next_in_line_that_is_told_at_one_inbox_before_the_grant_is_caught() -> None:
     """It asks the server, which has forgotten all, and is granted the lock before the older grant is read."""
-    with lua("release", "if inbox and inbox == but then return false end", ""):
+    with lua("release", "if inbox and inbox == other_than then return false end", ""):
         assert _rule(Explorer(local_handoff_models.restart()).run(most_seconds=50.0)) == "FT"
 
 

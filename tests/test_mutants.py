@@ -207,7 +207,7 @@ MUTANTS = {
     ),
     "a hand-off has no ttl": mutant(
         lambda: lua(
-            "release", "return told or tell_next(queue, waiters, ttl_ms, asker)", "call('PERSIST', lock) return"
+            "release", "return notified or notify_first(queue, waiters, ttl_ms, caller)", "call('PERSIST', lock) return"
         ),
         world(once, once, crash=1, mortal="B"),
         "ST",
@@ -218,7 +218,7 @@ MUTANTS = {
         "LW",
     ),
     "the reply of PUBLISH is ignored": mutant(
-        lambda: lua("release", "turn, fence_digits)) > 0", "turn, fence_digits)) >= 0"),
+        lambda: lua("release", "attempt, fence_digits)) > 0", "attempt, fence_digits)) >= 0"),
         world(once, once, seconds=0.9, crash=1, mortal="B"),
         "FQ",
     ),
@@ -238,7 +238,7 @@ MUTANTS = {
         "FQ",
     ),
     "a repeated claim does not renew the ttl": mutant(
-        lambda: lua("acquire", "  prolong(lock, ttl_ms)\n", ""),
+        lambda: lua("acquire", "  extend(lock, ttl_ms)\n", ""),
         world(once, seconds=4.1, setup=TICK, slow=1, lose_reply=1),
         "SG",
     ),

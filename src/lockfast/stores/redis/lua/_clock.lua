@@ -1,4 +1,4 @@
--- Lines for the scripts that need the time: in microseconds, `now` as a number, and `digits`.
+-- Server time in microseconds: `now` as a number, `digits` as text.
 local time = call('TIME')
 local digits = time[1] .. ('000000'):sub(#time[2] + 1) .. time[2]
 local now = tonumber(digits)

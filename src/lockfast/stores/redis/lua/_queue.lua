@@ -1,42 +1,43 @@
--- Shared by the scripts that hand a lock on, which include it (see `scripts.py`): who is next, and how it is told. What is
--- written where is in `_layout.lua`.
+-- Notify waiters and hand a free lock off. `_layout.lua` describes the keys.
 
--- An inbox in braces is a channel of this slot, to be told within its shard; PUBLISH would tell the whole cluster.
-local function tell(inbox, message)
+-- Returns how many clients received the message. An inbox in braces is a sharded channel in the slot of the lock;
+-- PUBLISH would send the message to the whole cluster.
+local function publish(inbox, message)
   return call(inbox:find('{', 1, true) and 'SPUBLISH' or 'PUBLISH', inbox, message)
 end
 
--- Tell whoever is first in the queue now, and for how long the holder may hold, so that its timer is right. One
--- that does not receive it is dead, and removed. `asker` is alive, and learns by the reply. True when that is done; not
--- if it is at the inbox `but`.
-local function tell_next(queue, waiters, ttl_ms, asker, but)
+-- Notify the first waiter, with the ttl of the holder, so that its timer is right. Remove a waiter that does not
+-- receive the message: it is dead. `caller` is alive and learns its position from the reply.
+-- Returns false, without notifying, if the first waiter uses the inbox `other_than`.
+local function notify_first(queue, waiters, ttl_ms, caller, other_than)
   while true do
     local head = call('ZRANGE', queue, '0', '0')[1]
-    if not head or head == asker then return true end
-    local turn, inbox = (call('HGET', waiters, head) or ''):match('^(%d+) %d+ %d+ (%S+)')
-    if inbox and inbox == but then return false end
-    if turn and tell(inbox, format('%s %s next %s', head, turn, ttl_ms)) > 0 then return true end
+    if not head or head == caller then return true end
+    local attempt, inbox = (call('HGET', waiters, head) or ''):match('^(%d+) %d+ %d+ (%S+)')
+    if inbox and inbox == other_than then return false end
+    if attempt and publish(inbox, format('%s %s next %s', head, attempt, ttl_ms)) > 0 then return true end
     call('ZREM', queue, head)
     call('HDEL', waiters, head)
   end
 end
 
--- Give a free lock to the first who is alive, beginning with `holder`, which was taken from the queue already. PUBLISH
--- tells how many received it: nobody means a dead waiter. `asker` is alive, since it asks; it learns by the reply and needs
--- no push.
-local function hand_over(lock, meta, queue, waiters, asker, holder, now, digits)
+-- Grant a free lock to the first live waiter, starting with `holder`, which was already removed from the queue.
+-- A waiter that does not receive its grant is dead, and the next one is tried. `caller` is alive and gets its grant in
+-- the reply.
+local function hand_off(lock, meta, queue, waiters, caller, holder, now, digits)
   while holder do
     local entry = call('HGET', waiters, holder)
     call('HDEL', waiters, holder)
     if entry then
-      local turn, ttl_ms, dead_at, inbox, fences, owner = entry:match('^(%d+) (%d+) (%d+) (%S+) (%d+) (.*)$')
-      if holder == asker or tonumber(dead_at) * 1000 > now then
+      local attempt, ttl_ms, dead_at, inbox, fences, owner = entry:match('^(%d+) (%d+) (%d+) (%S+) (%d+) (.*)$')
+      if holder == caller or tonumber(dead_at) * 1000 > now then
         -- include _grant.lua
-        -- Of two inboxes, the one that is told last has its push first, and that is to be the grant. At one inbox all
-        -- comes in order, so there the grant goes first: who is next might be granted a greater fence before it is read.
-        local told = tell_next(queue, waiters, ttl_ms, asker, inbox)
-        if holder == asker or tell(inbox, format('%s %s %s', holder, turn, fence_digits)) > 0 then
-          return told or tell_next(queue, waiters, ttl_ms, asker)
+        -- The server writes to the last notified inbox first, and the grant is more urgent, so it is published last.
+        -- Messages to one inbox stay in order: there the grant must come first, or the next waiter could be granted a
+        -- greater fence before this grant is read.
+        local notified = notify_first(queue, waiters, ttl_ms, caller, inbox)
+        if holder == caller or publish(inbox, format('%s %s %s', holder, attempt, fence_digits)) > 0 then
+          return notified or notify_first(queue, waiters, ttl_ms, caller)
         end
         call('DEL', lock)
       end

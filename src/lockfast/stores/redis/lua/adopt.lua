@@ -1,14 +1,14 @@
--- Make one holder the holder in place of another, as a new grant.
--- KEYS  1 lock, 2 meta
--- ARGV  1 new holder, 2 ttl_ms, 3 owner, 4 old holder
--- Gives the fence, or 0 when the lock is neither's. A repeat gives the same fence.
+-- Replace the holder by another one, as a new grant.
+-- KEYS     1 lock, 2 meta
+-- ARGV     1 new holder, 2 ttl_ms, 3 owner, 4 old holder
+-- Returns  the fence; 0 if neither of them holds the lock. A repeat returns the same fence.
 
 local call, format = redis.call, string.format
 -- include _layout.lua
 
 local held = call('GET', KEYS[1])
 if held == ARGV[1] then
-  prolong(KEYS[1], ARGV[2])
+  extend(KEYS[1], ARGV[2])
   return fence_in(call('GET', KEYS[2]))
 end
 if held ~= ARGV[4] then

@@ -1,8 +1,8 @@
--- Take the lock away from its holder, and hand it on. The fence moves on even if nobody waits.
--- KEYS  1 lock, 2 meta, 3 queue, 4 waiters
--- ARGV  1 holder
--- Gives 1 when the holder had it, 0 when it is free, and the value of the lock when somebody else has it.
--- Needs no memory: what it writes comes after a removal.
+-- End another holder's grant, and hand the lock off. The fence grows even if there is no waiter.
+-- KEYS     1 lock, 2 meta, 3 queue, 4 waiters
+-- ARGV     1 holder
+-- Returns  1 if the holder had the lock; 0 if it is free; the value of the lock if another holder has it.
+-- Works without free memory: it writes only after a removal.
 
 local call, format = redis.call, string.format
 -- include _layout.lua
@@ -20,5 +20,5 @@ call('DEL', lock)
 -- include _clock.lua
 local fence = math.max(now, fence_in(call('GET', meta)) + 1)
 call('SET', meta, format('%.0f - ', fence), 'PX', DAY_MS)
-hand_over(lock, meta, queue, waiters, '', call('ZPOPMIN', queue)[1], now, digits)
+hand_off(lock, meta, queue, waiters, '', call('ZPOPMIN', queue)[1], now, digits)
 return 1

@@ -1,7 +1,7 @@
--- What is known of one lock; changes nothing.
--- KEYS  1 lock, 2 meta, 3 queue, 4 waiters
--- ARGV  1 most waiters to list
--- Gives {exists, holder, pttl, meta, now_us, waiting, then for each in order: holder, ticket, entry}.
+-- Describe one lock. Changes nothing.
+-- KEYS     1 lock, 2 meta, 3 queue, 4 waiters
+-- ARGV     1 maximum number of waiters
+-- Returns  {exists, holder, pttl, meta, now_us, waiting, then per waiter in order: holder, ticket, entry}
 
 local held = redis.call('GET', KEYS[1])
 local time = redis.call('TIME')

@@ -1,7 +1,7 @@
--- What is known of many locks, without their waiters; changes nothing.
--- KEYS  lock, meta, queue, waiters of each, in turn
--- Gives for each, in turn: exists, holder, pttl, meta, now_us, waiting; as inspect.lua does.
--- A key that holds other data is no lock, and must not hide the others: it is told as one that does not exist.
+-- Describe many locks, without their waiters. Changes nothing.
+-- KEYS     lock, meta, queue, waiters of each lock
+-- Returns  per lock: exists, holder, pttl, meta, now_us, waiting; as in inspect.lua
+-- A lock key with other data is reported as a lock that does not exist, so that it does not hide the others.
 
 local answer = {}
 local time = redis.call('TIME')

@@ -1,16 +1,16 @@
--- Take back in a grant that this server has forgotten, as after a failover.
--- KEYS  1 lock, 2 meta
--- ARGV  1 holder, 2 ttl_ms, 3 owner, 4 fence
--- Gives 1 when the lock is the holder's, with that fence; 0 when not.
--- A server that knows of a grant with the same fence knew this one, so the lock was taken away or expired; and one that
--- knows of a greater fence gave the lock to another. Neither is undone. Later grants continue from the fence.
+-- Restore a grant that this server lost in a failover.
+-- KEYS     1 lock, 2 meta
+-- ARGV     1 holder, 2 ttl_ms, 3 owner, 4 fence
+-- Returns  1 if the holder has the lock, with that fence; 0 if not.
+-- A server with the same fence in `meta` knew this grant, so it expired or was force-released. A server with a greater
+-- fence granted the lock to another holder. Neither is undone. Later grants continue from the restored fence.
 
 local call, format = redis.call, string.format
 -- include _layout.lua
 
 local held = call('GET', KEYS[1])
 if held == ARGV[1] then
-  prolong(KEYS[1], ARGV[2])
+  extend(KEYS[1], ARGV[2])
   return 1
 end
 if held or fence_in(call('GET', KEYS[2])) >= tonumber(ARGV[4]) then

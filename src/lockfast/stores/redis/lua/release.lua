@@ -1,10 +1,9 @@
--- Give back a grant, or leave the queue, whichever there is; then hand a free lock on.
--- KEYS  1 lock, 2 meta, 3 queue, 4 waiters
--- ARGV  1 holder
--- Gives 1 when the lock was the holder's, 0 when not.
--- Needs no memory: what it writes comes after a removal.
--- A lock for which nobody waits comes first, before what only the others need is defined. Whatever goes wrong in handing
--- it on, a lock that is given back is free.
+-- Release the holder's grant or remove it from the queue; then hand a free lock off.
+-- KEYS     1 lock, 2 meta, 3 queue, 4 waiters
+-- ARGV     1 holder
+-- Returns  1 if the holder had the lock, 0 if not.
+-- Works without free memory: it writes only after a removal. Whatever fails in the hand-off, the lock is free.
+-- The uncontended case comes first, before the definitions that only the other cases need.
 
 local call, format = redis.call, string.format
 local lock, meta, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -20,15 +19,15 @@ end
 -- include _queue.lua
 
 if not ours then
-  local place = call('ZRANK', queue, ARGV[1])
-  if place then
+  local rank = call('ZRANK', queue, ARGV[1])
+  if rank then
     call('ZREM', queue, ARGV[1])
     call('HDEL', waiters, ARGV[1])
-    if place == 0 and held then tell_next(queue, waiters, call('PTTL', lock)) end
+    if rank == 0 and held then notify_first(queue, waiters, call('PTTL', lock)) end
   end
   if held then return 0 end
   head = call('ZPOPMIN', queue)[1]
 end
 -- include _clock.lua
-hand_over(lock, meta, queue, waiters, '', head, now, digits)
+hand_off(lock, meta, queue, waiters, '', head, now, digits)
 return ours and 1 or 0

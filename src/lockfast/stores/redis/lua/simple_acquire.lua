@@ -1,8 +1,8 @@
--- Take a lock that is one plain key, and nothing beside it.
--- KEYS  1 lock
--- ARGV  1 id, 2 ttl_ms
--- Gives 2 when it was free and is the id's now, 1 when it was the id's already (then with at least that ttl), 0 when
--- it is another's.
+-- Acquire a lock that consists of one key.
+-- KEYS     1 lock
+-- ARGV     1 id, 2 ttl_ms
+-- Returns  2 if the lock was free and is now acquired; 1 if the id already had it (its ttl is now at least ttl_ms);
+--          0 if another id has it
 
 local held = redis.call('GET', KEYS[1])
 if not held then

@@ -1,7 +1,7 @@
--- Set the time that a plain key still has, or add to it, if it holds a value. May shorten, since it is asked for so.
--- KEYS  1 lock
--- ARGV  1 id, 2 milliseconds, 3 'add' to what is left or 'set' it, 4 'ttl' to refuse a key that has no ttl, else ''
--- Gives 1 when it was done, 0 when the key was not there, another's, or refused.
+-- Set or extend the ttl of a key if it has a given value. May shorten the ttl, since the caller chooses it.
+-- KEYS     1 lock
+-- ARGV     1 id, 2 milliseconds, 3 'add' to the ttl or 'set' it, 4 'ttl' to reject a key without a ttl, else ''
+-- Returns  1 if the ttl was changed; 0 if the key does not exist, has another value or was rejected
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 local left = redis.call('PTTL', KEYS[1])
