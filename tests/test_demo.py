@@ -267,10 +267,10 @@ def test_scene_tracks_holder_victim_and_successor() -> None:
     assert scene.over
 
 
-def scene_of_rounds(*fences: int, rose: bool = True) -> Scene:
+def scene_of_rounds(*fences: int) -> Scene:
     scene = Scene(size=2, rounds_each=len(fences) // 2, locked=True)
     for number, fence in enumerate(fences):
-        scene.update(number % 2, DID, Round(number, number + 0.75, fence, rose), 0.0)
+        scene.update(number % 2, DID, Round(number, number + 0.75, fence), 0.0)
     return scene
 
 
@@ -289,7 +289,7 @@ def test_scene_measures_speed_and_fairness() -> None:
         (scene_of_rounds(1, 2, 3, 4), 3, False),
         (scene_of_rounds(1, 2, 3, 4), 5, False),
         (scene_of_rounds(1, 2, 2, 4), 4, False),
-        (scene_of_rounds(1, 2, 3, 4, rose=False), 4, False),
+        (scene_of_rounds(1, 3, 2, 4), 4, False),
     ],
 )
 def test_lost_updates_and_repeated_fences_fail_the_act(scene: Scene, found: int, kept: bool) -> None:

@@ -35,8 +35,8 @@ def test_ls_show_and_top_list_holders_and_waiters(target: Target) -> None:
         assert target.run("ls", "--names", "--sort", "waiting").stdout == "report:nightly\nbackup\n"
         shown = target.run("show", "report:nightly").stdout
         assert re.search(r"waiting +1\n +1  true \(.*, pid \d+\), for ", shown)
-        told = target.json("show", "report:nightly")
-        assert told["waiters"][0]["owner"]["label"] == "true"
+        output = target.json("show", "report:nightly")
+        assert output["waiters"][0]["owner"]["label"] == "true"
         assert "report:nightly" in target.run("top").stdout
     assert waiting.wait(LONGEST) == 0
     assert target.run("ls").stdout == "No lock is held or waited for.\n"
@@ -61,8 +61,8 @@ def test_force_release_grants_the_lock_to_the_first_waiter(target: Target) -> No
     assert re.fullmatch(r"next \(.*\) holds it now, with fence \d+\.", now)
     assert int(re.findall(r"\d+", now)[-1]) > fence
     assert holder.wait(LONGEST) == 76
-    told = target.json("force-release", "--yes", "job")
-    assert (told["released"]["owner"]["label"], told["now"]["locked"]) == ("next", False)
+    output = target.json("force-release", "--yes", "job")
+    assert (output["released"]["owner"]["label"], output["now"]["locked"]) == ("next", False)
     again = target.run("force-release", "--yes", "job")
     assert (again.returncode, again.stderr) == (1, "lockfast: 'job' is free; there is nothing to release.\n")
     del next_one
@@ -80,9 +80,9 @@ def test_control_characters_in_names_and_labels_do_not_reach_the_terminal(served
         assert (done.returncode, done.stderr) == (0, "")
         assert "evil\ufffd[2J" in done.stdout
         assert not set("\x1b\x07\r\u202e") & set(done.stdout)
-    (told,) = served.json("ls")
-    assert told["name"] == EVIL
-    assert "\x1b" not in told["owner"]["label"]
+    (output,) = served.json("ls")
+    assert output["name"] == EVIL
+    assert "\x1b" not in output["owner"]["label"]
 
 
 def test_doctor_accepts_a_working_store(target: Target) -> None:
@@ -91,8 +91,8 @@ def test_doctor_accepts_a_working_store(target: Target) -> None:
     topics = {line.split()[1]: line.split()[0] for line in lines if line[:1].isalpha() and len(line.split()) > 2}
     for topic in ("connection", "locking", "waiting", "force", "listing"):
         assert topics[topic] == "ok", done.stdout
-    told = json.loads(target.run("doctor", "--json").stdout)
-    assert told["fit"] is (done.returncode == 0)
+    output = json.loads(target.run("doctor", "--json").stdout)
+    assert output["fit"] is (done.returncode == 0)
     assert target.json("ls", "--all") == [] or all("doctor" in one["name"] for one in target.json("ls", "--all"))
     assert target.json("ls") == []
 

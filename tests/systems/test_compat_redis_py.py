@@ -643,6 +643,14 @@ def test_errors_look_like_redis_pys_and_pickle(error: Exception) -> None:
     assert (type(twin), str(twin), vars(twin)) == (type(error), "said", vars(error))
 
 
+def test_errors_keep_lockfasts_types_and_outcome() -> None:
+    assert issubclass(redis_py.LockError, lockfast.LockError)
+    assert issubclass(redis_py.LockError, LockError)
+    assert redis_py.errors.ConnectionError("gone").outcome is lockfast.Outcome.NOT_DONE
+    assert isinstance(redis_py.errors.NoPermissionError("not you"), PermissionError)
+    assert str(redis_py.errors.ResponseError("the key holds other data")) == "the key holds other data"
+
+
 def test_logs_contain_no_password(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     valkey.raw("ACL", "SETUSER", "app", "reset", "on", ">s3cret", "~*", "&*", "+@all")

@@ -21,7 +21,7 @@ import lockfast
 from lockfast.cli.arguments import STORE_TIMEOUT
 from lockfast.cli.demo.crew import Crew
 from lockfast.cli.demo.scene import Result, Scene, drawing, explain, judge, print_code, print_table
-from lockfast.cli.demo.worker import NAME, Order, Tally, read_tally, write_tally
+from lockfast.cli.demo.worker import NAME, Order, write_counter
 from lockfast.cli.terminal import NBSP, Block, Terminal
 from lockfast.errors import ConfigurationError
 
@@ -159,7 +159,7 @@ def play(act: Act, crew: Crew, path: Path, draw: Callable[[Scene, int], None]) -
     `draw` gets the same two values. A timer calls it, not the reports: a report comes at the end of a round, when no
     worker holds the lock.
     """
-    write_tally(path, Tally())
+    write_counter(path, 0)
     scene = Scene(len(act.orders), act.orders[0].rounds, act.orders[0].ttl is not None)
     crew.order(act.orders)
     draw_at = time.monotonic()
@@ -171,8 +171,8 @@ def play(act: Act, crew: Crew, path: Path, draw: Callable[[Scene, int], None]) -
             crew.kill(VICTIM)
             scene.kill(time.monotonic())
         if now >= draw_at:
-            draw(scene, read_tally(path).total)
+            draw(scene, int(path.read_text("ascii")))
             draw_at = now + FRAME
-    total = read_tally(path).total
+    total = int(path.read_text("ascii"))
     draw(scene, total)
     return scene, total

@@ -107,8 +107,8 @@ class Scene:
 
     def fences(self) -> tuple[int, int, bool]:
         """The smallest and the greatest fence, and whether the fence grew with every round."""
-        fences = [one.fence for _, one in self.rounds]
-        return min(fences), max(fences), all(one.rose for _, one in self.rounds) and len(set(fences)) == len(fences)
+        fences = [one.fence for one in sorted(one for _, one in self.rounds)]
+        return min(fences), max(fences), all(fence < later for fence, later in pairwise(fences))
 
 
 class Result(NamedTuple):

@@ -50,20 +50,18 @@ class Order(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One finished round. Times are of the monotonic clock, which all processes of a machine share. `rose` tells
-    whether the fence was greater than that of the previous writer."""
+    """One finished round. Times are of the monotonic clock, which all processes of a machine share."""
 
     held_at: float
     released_at: float
     fence: int = 0
-    rose: bool = True
 
 
 def encode(kind: str, value: Any = None) -> bytes:
     r"""Encode a message.
 
     >>> encode(DID, Round(1.5, 2.5, 7))
-    b'["did", [1.5, 2.5, 7, true]]\n'
+    b'["did", [1.5, 2.5, 7]]\n'
     """
     return json.dumps([kind, value]).encode() + b"\n"
 
@@ -73,23 +71,11 @@ def decode(line: bytes) -> tuple[str, Any]:
     return kind, value
 
 
-class Tally(NamedTuple):
-    """The content of the counter file; the fence is 0 until a worker writes under the lock."""
-
-    total: int = 0
-    fence: int = 0
-
-
-def read_tally(path: Path) -> Tally:
-    total, fence = path.read_text("ascii").split()
-    return Tally(int(total), int(fence))
-
-
-def write_tally(path: Path, tally: Tally) -> None:
+def write_counter(path: Path, number: int) -> None:
     """Replace the file atomically: a killed worker has either written or not. Read plus write is not atomic, which is
     why the workers need a lock."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text(f"{tally.total} {tally.fence}\n", "ascii")
+    draft.write_text(str(number), "ascii")
     draft.replace(path)
 
 
@@ -125,9 +111,9 @@ def _carry_out(order: Order, path: Path, locks: lockfast.Locks) -> None:
     for number in range(1, order.rounds + 1):
         with _lock_for(order, locks) as fence:
             held_at = time.monotonic()
-            rose = _increment(path, fence, order, stall=number == order.stall_at)
+            _increment(path, order, stall=number == order.stall_at)
             released_at = time.monotonic()
-        _send(DID, Round(held_at, released_at, fence, rose))
+        _send(DID, Round(held_at, released_at, fence))
 
 
 @contextmanager
@@ -140,15 +126,14 @@ def _lock_for(order: Order, locks: lockfast.Locks) -> Iterator[int]:
         yield lease.fence
 
 
-def _increment(path: Path, fence: int, order: Order, *, stall: bool) -> bool:
-    """Add 1 to the number in the file; return whether `fence` is greater than the previous one."""
-    before = read_tally(path)
+def _increment(path: Path, order: Order, *, stall: bool) -> None:
+    """Add 1 to the number in the file."""
+    before = int(path.read_text("ascii"))
     if stall:
         _send(STALLS)
         time.sleep(STALL)
     time.sleep(order.pause)
-    write_tally(path, Tally(before.total + 1, fence))
-    return fence > before.fence
+    write_counter(path, before + 1)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class UnrenewedLease:
         self._grant = grant
         self.fence = grant.fence
         self.holder = grant.holder
-        self.check_at = time.monotonic() + min(LIBRARY_AFTER, grant.ttl / 6)
+        self.renew_at = time.monotonic() + min(LIBRARY_AFTER, grant.ttl / 6)
 
     def renewed(self, wake: Callable[[], None]) -> CommandLease:
         """Hand the grant over to the library, which renews it."""
@@ -72,7 +72,7 @@ class UnrenewedLease:
 class CommandLease:
     """A lease that the library renews."""
 
-    check_at = float("inf")
+    renew_at = float("inf")
 
     def __init__(self, options: Options, lease: Lease) -> None:
         self._lease = lease

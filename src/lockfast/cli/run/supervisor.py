@@ -100,7 +100,7 @@ class Supervisor:
     def _sleep_time(self) -> float:
         if self._kill_at is not None or self._continue_at is not None:
             return POLL
-        return min(MAX_SLEEP, self.lease.check_at - time.monotonic())
+        return min(MAX_SLEEP, self.lease.renew_at - time.monotonic())
 
     def _handle(self, number: int) -> None:
         if number == signal.SIGCONT:
@@ -113,7 +113,7 @@ class Supervisor:
         now = time.monotonic()
         if self._continue_at is not None and now >= self._continue_at:
             self._continue()
-        if now >= self.lease.check_at:
+        if now >= self.lease.renew_at:
             self.lease = self.lease.renewed(self._wake.wake)
         if self._kill_at is None and self.lease.why_lost:
             self.why_lost = self.lease.why_lost

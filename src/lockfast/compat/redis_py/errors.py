@@ -11,11 +11,7 @@ from lockfast import errors as ours
 
 
 class LockError(theirs.LockError, ours.LockError):
-    """`redis.exceptions.LockError`.
-
-    >>> issubclass(LockError, ours.LockError) and issubclass(LockError, theirs.LockError)
-    True
-    """
+    """`redis.exceptions.LockError`."""
 
     def __init__(self, message: str | None = None, lock_name: object = None) -> None:
         super().__init__(message)
@@ -27,11 +23,7 @@ class LockNotOwnedError(LockError, theirs.LockNotOwnedError):
 
 
 class ConnectionError(ours.StoreUnavailable, theirs.ConnectionError):  # noqa: A001
-    """`redis.exceptions.ConnectionError` with lockfast's `outcome`.
-
-    >>> ConnectionError("gone").outcome.value
-    'not done'
-    """
+    """`redis.exceptions.ConnectionError` with lockfast's `outcome`."""
 
     def __init__(self, message: str, *, outcome: ours.Outcome = ours.Outcome.NOT_DONE) -> None:
         theirs.ConnectionError.__init__(self, message)
@@ -39,22 +31,14 @@ class ConnectionError(ours.StoreUnavailable, theirs.ConnectionError):  # noqa: A
 
 
 class NoPermissionError(ours.StoreRefused, theirs.NoPermissionError):
-    """`redis.exceptions.NoPermissionError`.
-
-    >>> isinstance(NoPermissionError("not you"), PermissionError)
-    True
-    """
+    """`redis.exceptions.NoPermissionError`."""
 
     def __init__(self, message: str) -> None:
         theirs.NoPermissionError.__init__(self, message)
 
 
 class ResponseError(ours.StoreProtocolError, theirs.ResponseError):
-    """`redis.exceptions.ResponseError`.
-
-    >>> str(ResponseError("the key holds other data"))
-    'the key holds other data'
-    """
+    """`redis.exceptions.ResponseError`."""
 
     def __init__(self, message: str) -> None:
         theirs.ResponseError.__init__(self, message)

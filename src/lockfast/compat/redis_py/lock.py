@@ -18,11 +18,12 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, MutableMapping
-from typing import Any, Literal, Self
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from lockfast.client.session import BaseLocks
@@ -46,6 +47,10 @@ log = logging.getLogger("lockfast")
 Number = int | float
 
 UNLIMITED = 30.0
+
+P = ParamSpec("P")
+R = TypeVar("R")
+L = TypeVar("L", bound="BaseLock")
 
 
 class SharedToken:
@@ -167,8 +172,13 @@ class BaseLock:
         return bytes(encoder.encode(token))
 
     async def _acquire(
-        self, sleep: Number | None, blocking: bool | None, blocking_timeout: Number | None, token: Any
+        self,
+        sleep: Number | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: Number | None = None,
+        token: str | bytes | None = None,
     ) -> bool:
+        """Acquire the lock; return False if it stayed held."""
         blocking = self.blocking if blocking is None else blocking
         timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         if not blocking or (timeout is not None and timeout <= 0):
@@ -202,6 +212,10 @@ class BaseLock:
             await self._runtime.sleep(min(left, sleep))
         return True
 
+    async def _do_acquire(self, token: str | bytes) -> bool:
+        """Try once, with this token."""
+        return await self._try(self._encoded(token))
+
     async def _try(self, token: bytes) -> bool:
         """Acquire the key with one command."""
         locks, holder = self._locks, _as_holder_id(token)
@@ -232,6 +246,7 @@ class BaseLock:
             log.warning("Lock %s was lost; another client may hold it now: %s", shown(self.name), lease_state.reason)
 
     async def _release(self) -> None:
+        """Release the lock; `LockError` if it is not held, `LockNotOwnedError` if it was lost."""
         token = self.local.token
         if token is None:
             raise LockError(
@@ -240,13 +255,14 @@ class BaseLock:
                 lock_name=self.name,
             )
         try:
-            await self._release_token(token)
+            await self._do_release(token)
         except LockNotOwnedError:
             self.local.token = None
             raise
         self.local.token = None
 
-    async def _release_token(self, expected_token: bytes) -> None:
+    async def _do_release(self, expected_token: bytes) -> None:
+        """Release the lock if this token holds it."""
         with translated():
             released = await self._try_release(expected_token)
         if not released:
@@ -278,43 +294,63 @@ class BaseLock:
             raise LockError(f"Cannot {operation} a lock with no timeout", lock_name=self.name)
         return token
 
-    async def _extend(self, token: bytes | None, additional_time: Number, replace_ttl: bool) -> Literal[True]:
-        milliseconds = int(additional_time * 1000)
-        return await self._set_ttl("extend", token, milliseconds, add=not replace_ttl, needs_ttl=True)
+    def _extend(self, additional_time: Number, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
+        """Add to the ttl, or set it with `replace_ttl`."""
+        return self._set_ttl("extend", self._token_for("extend"), additional_time, add=not replace_ttl)
 
-    async def _reacquire(self, token: bytes | None) -> Literal[True]:
-        milliseconds = int((self.timeout or UNLIMITED) * 1000)
-        return await self._set_ttl("reacquire", token, milliseconds, add=False, needs_ttl=False)
+    def _do_extend(self, additional_time: Number, replace_ttl: bool) -> Coroutine[Any, Any, Literal[True]]:
+        """`extend` without its checks."""
+        return self._set_ttl("extend", self.local.token, additional_time, add=not replace_ttl)
 
-    async def _set_ttl(
-        self, operation: str, token: bytes | None, milliseconds: int, *, add: bool, needs_ttl: bool
-    ) -> Literal[True]:
+    def _reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
+        """Set the ttl to the timeout again."""
+        return self._set_ttl("reacquire", self._token_for("reacquire"), self.timeout or UNLIMITED, add=False)
+
+    def _do_reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
+        """`reacquire` without its checks."""
+        return self._set_ttl("reacquire", self.local.token, self.timeout or UNLIMITED, add=False)
+
+    async def _set_ttl(self, operation: str, token: bytes | None, ttl: Number, *, add: bool) -> Literal[True]:
+        needs_ttl = operation == "extend"
         with translated():
-            done = await self._key.extend(token or b"", milliseconds, add=add, needs_ttl=needs_ttl)
+            done = await self._key.extend(token or b"", int(ttl * 1000), add=add, needs_ttl=needs_ttl)
         if not done:
             raise LockNotOwnedError(f"Cannot {operation} a lock that's no longer owned", lock_name=self.name)
         return True
 
     async def _locked(self) -> bool:
+        """Whether any client holds the lock."""
         with translated():
             return await self._key.holder() is not None
 
     async def _owned(self) -> bool:
+        """Whether this lock object holds it."""
         token = self.local.token
         with translated():
             return await self._key.holder() == token and token is not None
 
-    async def _enter(self) -> None:
-        if not await self._acquire(None, None, None, None):
+    async def _enter(self) -> Self:
+        if not await self._acquire():
             raise LockError("Unable to acquire lock within the time specified", lock_name=self.name)
+        return self
 
-    async def _exit(self) -> None:
+    async def _exit(self, *_: object) -> None:
         try:
             await self._release()
         except LockError:
             if self.raise_on_release_error:
                 raise
             log.warning("Lock %s was unlocked or no longer owned at the end of its block.", shown(self.name))
+
+
+def _sync(method: Callable[Concatenate[L, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[L, P], R]:
+    """The same method for threads: it runs the coroutine to its end."""
+
+    @functools.wraps(method)
+    def call(self: L, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return run(method(self, *args, **kwargs))
+
+    return call
 
 
 class Lock(BaseLock):
@@ -328,55 +364,19 @@ class Lock(BaseLock):
     _local_class = ThreadToken
     _runtime_class = ThreadRuntime
 
-    def acquire(
-        self,
-        sleep: Number | None = None,
-        blocking: bool | None = None,
-        blocking_timeout: Number | None = None,
-        token: str | bytes | None = None,
-    ) -> bool:
-        """Acquire the lock; return False if it stayed held."""
-        return run(self._acquire(sleep, blocking, blocking_timeout, token))
-
-    def do_acquire(self, token: str | bytes) -> bool:
-        """Try once, with this token."""
-        return run(self._try(self._encoded(token)))
-
-    def release(self) -> None:
-        """Release the lock; `LockError` if it is not held, `LockNotOwnedError` if it was lost."""
-        run(self._release())
-
-    def do_release(self, expected_token: bytes) -> None:
-        """Release the lock if this token holds it."""
-        run(self._release_token(expected_token))
-
-    def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
-        """Add to the ttl, or set it with `replace_ttl`."""
-        return run(self._extend(self._token_for("extend"), additional_time, replace_ttl))
-
-    def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:
-        """`extend` without its checks."""
-        return run(self._extend(self.local.token, additional_time, replace_ttl))
-
-    def reacquire(self) -> Literal[True]:
-        """Set the ttl to the timeout again."""
-        return run(self._reacquire(self._token_for("reacquire")))
-
-    def do_reacquire(self) -> Literal[True]:
-        """`reacquire` without its checks."""
-        return run(self._reacquire(self.local.token))
-
-    def locked(self) -> bool:
-        """Whether any client holds the lock."""
-        return run(self._locked())
-
-    def owned(self) -> bool:
-        """Whether this lock object holds it."""
-        return run(self._owned())
+    acquire = _sync(BaseLock._acquire)
+    do_acquire = _sync(BaseLock._do_acquire)
+    release = _sync(BaseLock._release)
+    do_release = _sync(BaseLock._do_release)
+    extend = _sync(BaseLock._extend)
+    do_extend = _sync(BaseLock._do_extend)
+    reacquire = _sync(BaseLock._reacquire)
+    do_reacquire = _sync(BaseLock._do_reacquire)
+    locked = _sync(BaseLock._locked)
+    owned = _sync(BaseLock._owned)
 
     def __enter__(self) -> Self:
-        run(self._enter())
-        return self
+        return run(self._enter())
 
     def __exit__(self, *_: object) -> None:
         run(self._exit())
@@ -389,37 +389,23 @@ class AsyncLock(BaseLock):
     _local_class = TaskToken
     _runtime_class = AsyncioRuntime
 
-    release = BaseLock._release
-    do_release = BaseLock._release_token
-    locked = BaseLock._locked
-    owned = BaseLock._owned
-
     async def acquire(
         self, blocking: bool | None = None, blocking_timeout: Number | None = None, token: str | bytes | None = None
     ) -> bool:
+        """Acquire the lock; return False if it stayed held."""
         return await self._acquire(None, blocking, blocking_timeout, token)
 
-    async def do_acquire(self, token: str | bytes) -> bool:
-        return await self._try(self._encoded(token))
-
-    def extend(self, additional_time: Number, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
-        return self._extend(self._token_for("extend"), additional_time, replace_ttl)
-
-    async def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:
-        return await self._extend(self.local.token, additional_time, replace_ttl)
-
-    def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
-        return self._reacquire(self._token_for("reacquire"))
-
-    async def do_reacquire(self) -> Literal[True]:
-        return await self._reacquire(self.local.token)
-
-    async def __aenter__(self) -> Self:
-        await self._enter()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._exit()
+    do_acquire = BaseLock._do_acquire
+    release = BaseLock._release
+    do_release = BaseLock._do_release
+    extend = BaseLock._extend
+    do_extend = BaseLock._do_extend
+    reacquire = BaseLock._reacquire
+    do_reacquire = BaseLock._do_reacquire
+    locked = BaseLock._locked
+    owned = BaseLock._owned
+    __aenter__ = BaseLock._enter
+    __aexit__ = BaseLock._exit
 
 
 def _as_holder_id(token: bytes) -> str | None:
