@@ -185,8 +185,7 @@ class StoreBuilder(NamedTuple):
     def cluster_store(
         self, seeds: Sequence[Address], connection_class: Callable[..., Any], settings: Mapping[str, Any]
     ) -> tuple[Store, str]:
-        from lockfast.stores.redis.topology.cluster import ClusterStore
-        from lockfast.stores.redis.topology.cluster_nodes import ClusterNode
+        from lockfast.stores.redis.topology.cluster import ClusterNode, ClusterStore
 
         if self.options.scripts is False:
             raise ConfigurationError("A cluster needs scripts: remove scripts=False.")

@@ -10,7 +10,9 @@ Rules:
   loses its WATCH.
 - Every transaction starts with UNWATCH, so an abandoned one leaves nothing watched.
 - A lost race starts again from the first read; each lost race is the progress of another client.
-- `decisions.py` decides what to write.
+- Pure functions (`decide_...`) choose the answer and the writes, as `lua/_grant.lua` does: a fence is the server's time
+  in microseconds, or `claim.fences` more than the last fence if that is greater; a repeated claim gets the same fence
+  and never a shorter ttl; only the holder's own grant is extended or removed.
 """
 
 from __future__ import annotations
@@ -18,19 +20,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from math import ceil
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from lockfast.errors import Outcome, StoreError, StoreUnavailable
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, Runtime, Waker
-from lockfast.stores.redis.fallback import decisions
-from lockfast.stores.redis.fallback.decisions import Decision, Found
-from lockfast.stores.redis.keys import keys_of
+from lockfast.stores.redis.keys import Keys, keys_of
 from lockfast.stores.redis.protocol.error_replies import NOT_MASTER, code_of, error_of
 from lockfast.stores.redis.protocol.replies import info_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.store import RedisStore, Wire
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken, clean, shown
 
 T = TypeVar("T")
 
@@ -38,6 +39,8 @@ UNWATCH, MULTI, EXEC = pack(b"UNWATCH"), pack(b"MULTI"), pack(b"EXEC")
 BATCH_ATTEMPTS = 3
 """Races that a batch of renewals may lose before each is renewed alone, so that one busy lock cannot delay the rest."""
 UNLIMITED = 10**9
+DAY_MS = 86_400_000
+"""How long the fence of a free lock is remembered, in milliseconds."""
 FIRST_PAUSE = 0.004
 MAX_PAUSE = 0.1
 """Seconds between two polls: doubled each time, then shortened by up to a half at random."""
@@ -77,34 +80,34 @@ class TransactionStore(RedisStore):
     ) -> Answer:
         keys = keys_of(claim.name)
         if enqueue is not None and enqueue.attempt > 1:  # the lock was taken a moment ago: read before a transaction
-            _, replies = await self._read(decisions.holder_reads(keys), until)
+            _, replies = await self._read(holder_reads(keys), until)
             self._check(replies, claim.name)
             if replies[0] not in (None, claim.holder.encode()):
                 return _taken(replies[1], enqueue)
 
         def decide(found: Found) -> Decision[Answer]:
-            fence, writes = decisions.acquire(claim, found)
+            fence, writes = decide_acquire(claim, found)
             return Decision(_taken(found.left_ms, enqueue) if fence is None else Granted(fence), writes)
 
         return await self._grant(claim.name, decide, until)
 
     async def adopt(self, claim: Claim, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
-        fence = await self._grant(claim.name, lambda found: decisions.adopt(claim, old_holder, found), until)
+        fence = await self._grant(claim.name, lambda found: decide_adopt(claim, old_holder, found), until)
         return None if fence is None else Granted(fence)
 
     async def force_release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
         keys = keys_of(name)
-        return await self._grant(name, lambda found: decisions.force_release(keys, holder, found), until)
+        return await self._grant(name, lambda found: decide_force_release(keys, holder, found), until)
 
     async def _grant(self, name: str, decide: Callable[[Found], Decision[T]], until: float) -> T:
         keys = keys_of(name)
-        reads = decisions.grant_reads(keys)
+        reads = grant_reads(keys)
         return await self._transact(name, [keys.lock, keys.meta], reads, lambda replies: decide(Found(*replies)), until)
 
     async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
         lock = keys_of(name).lock
         return await self._transact(
-            name, [lock], [pack(b"GET", lock)], lambda replies: decisions.release(lock, holder, *replies), until
+            name, [lock], [pack(b"GET", lock)], lambda replies: decide_release(lock, holder, *replies), until
         )
 
     async def renew(self, renewals: Sequence[Renewal], until: float, before: Sequence[bytes] = ()) -> list[bool]:
@@ -113,8 +116,8 @@ class TransactionStore(RedisStore):
             return await self._transact(
                 renewals[0].name,
                 [keys.lock for keys in all_keys],
-                [read for keys in all_keys for read in decisions.holder_reads(keys)],
-                lambda replies: decisions.renew(renewals, replies),
+                [read for keys in all_keys for read in holder_reads(keys)],
+                lambda replies: decide_renew(renewals, replies),
                 until,
                 attempts=BATCH_ATTEMPTS if len(renewals) > 1 else UNLIMITED,
                 accepted="WRONGTYPE",
@@ -139,7 +142,7 @@ class TransactionStore(RedisStore):
     async def _infos(self, names: Sequence[str], until: float) -> list[LockInfo | ReplyError]:
         """The state of each lock, all read in one transaction; an error for a key that holds other data."""
         all_keys = [keys_of(name) for name in names]
-        reads = [read for keys in all_keys for read in (*decisions.grant_reads(keys), pack(b"ZCARD", keys.queue))]
+        reads = [read for keys in all_keys for read in (*grant_reads(keys), pack(b"ZCARD", keys.queue))]
         async with self._mutex.held(until):
             _, replies = await self._read([UNWATCH, MULTI, *reads, EXEC], until)
         values = self._executed(replies, names[0])
@@ -222,6 +225,117 @@ def _info(name: str, holder: Any, meta: Any, left_ms: Any, time: Any, waiting: A
     meta, waiting = (meta if isinstance(meta, bytes) else b""), (waiting if isinstance(waiting, int) else 0)
     now_us = Found(holder, meta, left_ms, time).now_us
     return info_of(name, [0 if holder is None else 1, holder or b"", left_ms, meta, now_us, waiting])
+
+
+# Decisions
+
+
+class Decision(NamedTuple, Generic[T]):
+    """The answer, and the commands that make it true."""
+
+    answer: T
+    writes: tuple[bytes, ...] = ()
+
+
+class Found(NamedTuple):
+    """The replies to `grant_reads`."""
+
+    holder: bytes | None
+    meta: bytes | None
+    left_ms: int
+    time: Sequence[bytes]
+
+    @property
+    def now_us(self) -> int:
+        """
+        >>> Found(None, None, -2, [b"1700000000", b"42"]).now_us
+        1700000000000042
+        """
+        seconds, microseconds = self.time
+        return int(seconds) * 1_000_000 + int(microseconds)
+
+    @property
+    def fence(self) -> int:
+        """
+        >>> [Found(None, meta, -2, []).fence for meta in (b"17 abcdef host:1:", None, b"other data")]
+        [17, 0, 0]
+        """
+        digits = (self.meta or b"").split(b" ", 1)[0]
+        return int(digits) if digits.isdigit() else 0
+
+
+def holder_reads(keys: Keys) -> list[bytes]:
+    """Read the holder and the ttl left."""
+    return [pack(b"GET", keys.lock), pack(b"PTTL", keys.lock)]
+
+
+def grant_reads(keys: Keys) -> list[bytes]:
+    """Read everything that a grant depends on."""
+    return [pack(b"GET", keys.lock), pack(b"GET", keys.meta), pack(b"PTTL", keys.lock), pack(b"TIME")]
+
+
+def decide_acquire(claim: Claim, found: Found) -> Decision[int | None]:
+    """The fence; None if another holder has the lock."""
+    if found.holder is None:
+        return _grant(claim, found)
+    return _repeat(claim, found) if found.holder == claim.holder.encode() else Decision(None)
+
+
+def decide_adopt(claim: Claim, old_holder: str, found: Found) -> Decision[int | None]:
+    """The fence; None if neither holder has the lock."""
+    if found.holder == claim.holder.encode():
+        return _repeat(claim, found)
+    return _grant(claim, found) if found.holder == old_holder.encode() else Decision(None)
+
+
+def _grant(claim: Claim, found: Found) -> Decision[int | None]:
+    keys, ttl_ms = keys_of(claim.name), ceil(claim.ttl * 1000)
+    fence = max(found.now_us, (found.fence or found.now_us - 1) + claim.fences)
+    meta = b"%d %b %b" % (fence, claim.holder[:6].encode(), claim.owner.encode())
+    lock = pack(b"SET", keys.lock, claim.holder.encode(), b"PX", b"%d" % ttl_ms)
+    return Decision(fence, (lock, pack(b"SET", keys.meta, meta, b"PX", b"%d" % (ttl_ms + DAY_MS))))
+
+
+def _repeat(claim: Claim, found: Found) -> Decision[int | None]:
+    if not found.fence:
+        return _grant(claim, found)
+    return Decision(found.fence, _extend(keys_of(claim.name).lock, found.left_ms, ceil(claim.ttl * 1000)))
+
+
+def _extend(lock: bytes, left_ms: int, ttl_ms: int) -> tuple[bytes, ...]:
+    return (pack(b"PEXPIRE", lock, b"%d" % ttl_ms),) if left_ms < ttl_ms else ()
+
+
+def decide_release(lock: bytes, holder: str, found: bytes | None) -> Decision[bool]:
+    """Whether `holder` had the lock."""
+    return Decision(True, (pack(b"DEL", lock),)) if found == holder.encode() else Decision(False)
+
+
+def decide_renew(renewals: Sequence[Renewal], replies: Sequence[Any]) -> Decision[list[bool]]:
+    """For each renewal, from the replies to its `holder_reads`. A key with other data is not the holder's."""
+    answers: list[bool] = []
+    writes: list[bytes] = []
+    for renewal, holder, left_ms in zip(renewals, replies[::2], replies[1::2], strict=True):
+        held = not isinstance(holder, ReplyError) and holder == renewal.holder.encode()
+        answers.append(held)
+        if held:
+            keys, ttl_ms = keys_of(renewal.name), ceil(renewal.ttl * 1000)
+            writes += _extend(keys.lock, -1 if renewal.final else left_ms, ttl_ms)  # a final renewal may shorten
+            writes.append(pack(b"PEXPIRE", keys.meta, b"%d" % (ttl_ms + DAY_MS)))
+    return Decision(answers, tuple(writes))
+
+
+def decide_force_release(keys: Keys, holder: str, found: Found) -> Decision[bool]:
+    """Whether `holder`, as `inspect` shows it, had the lock. If so, the fence advances."""
+    held = (found.holder or b"").decode("utf-8", "replace")
+    if found.holder is None or holder not in (held, clean(held)):
+        return Decision(False)
+    fence = max(found.now_us, found.fence + 1)
+    meta = pack(b"SET", keys.meta, b"%d - " % fence, b"PX", b"%d" % DAY_MS)
+    return Decision(True, (pack(b"DEL", keys.lock), meta))
+
+
+# Waiting: for the connection, and for the lock
 
 
 class FairMutex:

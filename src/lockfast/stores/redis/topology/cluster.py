@@ -18,17 +18,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lockfast.errors import LockError, Outcome, StoreError, StoreProtocolError, StoreUnavailable, closed_error
 from lockfast.facts import Facts
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.redis.keys import keys_of
-from lockfast.stores.redis.protocol.error_replies import Redirected, error_of
+from lockfast.stores.redis.lua import scripts
+from lockfast.stores.redis.protocol.error_replies import Redirected, UnknownCommand, error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
-from lockfast.stores.redis.topology.cluster_nodes import ClusterMailbox, ClusterNode, NodeRenewals, slot_owners
+from lockfast.stores.redis.store import RedisStore
+from lockfast.stores.redis.topology.replicas import AcknowledgedStore
 from lockfast.stores.redis.urls import Address
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Notification, Page, Renewal, shown
 
 T = TypeVar("T")
 
@@ -40,6 +42,85 @@ REFRESH_TIMEOUT = 0.5
 FIRST_MAP_POLL = 0.005
 """Seconds between two checks whether another caller has fetched the first map."""
 MAX_REDIRECTS = 5
+
+
+def slot_owners(reply: Any, asked_host: str) -> dict[int, Address]:
+    """The master of each slot, from a reply to CLUSTER SLOTS. A node may omit its own host: then it is `asked_host`.
+
+    >>> slot_owners([[0, 1, [b"10.0.0.1", 6379, b"id"]], [2, 2, [b"", 6380, b"id"], [b"x", 1, b"replica"]]], "seed")
+    {0: ('10.0.0.1', 6379), 1: ('10.0.0.1', 6379), 2: ('seed', 6380)}
+    """
+    owners: dict[int, Address] = {}
+    for first, last, (host, port, *_), *_ in reply:
+        name = host.decode("utf-8", "replace") if isinstance(host, bytes) else ""
+        address = (name if name not in ("", "?") else asked_host, port)
+        owners.update(dict.fromkeys(range(first, last + 1), address))
+    return owners
+
+
+class ClusterNode:
+    """One node: its store and connections. `failed` is set while its last request got no answer."""
+
+    __slots__ = ("failed", "host", "inbox", "store", "wire")
+
+    def __init__(self, store: RedisStore, wire: Any, inbox: Any, host: str) -> None:
+        self.store = store
+        self.wire = wire
+        self.inbox = inbox
+        self.host = host
+        self.failed = False
+
+    def disconnect(self) -> None:
+        """Close the connections, which wakes the waiters there."""
+        self.wire.drop()
+        self.inbox.drop()
+
+
+class ClusterMailbox:
+    """`ports.Mailbox`. `_box` is the mailbox at the node of the last request.
+
+    `ClusterStore.acquire` moves it with `open_at` before each request that enqueues, and sends the address there."""
+
+    __slots__ = ("_box", "_boxes", "_holder", "_node")
+
+    address = ""
+
+    def __init__(self, boxes: dict[str, ClusterMailbox], holder: str) -> None:
+        self._boxes = boxes
+        self._holder = holder
+        self._node: ClusterNode | None = None
+        self._box: Any = None
+
+    async def open(self, until: float) -> None:
+        self._boxes[self._holder] = self
+
+    async def open_at(self, node: ClusterNode, slot: int, until: float) -> str:
+        """Subscribe at the node, and return the address there."""
+        if self._node is not node or not self._box.connected:
+            self._close_box()
+            self._node, self._box = node, node.inbox.mailbox(self._holder, slot)
+            try:
+                await self._box.open(until)
+            except UnknownCommand:
+                # Redis before 7.0 has no sharded channels: use an ordinary one, which reaches every node.
+                node.inbox.sharded = False
+                node.inbox.drop()
+                await self._box.open(until)
+        address: str = self._box.address
+        return address
+
+    async def wait(self, until: float) -> Notification | None:
+        """None also if the connection broke or the slot moved: the next request goes to the new node."""
+        received: Notification | None = None if self._box is None else await self._box.receive(until)
+        return received
+
+    def _close_box(self) -> None:
+        if self._box is not None:
+            self._box.close()
+
+    def close(self) -> None:
+        self._boxes.pop(self._holder, None)
+        self._close_box()
 
 
 class ClusterStore(Store):
@@ -233,16 +314,19 @@ class ClusterStore(Store):
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
         answers: list[bool | None] = [None] * len(renewals)
         error: StoreError | None = None
-        for batch in await self._post_renewals(renewals, until):
+        for node, groups, posted in await self._post_renewals(renewals, until):
             try:
-                answered = await batch.answers(until, self._renew_again)
+                replies = await node.wire.collect(posted, until)
+                width = len(replies) // len(groups)
+                for numbers, reply in zip(groups, replies[width - 1 :: width], strict=True):
+                    group = [renewals[number] for number in numbers]
+                    answered = await self._answers(node, group, reply, until)
+                    for number, answer in zip(numbers, answered, strict=True):
+                        answers[number] = answer
+                node.failed = False
             except StoreError as problem:
-                self._stale = batch.node.failed = True
+                self._stale = node.failed = True
                 error = problem
-                continue
-            batch.node.failed = False
-            for number, answer in answered:
-                answers[number] = answer
         if all(answer is None for answer in answers):
             raise error or StoreUnavailable(
                 "No node of the cluster answered the renewal, so the leases may not have been extended.",
@@ -250,26 +334,39 @@ class ClusterStore(Store):
             )
         return answers
 
-    async def _post_renewals(self, renewals: Sequence[Renewal], until: float) -> list[NodeRenewals]:
-        """Send the renewals, to failed nodes last because they may need a new connection."""
-        by_slot: dict[int, list[tuple[int, Renewal]]] = {}
+    async def _post_renewals(
+        self, renewals: Sequence[Renewal], until: float
+    ) -> list[tuple[ClusterNode, list[list[int]], Any]]:
+        """Send the renewals, to failed nodes last because they may need a new connection.
+
+        Returns for each node the numbers of its renewals, grouped by slot, and the posted requests."""
+        by_slot: dict[int, list[int]] = {}
         for number, renewal in enumerate(renewals):
-            by_slot.setdefault(keys_of(renewal.name).slot, []).append((number, renewal))
-        batches: dict[ClusterNode, NodeRenewals] = {}
-        for slot, group in by_slot.items():
-            node = await self._owner(slot, until)
-            batches.setdefault(node, NodeRenewals(node)).add(group)
+            by_slot.setdefault(keys_of(renewal.name).slot, []).append(number)
+        by_node: dict[ClusterNode, list[list[int]]] = {}
+        for slot, numbers in by_slot.items():
+            by_node.setdefault(await self._owner(slot, until), []).append(numbers)
         sent = []
-        for batch in sorted(batches.values(), key=lambda batch: batch.node.failed):
+        for node in sorted(by_node, key=_failed):
+            requests: list[bytes] = []
+            for numbers in by_node[node]:
+                requests += scripts.TRACK if node.store.capabilities.change_events else ()
+                requests.append(scripts.renew_request([renewals[number] for number in numbers]))
             try:
-                await batch.post(until)
-                sent.append(batch)
+                sent.append((node, by_node[node], await node.wire.post(requests, until)))
             except StoreUnavailable:
-                self._stale = batch.node.failed = True
+                self._stale = node.failed = True
         return sent
 
-    async def _renew_again(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
-        """Renew one group whose script was unknown to the node, or whose slot moved."""
+    async def _answers(
+        self, node: ClusterNode, renewals: Sequence[Renewal], reply: Any, until: float
+    ) -> Sequence[bool | None]:
+        """The answers for one slot. If the script was unknown to the node, or the slot moved, renew it again."""
+        if isinstance(reply, list) and len(reply) == len(renewals):
+            answers = [answer == 1 for answer in reply]
+            if isinstance(node.store, AcknowledgedStore):
+                return await node.store.acknowledged_renewals(renewals, answers, until)
+            return answers
         try:
             return await self._routed(
                 renewals[0].name, until, lambda node, before: node.store.renew(renewals, until, before)
