@@ -1,8 +1,8 @@
-"""Whatever fails, callers are back in time: acquire by its timeout, release in two seconds, a cancellation at once.
+"""Under every fault, calls return in time: acquire by its timeout, release within two seconds, a cancellation at once.
 
-One scenario is one client that is connected, holds, and waits, when a fault strikes; several calls are then under way
-at once over the same connections. The scenarios last seconds by their nature, so they run beside each other, once, and
-the tests look at what each of them measured.
+In each scenario one client is connected, holds a lock and waits for another when the fault starts; several calls share
+its connections. A scenario lasts seconds, so all scenarios run concurrently, once, and the tests check their
+measurements.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.support.wire import WireClient
-from tests.traps.flavours import FLAVOURS, Client, Colour
+from tests.traps.flavours import FLAVOURS, Client, Flavour
 from tests.traps.watching import Stopwatch, await_nothing_left, await_queue
 
 pytestmark = pytest.mark.timing
 
 SLACK = 0.15
-"""0.1 s is promised; the rest is for the proxy and the tests themselves."""
+"""Seconds: 0.1 are promised; the rest allows for the proxy and the tests."""
 TIMEOUT = 0.4
 QUEUED_TIMEOUT = 1.5
 SHORT_TTL = 0.9
 LASTS = 3.6
-"""Seconds that a fault lasts: longer than everything that is measured under it."""
+"""Seconds that a fault lasts: longer than every measurement."""
 
 
 @dataclass
 class Bench:
-    """What a scenario stands on, and what it measured: seconds and outcome by operation."""
+    """The parts of a scenario, and its measurements: seconds and outcome by operation."""
 
     server: Server
     proxy: FaultProxy
-    flavour: Colour
+    flavour: Flavour
     client: Client
     measured: dict[str, tuple[float, Any]] = field(default_factory=dict)
     left_behind: list[str] = field(default_factory=list)
@@ -75,7 +75,7 @@ def client_pause(bench: Bench) -> Iterator[None]:
 @contextmanager
 def debug_sleep(bench: Bench) -> Iterator[None]:
     with WireClient(bench.server.port) as sleeper:
-        assert sleeper.call("PING") == "PONG"  # known to the server, so that it hears of this before what comes later
+        assert sleeper.call("PING") == "PONG"  # connected, so that the server reads its command before later ones
         sleeper.send("DEBUG", "SLEEP", LASTS)
         sleeper.send("PING")
         yield
@@ -101,7 +101,7 @@ FAULTS: dict[str, Callable[[Bench], Any]] = {
 
 
 def timed(bench: Bench, what: str, call: Callable[[], Any]) -> Future[None]:
-    """Run `call` beside the others and note how long it took and how it ended."""
+    """Run `call` in the background; record its duration and its outcome."""
     watch = Stopwatch()
 
     async def in_a_task() -> None:
@@ -122,11 +122,11 @@ def timed(bench: Bench, what: str, call: Callable[[], Any]) -> Future[None]:
     return future
 
 
-def run_scenario(colour_name: str, fault: str) -> Bench:
+def run_scenario(flavour_name: str, fault: str) -> Bench:
     with ExitStack() as stack:
         server = stack.enter_context(Server())
         proxy = stack.enter_context(FaultProxy(server.port))
-        flavour = stack.enter_context(FLAVOURS[colour_name]())
+        flavour = stack.enter_context(FLAVOURS[flavour_name]())
         bench = Bench(server, proxy, flavour, flavour.connect(proxy.url).warm_up_inbox())
         watch()
         began = time.monotonic()
@@ -162,8 +162,8 @@ def measure(bench: Bench, fault: Callable[[Bench], Any]) -> None:
             timed(bench, "held", held.release),
         ]
         if bench.flavour.name == "asyncio":
-            note_cancellation(bench, "cancelled", waiting)
-            note_cancellation(bench, "cancelled in flight", client.acquiring("cancelled in flight"))
+            record_cancellation(bench, "cancelled", waiting)
+            record_cancellation(bench, "cancelled in flight", client.acquiring("cancelled in flight"))
         for future in under_way:
             future.result(20)
         until(lambda: struck.seconds >= LASTS, "the fault to have lasted")
@@ -171,8 +171,8 @@ def measure(bench: Bench, fault: Callable[[Bench], Any]) -> None:
         client.release(waiting.result(20))
 
 
-def note_cancellation(bench: Bench, what: str, future: Future[Any]) -> None:
-    """Cancel the task behind the future, and note when it has ended: the future itself is cancelled at once."""
+def record_cancellation(bench: Bench, what: str, future: Future[Any]) -> None:
+    """Cancel the task of a future, and record when it ends; the future itself is cancelled at once."""
     tasks = bench.client.do(asyncio.all_tasks)
     watch = Stopwatch()
     future.cancel()
@@ -182,22 +182,22 @@ def note_cancellation(bench: Bench, what: str, future: Future[Any]) -> None:
 
 
 @cache
-def scenarios(colour_name: str) -> dict[str, Future[Bench]]:
-    """All faults at once, for one colour."""
+def scenarios(flavour_name: str) -> dict[str, Future[Bench]]:
+    """Run all faults concurrently, for one flavour."""
     with ThreadPoolExecutor(len(FAULTS)) as pool:
-        return {fault: pool.submit(run_scenario, colour_name, fault) for fault in FAULTS}
+        return {fault: pool.submit(run_scenario, flavour_name, fault) for fault in FAULTS}
 
 
 @pytest.fixture(params=FLAVOURS, scope="module")
-def colour_name(request: pytest.FixtureRequest) -> str:
+def flavour_name(request: pytest.FixtureRequest) -> str:
     require("valkey9")
     name: str = request.param
     return name
 
 
 @pytest.fixture(params=FAULTS)
-def bench(request: pytest.FixtureRequest, colour_name: str) -> Bench:
-    return scenarios(colour_name)[request.param].result()
+def bench(request: pytest.FixtureRequest, flavour_name: str) -> Bench:
+    return scenarios(flavour_name)[request.param].result()
 
 
 def test_acquire_returns_by_its_timeout(bench: Bench) -> None:
@@ -206,7 +206,7 @@ def test_acquire_returns_by_its_timeout(bench: Bench) -> None:
     assert seconds < TIMEOUT + SLACK + bench.lateness
 
 
-def test_acquire_that_does_not_wait_returns_at_once(bench: Bench) -> None:
+def test_non_blocking_acquire_returns_at_once(bench: Bench) -> None:
     seconds, outcome = bench.measured["tried"]
     assert isinstance(outcome, StoreUnavailable)
     assert seconds < SLACK + bench.lateness
@@ -234,12 +234,12 @@ def test_a_cancellation_takes_effect_at_once(fault: str) -> None:
         assert seconds < 0.1 + 0.1 + bench.lateness
 
 
-def test_a_lost_lease_is_reported_by_the_clock_alone(bench: Bench) -> None:
+def test_the_local_clock_alone_reports_a_lost_lease(bench: Bench) -> None:
     seconds, outcome = bench.measured["short"]
     assert outcome is True
     assert SHORT_TTL / 2 - bench.lateness < seconds < SHORT_TTL + 0.05 + 0.1 + bench.lateness
 
 
-def test_nothing_is_left_behind_once_the_fault_is_over(bench: Bench) -> None:
+def test_nothing_is_left_behind_after_the_fault(bench: Bench) -> None:
     assert bench.left_behind == []
     assert bench.works_again

@@ -1,4 +1,4 @@
-"""Keys that vanish: what stands beside the lock, or the lock itself, is evicted or deleted by somebody."""
+"""Keys that disappear: the auxiliary keys or the lock itself are evicted or deleted."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.flavours import FLAVOURS, Client, Colour
+from tests.traps.flavours import FLAVOURS, Client, Flavour
 from tests.traps.watching import (
     Stopwatch,
     await_queue,
@@ -18,20 +18,20 @@ pytestmark = pytest.mark.timing
 
 
 @pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
     with FLAVOURS[request.param]() as flavour:
         yield flavour
 
 
 class TestEviction:
-    """Our keys beside the lock may be evicted or deleted at any time: safe all the same, and nobody waits for ever."""
+    """The loss of auxiliary keys never breaks mutual exclusion, and no waiter waits for ever."""
 
     @pytest.fixture(params=["m", "q", "w", "qw", "mqw"])
     def evicted(self, request: pytest.FixtureRequest) -> list[str]:
         aux = companions("report")
         return [aux[kind] for kind in request.param]
 
-    def test_while_held(self, flavour: Colour, valkey: Server, evicted: list[str]) -> None:
+    def test_while_held(self, flavour: Flavour, valkey: Server, evicted: list[str]) -> None:
         client, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report")
         valkey.raw("DEL", *evicted)
@@ -42,7 +42,7 @@ class TestEviction:
         later = other.try_acquire("report")
         assert later.fence > lease.fence
 
-    def test_while_others_wait(self, flavour: Colour, valkey: Server, evicted: list[str]) -> None:
+    def test_while_others_wait(self, flavour: Flavour, valkey: Server, evicted: list[str]) -> None:
         client, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report")
         waiting = [other.acquiring("report", ttl=1.5) for _ in range(2)]
@@ -50,25 +50,25 @@ class TestEviction:
         valkey.raw("DEL", *evicted)
         assert client.release(lease) is True
         watch = Stopwatch()
-        self.check_turns(other, waiting, [lease.fence])
+        self.check_one_after_another(other, waiting, [lease.fence])
         assert watch.seconds < watch.most(2.5)
         assert valkey.raw("EXISTS", "report", companions("report")["q"]) == 0
 
-    def test_while_a_grant_is_on_its_way(self, flavour: Colour, valkey: Server, evicted: list[str]) -> None:
+    def test_while_a_grant_is_in_flight(self, flavour: Flavour, valkey: Server, evicted: list[str]) -> None:
         client, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report")
         waiting = [other.acquiring("report", ttl=1.5) for _ in range(2)]
         await_queue(valkey, "report", 2)
         client.release(lease)
         valkey.raw("DEL", *evicted)
-        self.check_turns(other, waiting, [lease.fence])
+        self.check_one_after_another(other, waiting, [lease.fence])
         assert valkey.raw("EXISTS", "report", companions("report")["q"]) == 0
 
-    def check_turns(self, client: Client, waiting: list[Any], fences: list[int]) -> None:
-        """One after the other gets the lock, each with a greater fence, never two at once."""
+    def check_one_after_another(self, client: Client, waiting: list[Any], fences: list[int]) -> None:
+        """The waiters acquire the lock one after another, each with a greater fence."""
         left = list(waiting)
         while left:
-            until(lambda: any(future.done() for future in left), "somebody to get the lock")
+            until(lambda: any(future.done() for future in left), "a waiter to acquire the lock")
             done = [future for future in left if future.done()]
             assert len(done) == 1
             lease = done[0].result()
@@ -77,7 +77,7 @@ class TestEviction:
             left.remove(done[0])
             assert client.release(lease) is True
 
-    def test_the_lock_itself_ends_the_lease_and_the_wait(self, flavour: Colour, valkey: Server) -> None:
+    def test_deleting_the_lock_ends_the_lease_and_the_wait(self, flavour: Flavour, valkey: Server) -> None:
         client, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report", ttl=0.6)
         waiting = other.acquiring("report")

@@ -1,6 +1,7 @@
-"""The hunt for two holders: many processes, short ttls, holders that overrun, and a network that is never well.
+"""Search for two simultaneous holders: many processes, short ttls, overrunning holders and a faulty network.
 
-What each process believed is compared from outside (see `traps/hunter.py`). That the hunt would catch one is shown too.
+Each process records when it believed that it held a lock (`traps/hunter.py`); the test compares the records. Another
+test shows that the comparison finds overlaps.
 """
 
 import random
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def overlaps(claims: list[Claim]) -> list[tuple[Claim, Claim]]:
-    """Two claims of one lock at one time, or in an order that their fences deny."""
+    """Pairs of claims of one lock that overlap in time, or whose fences contradict their order."""
     found = []
     for name in NAMES:
         ordered = sorted((claim for claim in claims if claim.name == name), key=lambda claim: claim.start)
@@ -36,7 +37,7 @@ def overlaps(claims: list[Claim]) -> list[tuple[Claim, Claim]]:
     return found
 
 
-def test_the_check_finds_what_it_looks_for() -> None:
+def test_overlaps_are_found() -> None:
     first, second = Claim("hunt:a", 1, 10.0, 11.0), Claim("hunt:a", 2, 11.5, 12.0)
     assert overlaps([first, second, Claim("hunt:b", 1, 10.5, 11.8)]) == []
     assert overlaps([first, second._replace(start=10.9)])
@@ -58,62 +59,62 @@ def hunter(flavour: str, url: str, seconds: float, seed: int, path: Path) -> Ite
 
 
 class Chaos:
-    """Does something bad every few milliseconds, until stopped."""
+    """Injects a random fault every few milliseconds."""
 
     def __init__(
-        self, server: Server, proxies: list[FaultProxy], prey: list[subprocess.Popen[bytes]], seed: int
+        self, server: Server, proxies: list[FaultProxy], processes: list[subprocess.Popen[bytes]], seed: int
     ) -> None:
         self._server = server
         self._proxies = proxies
-        self._prey = prey
-        self._chance = random.Random(seed)
+        self._processes = processes
+        self._random = random.Random(seed)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self.deeds: dict[str, int] = {}
-        self._bad: list[Callable[[FaultProxy], None]] = [
+        self.counts: dict[str, int] = {}
+        self._faults: list[Callable[[FaultProxy], None]] = [
             self.resets,
             self.stalls,
             self.loses_replies,
             self.loses_requests,
-            self.loses_pushes,
+            self.loses_notifications,
             self.halves_replies,
-            self.delays_pushes,
+            self.delays_notifications,
             self.kills_inboxes,
             self.kills_requests,
             self.flushes_scripts,
             self.freezes_a_process,
-            self.frees_by_force,
+            self.evicts_auxiliary_keys,
         ]
 
     def _run(self) -> None:
-        while not self._done.wait(self._chance.uniform(0.005, 0.06)):
-            deed = self._chance.choice(self._bad)
-            deed(self._chance.choice(self._proxies))
-            self.deeds[deed.__name__] = self.deeds.get(deed.__name__, 0) + 1
+        while not self._done.wait(self._random.uniform(0.005, 0.06)):
+            fault = self._random.choice(self._faults)
+            fault(self._random.choice(self._proxies))
+            self.counts[fault.__name__] = self.counts.get(fault.__name__, 0) + 1
 
     def resets(self, proxy: FaultProxy) -> None:
         proxy.reset_connections()
 
     def stalls(self, proxy: FaultProxy) -> None:
-        proxy.stall(self._chance.choice(("to_server", "to_client", None)))
-        self._done.wait(self._chance.uniform(0.01, 0.15))
+        proxy.stall(self._random.choice(("to_server", "to_client", None)))
+        self._done.wait(self._random.uniform(0.01, 0.15))
         proxy.unstall()
 
     def loses_replies(self, proxy: FaultProxy) -> None:
-        proxy.drop_reply(b"hunt:", times=2, then=self._chance.choice(("close", "reset")))
+        proxy.drop_reply(b"hunt:", times=2, then=self._random.choice(("close", "reset")))
 
     def loses_requests(self, proxy: FaultProxy) -> None:
         proxy.drop_request(b"hunt:", times=2)
 
-    def loses_pushes(self, proxy: FaultProxy) -> None:
+    def loses_notifications(self, proxy: FaultProxy) -> None:
         proxy.drop_pushes(b"inbox", times=2)
 
     def halves_replies(self, proxy: FaultProxy) -> None:
         proxy.half_reply(b"hunt:", times=1)
 
-    def delays_pushes(self, proxy: FaultProxy) -> None:
+    def delays_notifications(self, proxy: FaultProxy) -> None:
         rule = proxy.hold_pushes(b"inbox")
-        self._done.wait(self._chance.uniform(0.01, 0.3))
+        self._done.wait(self._random.uniform(0.01, 0.3))
         rule.release()
 
     def kills_inboxes(self, _: FaultProxy) -> None:
@@ -126,15 +127,15 @@ class Chaos:
         self._server.raw("SCRIPT", "FLUSH")
 
     def freezes_a_process(self, _: FaultProxy) -> None:
-        victim = self._chance.choice(self._prey)
+        victim = self._random.choice(self._processes)
         victim.send_signal(signal.SIGSTOP)
-        self._done.wait(self._chance.uniform(0.05, 0.5))
+        self._done.wait(self._random.uniform(0.05, 0.5))
         victim.send_signal(signal.SIGCONT)
 
-    def frees_by_force(self, _: FaultProxy) -> None:
-        """What stands beside the lock may be evicted; the lock itself may not, as long as the store keeps its state."""
-        name = self._chance.choice(NAMES)
-        self._server.raw("DEL", *(f"lockfast:{{{name}}}:{kind}" for kind in self._chance.choice(("q", "w", "qw"))))
+    def evicts_auxiliary_keys(self, _: FaultProxy) -> None:
+        """Auxiliary keys may be evicted. The lock itself may not: the store must keep its state."""
+        name = self._random.choice(NAMES)
+        self._server.raw("DEL", *(f"lockfast:{{{name}}}:{kind}" for kind in self._random.choice(("q", "w", "qw"))))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -149,7 +150,7 @@ class Chaos:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.faults)])
-def test_no_two_hold_a_lock_at_once(fresh_server: Server, tmp_path: Path, seconds: float) -> None:
+def test_no_two_processes_hold_a_lock_at_once(fresh_server: Server, tmp_path: Path, seconds: float) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     with FaultProxy(fresh_server.port) as one, FaultProxy(fresh_server.port) as other:
@@ -166,9 +167,9 @@ def test_no_two_hold_a_lock_at_once(fresh_server: Server, tmp_path: Path, second
                 for process in (a, b, c, d):
                     process.wait(seconds + 60)
         claims = [Claim.read(line) for file in files for line in file.read_text().splitlines()]
-        print(f"{len(claims)} leases under {sum(chaos.deeds.values())} faults: {chaos.deeds}")
+        print(f"{len(claims)} leases under {sum(chaos.counts.values())} faults: {chaos.counts}")
         assert overlaps(claims) == []
         assert [process.returncode for process in (a, b, c, d)] == [0, 0, 0, 0]
-        assert len(claims) > seconds, "the hunters did next to nothing"
+        assert len(claims) > seconds, "the processes acquired hardly any lease"
         for name in NAMES:
             await_nothing_left(fresh_server, name, timeout=20)

@@ -1,4 +1,4 @@
-"""A network that is slow or silent: replies that come late, calls whose outcome nobody knows, clients that close."""
+"""A slow or silent network: late replies, unknown outcomes, and clients that close."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from lockfast import State, StoreUnavailable
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.flavours import FLAVOURS, Colour
+from tests.traps.flavours import FLAVOURS, Flavour
 from tests.traps.watching import (
     Stopwatch,
     await_nothing_left,
@@ -23,15 +23,15 @@ pytestmark = pytest.mark.timing
 
 
 @pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
     with FLAVOURS[request.param]() as flavour:
         yield flavour
 
 
 class TestLateReplies:
-    """A grant and a renewal count from when they were asked for, however long the answer takes."""
+    """The validity of a grant or a renewal starts when its request is sent, however late the reply arrives."""
 
-    def test_of_an_acquire(self, proxy: FaultProxy, flavour: Colour) -> None:
+    def test_of_an_acquire(self, proxy: FaultProxy, flavour: Flavour) -> None:
         client = flavour.connect(proxy.url).warm_up()
         rule = proxy.hold_replies(on("report"))
         acquiring = client.acquiring("report", ttl=10, renew=False)
@@ -44,7 +44,7 @@ class TestLateReplies:
         assert client.do(lambda: lease.remaining) <= 10 - late
         client.release(lease)
 
-    def test_of_a_renewal(self, proxy: FaultProxy, flavour: Colour) -> None:
+    def test_of_a_renewal(self, proxy: FaultProxy, flavour: Flavour) -> None:
         client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=10, renew=False)
         rule = proxy.hold_replies(on("report"))
@@ -58,17 +58,17 @@ class TestLateReplies:
         assert client.do(lambda: lease.remaining) <= 10 - late
         client.release(lease)
 
-    def test_that_come_when_the_ttl_is_over_are_worth_nothing(
-        self, proxy: FaultProxy, flavour: Colour, valkey: Server
-    ) -> None:
-        """By then another may have the lock; an acquire asks again, and a lease is lost."""
+    def test_after_the_ttl_grant_nothing(self, proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
+        """Another client may have the lock by then: an acquire repeats its request, and a lease is lost."""
         client, other = flavour.connect(proxy.url).warm_up(), flavour.connect(valkey.url)
         rule = proxy.hold_replies(nth(1, on("report")))
         acquiring = client.acquiring("report", ttl=0.2, renew=False)
         rule.wait()
         taken = other.acquire("report", timeout=20)
         rule.release()
-        until(lambda: acquiring.done() or queue_length(valkey, "report") == 1, "the late one to wait, or to be told")
+        until(
+            lambda: acquiring.done() or queue_length(valkey, "report") == 1, "the late client to enqueue or to return"
+        )
         if acquiring.done():
             assert client.state(acquiring.result()) is State.LOST
         assert other.state(taken) is State.HELD
@@ -78,10 +78,10 @@ class TestLateReplies:
 
 
 class TestCleanUp:
-    def test_after_an_unknown_outcome_goes_on_in_the_background(
-        self, proxy: FaultProxy, flavour: Colour, valkey: Server
+    def test_after_an_unknown_outcome_continues_in_the_background(
+        self, proxy: FaultProxy, flavour: Flavour, valkey: Server
     ) -> None:
-        """The lock was granted, nobody heard of it, and the caller was told that nothing is known."""
+        """The lock was granted, but the reply was lost; the caller gets an error with an unknown outcome."""
         client = flavour.connect(proxy.url).warm_up()
         proxy.stall("to_client")
         with pytest.raises(StoreUnavailable) as error:
@@ -90,9 +90,7 @@ class TestCleanUp:
         proxy.unstall()
         await_nothing_left(valkey, "report")
 
-    def test_leaves_the_queue_of_a_lock_that_was_waited_for(
-        self, proxy: FaultProxy, flavour: Colour, valkey: Server
-    ) -> None:
+    def test_removes_the_waiter_from_the_queue(self, proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
         client = flavour.connect(proxy.url).warm_up_inbox()
         valkey.raw("SET", "report", "a stranger's")
         waiting = client.acquiring("report", timeout=2)
@@ -103,16 +101,16 @@ class TestCleanUp:
             waiting.result(20)
         assert queue_length(valkey, "report") == 1
         proxy.accept()
-        until(lambda: queue_length(valkey, "report") == 0, "the place to be given up")
+        until(lambda: queue_length(valkey, "report") == 0, "the ticket to be removed")
 
-    def test_a_request_that_arrives_late_is_undone(self, proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
-        """It was held up on the way while its caller gave up: what the caller sent next undoes it."""
+    def test_a_request_that_arrives_late_is_undone(self, proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
+        """It was delayed until its caller had timed out. The clean-up, sent after it, undoes it."""
         client = flavour.connect(proxy.url).warm_up()
-        held_up = proxy.hold_requests(nth(1, on("report")))
+        delayed = proxy.hold_requests(nth(1, on("report")))
         with pytest.raises(StoreUnavailable):
             client.acquire("report", timeout=0.5)
         proxy.wait_for(on("report"), 2)
-        held_up.release()
+        delayed.release()
         lease = client.acquire("report", timeout=20)
         assert valkey.raw("GET", "report") == lease.holder
         client.release(lease)
@@ -120,7 +118,7 @@ class TestCleanUp:
 
 
 class TestClosing:
-    def test_ends_the_waits_of_others(self, proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
+    def test_ends_the_waits_of_other_callers(self, proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
         valkey.raw("SET", "report", "a stranger's")
         client = flavour.connect(proxy.url).warm_up_inbox()
         waiting = [client.acquiring("report") for _ in range(3)]
@@ -133,7 +131,7 @@ class TestClosing:
         assert watch.seconds < watch.most(2.2)
         proxy.wait_connections(0)
 
-    def test_while_connecting_leaves_no_connection(self, proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
+    def test_while_connecting_leaves_no_connection(self, proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
         valkey.raw("SET", "report", "a stranger's")
         client = flavour.connect(proxy.url).warm_up()
         rule = proxy.hold_replies(b"SUBSCRIBE")
@@ -145,7 +143,7 @@ class TestClosing:
         rule.release()
         proxy.wait_connections(0)
 
-    def test_under_a_stall_takes_two_seconds_at_most(self, proxy: FaultProxy) -> None:
+    def test_during_a_stall_takes_at_most_two_seconds(self, proxy: FaultProxy) -> None:
         with FLAVOURS["threads"]() as threads, FLAVOURS["asyncio"]() as tasks:
             clients = [flavour.connect(proxy.url) for flavour in (threads, tasks)]
             for number, client in enumerate(clients):
@@ -157,10 +155,10 @@ class TestClosing:
             assert watch.seconds < watch.most(2.2)
 
 
-class TestPatience:
-    """A wait without limit bears a store that does not answer for `store_timeout`, and no longer."""
+class TestStoreTimeout:
+    """A wait without a timeout tolerates a silent store for `store_timeout`, and no longer."""
 
-    def test_with_a_stall(self, proxy: FaultProxy, flavour: Colour) -> None:
+    def test_with_a_stall(self, proxy: FaultProxy, flavour: Flavour) -> None:
         client = flavour.connect(proxy.url, store_timeout=0.5).warm_up()
         proxy.stall()
         watch = Stopwatch()
@@ -169,14 +167,14 @@ class TestPatience:
         assert 0.4 < watch.seconds < watch.most(0.5 + 0.5)
         proxy.unstall()
 
-    def test_with_a_subscription_that_is_not_answered(
-        self, proxy: FaultProxy, flavour: Colour, valkey: Server, caplog: pytest.LogCaptureFixture
+    def test_with_an_unanswered_subscription(
+        self, proxy: FaultProxy, flavour: Flavour, valkey: Server, caplog: pytest.LogCaptureFixture
     ) -> None:
         valkey.raw("SET", "report", "a stranger's")
         client = flavour.connect(proxy.url, store_timeout=0.5).warm_up()
         rule = proxy.hold_replies(b"SUBSCRIBE")
         watch = Stopwatch()
-        assert client.acquire("report", timeout=0.3) is None  # the store's last word was: taken
+        assert client.acquire("report", timeout=0.3) is None  # the store's last answer was: taken
         assert "could not be waited for" in caplog.text
         assert watch.seconds < watch.most(0.3 + 0.15)
         watch = Stopwatch()

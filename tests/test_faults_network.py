@@ -1,4 +1,4 @@
-"""Connections that break: killed by the server, reset on the way, cut in the midst of a reply."""
+"""Broken connections: killed by the server, reset by the network, cut in the middle of a reply."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.support.faults import Rule
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.flavours import FLAVOURS, Client, Colour
+from tests.traps.flavours import FLAVOURS, Client, Flavour
 from tests.traps.watching import (
     Stopwatch,
     await_nothing_left,
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.timing
 
 
 @pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
     with FLAVOURS[request.param]() as flavour:
         yield flavour
 
 
 def queue_up(client: Client, server: Server, count: int, order: list[int], name: str = "report") -> list[Any]:
-    """Waiters that come one after the other, note when they get the lock, and pass it on."""
+    """Start waiters one after another. Each records its grant in `order` and releases the lock."""
 
     def waiter(number: int) -> Any:
         future = client.acquiring(name)
@@ -51,7 +51,7 @@ def queue_up(client: Client, server: Server, count: int, order: list[int], name:
 
 
 class TestKilledConnections:
-    def test_a_holder_keeps_its_lease(self, flavour: Colour, valkey: Server) -> None:
+    def test_a_holder_keeps_its_lease(self, flavour: Flavour, valkey: Server) -> None:
         client = flavour.connect(valkey.url).warm_up_inbox()
         lease = client.acquire("report", ttl=3)
         for kind in ("normal", "pubsub"):
@@ -65,13 +65,13 @@ class TestKilledConnections:
             client.release(client.try_acquire("other"))
         valkey.raw("CLIENT", "KILL", "TYPE", "normal")
         until(lambda: valkey.raw("PTTL", "report") < 2100, "the renewal to be due")
-        until(lambda: valkey.raw("PTTL", "report") > 2100, "the keeper to renew over a new connection")
+        until(lambda: valkey.raw("PTTL", "report") > 2100, "the keepalive to renew over a new connection")
         assert client.state(lease) is State.HELD
         valkey.raw("CLIENT", "KILL", "TYPE", "normal")
         assert client.release(lease) is True
 
-    def test_waiters_keep_their_places_when_the_inbox_is_killed(self, flavour: Colour, valkey: Server) -> None:
-        """In two clients, so that the one that connects anew first could overtake the other."""
+    def test_waiters_keep_their_tickets_when_the_inbox_is_killed(self, flavour: Flavour, valkey: Server) -> None:
+        """Two clients: the first to reconnect must not overtake the other."""
         holder = flavour.connect(valkey.url)
         lease = holder.acquire("report")
         one, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
@@ -79,15 +79,15 @@ class TestKilledConnections:
         for number, client in enumerate((one, other, one, other)):
             waiting.append(client.acquiring("report"))
             await_queue(valkey, "report", number + 1)
-        places = valkey.raw("ZRANGE", "lockfast:{report}:q", 0, -1)
+        order = valkey.raw("ZRANGE", "lockfast:{report}:q", 0, -1)
         addresses = self.addresses(valkey)
         valkey.raw("CLIENT", "KILL", "TYPE", "pubsub")
         until(lambda: pubsub_clients(valkey) == 2, "both to subscribe again")
         until(
             lambda: len(self.addresses(valkey)) == 4 and not self.addresses(valkey) & addresses,
-            "all to ask again, from where they listen now",
+            "all waiters to repeat their requests with their new addresses",
         )
-        assert valkey.raw("ZRANGE", "lockfast:{report}:q", 0, -1) == places
+        assert valkey.raw("ZRANGE", "lockfast:{report}:q", 0, -1) == order
         holder.release(lease)
         for number, client in enumerate((one, other, one, other)):
             lease = waiting[number].result(20)
@@ -98,8 +98,8 @@ class TestKilledConnections:
         entries = server.raw("HVALS", "lockfast:{report}:w")
         return {f"{position} {entry.split()[3]}" for position, entry in enumerate(entries)}
 
-    def test_a_release_while_the_inbox_is_down_is_found_out(self, flavour: Colour, valkey: Server) -> None:
-        """Nobody received the grant, so nobody has it; whoever comes back asks, and gets it."""
+    def test_a_release_while_the_inbox_is_down_is_noticed(self, flavour: Flavour, valkey: Server) -> None:
+        """No waiter received the grant, so none has the lock. They reconnect, repeat their requests and get it."""
         holder, client = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = holder.acquire("report")
         order: list[int] = []
@@ -112,11 +112,11 @@ class TestKilledConnections:
         for future in waiting:
             future.result(20)
         assert watch.seconds < watch.most(1.3)
-        assert sorted(order) == [0, 1, 2]  # who has not asked again when its turn comes is passed over
+        assert sorted(order) == [0, 1, 2]  # a waiter that has not reconnected in time is skipped
         assert holder.release(lease) is False
         await_nothing_left(valkey, "report")
 
-    def test_everything_killed_while_many_wait(self, flavour: Colour, valkey: Server) -> None:
+    def test_everything_killed_while_many_wait(self, flavour: Flavour, valkey: Server) -> None:
         holder, client = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = holder.acquire("report")
         order: list[int] = []
@@ -135,9 +135,7 @@ class TestKilledConnections:
 
 
 class TestMidRequest:
-    def test_an_acquire_that_never_arrived_is_sent_again(
-        self, proxy: FaultProxy, flavour: Colour, valkey: Server
-    ) -> None:
+    def test_a_lost_acquire_request_is_repeated(self, proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
         client = flavour.connect(proxy.url).warm_up()
         lost = proxy.drop_request(on("report"))
         lease = client.acquire("report", timeout=20)
@@ -145,7 +143,7 @@ class TestMidRequest:
         assert valkey.raw("GET", "report") == lease.holder
         client.release(lease)
 
-    def test_half_a_reply_is_no_reply(self, proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
+    def test_half_a_reply_is_no_reply(self, proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
         client = flavour.connect(proxy.url).warm_up()
         cut = proxy.half_reply(on("report"), times=1)
         lease = client.acquire("report", timeout=20)
@@ -162,8 +160,8 @@ class TestMidRequest:
         assert cut.hits == 1
         assert traces(valkey, "report") == []
 
-    def test_a_push_that_was_lost_with_its_connection_is_asked_for(
-        self, proxy: FaultProxy, flavour: Colour, valkey: Server
+    def test_a_notification_lost_with_its_connection_is_recovered(
+        self, proxy: FaultProxy, flavour: Flavour, valkey: Server
     ) -> None:
         holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
         lease = holder.acquire("report")
@@ -177,8 +175,8 @@ class TestMidRequest:
         assert valkey.raw("GET", "report") == waiting.result(20).holder
 
     @pytest.mark.parametrize("then", ["close", "reset"])
-    def test_every_one_of_many_calls_over_a_broken_connection_is_repeated(
-        self, proxy: FaultProxy, flavour: Colour, valkey: Server, then: Any
+    def test_every_call_over_a_broken_connection_is_repeated(
+        self, proxy: FaultProxy, flavour: Flavour, valkey: Server, then: Any
     ) -> None:
         client = flavour.connect(proxy.url).warm_up()
         broken = proxy.drop_reply(nth(10, b"report:"), then=then)
@@ -190,30 +188,34 @@ class TestMidRequest:
         for lease in leases:
             assert client.release(lease) is True
 
-    def test_the_server_is_gone_for_a_moment_at_every_step(
-        self, proxy: FaultProxy, flavour: Colour, valkey: Server
-    ) -> None:
-        """Before a request, on its way, on the reply's, and again while a new connection is made: slower, that's all.
+    def test_a_reset_at_any_step_only_delays_a_call(self, proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
+        """Reset before a request, with it, with its reply, and while reconnecting.
 
-        The resets are bound to what is sent, not to a clock: who resets faster than anyone can dial keeps everyone out.
+        The resets depend on the data sent, not on a clock: resets faster than a client can connect would block it.
         """
         client = flavour.connect(proxy.url).warm_up()
         fences = []
-        for gone in (self.before_it, self.with_the_request, self.with_the_reply, self.while_dialling, self.twice):
-            lost = gone(proxy)
+        for reset in (
+            self.before_the_request,
+            self.with_the_request,
+            self.with_the_reply,
+            self.while_connecting,
+            self.twice,
+        ):
+            lost = reset(proxy)
             lease = client.acquire("report", timeout=20)
             fences.append(lease.fence)
-            lost += gone(proxy)
+            lost += reset(proxy)
             client.renew(lease)
-            lost += gone(proxy)
+            lost += reset(proxy)
             assert client.inspect("report").holder == lease.holder
-            lost += gone(proxy)
+            lost += reset(proxy)
             assert client.release(lease) is True
             assert [rule.hits for rule in lost] == [1] * len(lost)
         assert fences == sorted(set(fences))
         assert traces(valkey, "report") == []
 
-    def before_it(self, proxy: FaultProxy) -> list[Rule]:
+    def before_the_request(self, proxy: FaultProxy) -> list[Rule]:
         proxy.reset_connections()
         return []
 
@@ -223,29 +225,29 @@ class TestMidRequest:
     def with_the_reply(self, proxy: FaultProxy) -> list[Rule]:
         return [proxy.drop_reply(on("report"), then="reset")]
 
-    def while_dialling(self, proxy: FaultProxy) -> list[Rule]:
+    def while_connecting(self, proxy: FaultProxy) -> list[Rule]:
         proxy.reset_connections()
         return [proxy.drop_request(b"HELLO", then="reset"), proxy.drop_reply(b"HELLO", then="reset")]
 
     def twice(self, proxy: FaultProxy) -> list[Rule]:
         return [*self.with_the_reply(proxy), *self.with_the_request(proxy)]
 
-    async def test_a_connection_that_breaks_before_its_caller_wakes_up_is_not_asked(
+    async def test_a_connection_that_breaks_before_its_caller_wakes_is_not_used(
         self, valkey: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Between the end of dialling and the task that waited for it, a reset may come: its request has no reply."""
-        dialled: list[TaskLink] = []
+        """A reset can arrive between the end of connecting and the task that waits for it."""
+        links: list[TaskLink] = []
 
-        async def dial(*args: Any) -> TaskLink:
+        async def connect(*args: Any) -> TaskLink:
             link = await connect_task_link(*args)
-            if len(dialled) < 2:
+            if len(links) < 2:
                 asyncio.get_running_loop().call_soon(link.fail, "it was reset")
-            dialled.append(link)
+            links.append(link)
             return link
 
-        monkeypatch.setattr("lockfast.stores.redis.transport.tasks.connect_task_link", dial)
+        monkeypatch.setattr("lockfast.stores.redis.transport.tasks.connect_task_link", connect)
         async with lockfast.aio.connect(valkey.url) as locks:
             lease = await locks.lock("report").acquire(timeout=10)
             assert lease is not None
             assert await lease.release()
-        assert len(dialled) == 3
+        assert len(links) == 3

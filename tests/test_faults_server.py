@@ -1,4 +1,4 @@
-"""Servers that answer, with an error: each has a decided meaning, and nothing is left behind."""
+"""Error replies: each has a defined meaning, and nothing is left behind."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +11,7 @@ from tests.support.resp import ReplyError
 from tests.support.servers import KINDS, Server
 from tests.support.waiting import until
 from tests.support.wire import WireClient
-from tests.traps.flavours import FLAVOURS, Colour
+from tests.traps.flavours import FLAVOURS, Flavour
 from tests.traps.watching import (
     Stopwatch,
     await_queue,
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.timing
 
 
 @pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
     with FLAVOURS[request.param]() as flavour:
         yield flavour
 
 
 class TestOutOfMemory:
-    """Nothing new can be granted; what is held can be kept, given back, and handed on."""
+    """Nothing new is granted; leases are still renewed, released and handed off."""
 
     @pytest.fixture(params=KINDS)
     def server(self, request: pytest.FixtureRequest) -> Iterator[Server]:
@@ -40,7 +40,7 @@ class TestOutOfMemory:
         with Server(request.param) as server:
             yield server
 
-    def test_what_is_held_is_kept_and_handed_on(self, server: Server, flavour: Colour) -> None:
+    def test_leases_are_renewed_and_handed_off(self, server: Server, flavour: Flavour) -> None:
         client, waiter = flavour.connect(server.url).warm_up(), flavour.connect(server.url).warm_up_inbox()
         lease, short = client.acquire("report"), client.acquire("short", ttl=3)
         waiting = waiter.acquiring("report")
@@ -52,17 +52,17 @@ class TestOutOfMemory:
             client.acquire("other", timeout=0.3)
         client.renew(lease)
         until(lambda: server.raw("PTTL", "short") < 2250, "the renewal to be due")
-        until(lambda: server.raw("PTTL", "short") > 2250, "the keeper to renew")
+        until(lambda: server.raw("PTTL", "short") > 2250, "the keepalive to renew")
         assert client.release(lease) is True
-        handed_on = waiting.result(20)
-        assert server.raw("GET", "report") == handed_on.holder
-        assert handed_on.fence > lease.fence
-        assert waiter.release(handed_on) is True
+        handed_off = waiting.result(20)
+        assert server.raw("GET", "report") == handed_off.holder
+        assert handed_off.fence > lease.fence
+        assert waiter.release(handed_off) is True
         assert client.release(short) is True
         assert traces(server, "report") == []
         assert traces(server, "other") == []
 
-    def test_an_acquire_waits_for_memory_within_its_budget(self, server: Server, flavour: Colour) -> None:
+    def test_acquire_waits_for_memory_until_its_timeout(self, server: Server, flavour: Flavour) -> None:
         client = flavour.connect(server.url).warm_up()
         server.raw("CONFIG", "SET", "maxmemory", "1")
         acquiring = client.acquiring("report", timeout=20)
@@ -72,7 +72,7 @@ class TestOutOfMemory:
 
 
 def refusals(server: Server) -> int:
-    """How many calls the server rejected or failed since its start."""
+    """Calls that the server has rejected or failed since its start."""
     counts: str = server.raw("INFO", "stats")
     line = next(line for line in counts.splitlines() if line.startswith("total_error_replies"))
     return int(line.partition(":")[2])
@@ -94,16 +94,14 @@ class TestWrongType:
         }
         server.raw(*commands[kind])
 
-    def test_other_data_under_the_name_is_a_clear_error_at_once(
-        self, flavour: Colour, valkey: Server, kind: str
-    ) -> None:
+    def test_other_data_under_the_name_raises_at_once(self, flavour: Flavour, valkey: Server, kind: str) -> None:
         client = flavour.connect(valkey.url).warm_up_inbox()
         self.fill(valkey, "report", kind)
         before = valkey.raw("DUMP", "report")
-        for asked in ({"blocking": False}, {"timeout": 5}, {}):
+        for options in ({"blocking": False}, {"timeout": 5}, {}):
             watch = Stopwatch()
             with pytest.raises(StoreProtocolError, match="report"):
-                client.acquire("report", **asked)
+                client.acquire("report", **options)
             assert watch.seconds < watch.most(0.2)
         with pytest.raises(StoreProtocolError, match="report"):
             client.inspect("report")
@@ -111,17 +109,17 @@ class TestWrongType:
         assert traces(valkey, "report") == ["report"]
 
     @pytest.mark.parametrize("companion", ["q", "w", "m"])
-    def test_other_data_in_our_own_keys_never_lets_two_in(
-        self, flavour: Colour, valkey: Server, companion: str
+    def test_other_data_in_auxiliary_keys_never_admits_two_holders(
+        self, flavour: Flavour, valkey: Server, companion: str
     ) -> None:
         client, other = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report")
         valkey.raw("DEL", companions("report")[companion])
         self.fill(valkey, companions("report")[companion], "list")
         watch = Stopwatch()
-        for asked in ({"blocking": False}, {"timeout": 0.2}):
+        for options in ({"blocking": False}, {"timeout": 0.2}):
             with suppress(StoreProtocolError):
-                assert other.acquire("report", **asked) is None
+                assert other.acquire("report", **options) is None
         assert watch.seconds < watch.most(0.6)
         assert valkey.raw("GET", "report") == lease.holder
         client.renew(lease)
@@ -130,7 +128,7 @@ class TestWrongType:
         except StoreProtocolError:
             assert valkey.raw("EXISTS", "report") == 0
 
-    def test_other_data_where_the_waiters_are_does_not_keep_the_lock(self, flavour: Colour, valkey: Server) -> None:
+    def test_other_data_in_the_waiters_key_does_not_block_the_release(self, flavour: Flavour, valkey: Server) -> None:
         client, waiter = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report")
         waiting = waiter.acquiring("report", timeout=30)
@@ -141,10 +139,10 @@ class TestWrongType:
             client.release(lease)
         assert valkey.raw("GET", "report") != lease.holder
         valkey.raw("DEL", companions("report")["w"])
-        with suppress(StoreProtocolError):  # it may have asked meanwhile
+        with suppress(StoreProtocolError):  # it may have sent a request meanwhile
             assert waiting.result(20) is not None
 
-    def test_a_name_that_becomes_other_data_ends_the_lease_and_the_wait(self, flavour: Colour, valkey: Server) -> None:
+    def test_a_name_that_becomes_other_data_ends_the_lease_and_the_wait(self, flavour: Flavour, valkey: Server) -> None:
         client, waiter = flavour.connect(valkey.url), flavour.connect(valkey.url)
         lease = client.acquire("report", ttl=0.6)
         waiting = waiter.acquiring("report")
@@ -158,9 +156,7 @@ class TestWrongType:
 
 
 class TestConnectionsAtTheirLimit:
-    def test_a_client_that_gets_none_says_so_and_gets_on_when_it_can(
-        self, fresh_server: Server, flavour: Colour
-    ) -> None:
+    def test_a_client_without_a_connection_raises_and_recovers(self, fresh_server: Server, flavour: Flavour) -> None:
         fresh_server.raw("PING")
         fresh_server.raw("CONFIG", "SET", "maxclients", 1)
         client = flavour.connect(fresh_server.url)
@@ -170,8 +166,8 @@ class TestConnectionsAtTheirLimit:
         fresh_server.raw("CONFIG", "SET", "maxclients", 100)
         assert client.release(acquiring.result(20)) is True
 
-    def test_a_client_without_an_inbox_cannot_wait_but_can_hold(
-        self, fresh_server: Server, flavour: Colour, caplog: pytest.LogCaptureFixture
+    def test_a_client_without_an_inbox_can_hold_but_not_wait(
+        self, fresh_server: Server, flavour: Flavour, caplog: pytest.LogCaptureFixture
     ) -> None:
         fresh_server.raw("SET", "taken", "a stranger's")
         client = flavour.connect(fresh_server.url).warm_up()
@@ -179,7 +175,7 @@ class TestConnectionsAtTheirLimit:
         fresh_server.raw("CONFIG", "SET", "maxclients", 2)
         lease = client.acquire("report")
         watch = Stopwatch()
-        assert client.acquire("taken", timeout=0.5) is None  # the store's last word was: taken
+        assert client.acquire("taken", timeout=0.5) is None  # the store's last answer was: taken
         assert "could not be waited for" in caplog.text
         assert watch.seconds < watch.most(0.65)
         client.renew(lease)
@@ -194,7 +190,7 @@ class TestConnectionsAtTheirLimit:
 
 
 class TestBusyScript:
-    def test_is_waited_for_within_the_budget(self, fresh_server: Server, flavour: Colour) -> None:
+    def test_is_waited_for_until_the_timeout(self, fresh_server: Server, flavour: Flavour) -> None:
         client = flavour.connect(fresh_server.url).warm_up()
         waiter = flavour.connect(fresh_server.url)
         lease = client.acquire("report", ttl=4)
@@ -225,18 +221,18 @@ class TestBusyScript:
 
 
 class TestLoading:
-    """A server that reads its data from disk answers everything with LOADING."""
+    """A server that is reading its data from disk answers every command with LOADING."""
 
     @pytest.fixture
     def slow(self) -> Iterator[Server]:
         require("valkey9")
-        # 2 s, in which it looks at its connections every few milliseconds.
+        # Loading takes 2 s, and the server serves its connections every few milliseconds.
         args = ["--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024", "--rdbcompression", "no"]
         with Server(args=args) as server:
             server.raw("EVAL", "for n = 1, 3500 do redis.call('SET', 'data:' .. n, string.rep('x', 100)) end", 0)
             yield server
 
-    def test_is_waited_for_within_the_budget(self, slow: Server, flavour: Colour) -> None:
+    def test_is_waited_for_until_the_timeout(self, slow: Server, flavour: Flavour) -> None:
         client = flavour.connect(slow.url)
         lease = client.acquire("report", ttl=20)
         slow.raw("SAVE")

@@ -1,5 +1,4 @@
-"""All keys of a lock hash to the slot of its name, whatever braces the name has; no two locks share a key; and a fence
-outlives its lock."""
+"""Keys: all keys of a lock are in the slot of its name, no two locks share a key, and a fence outlives its lock."""
 
 from __future__ import annotations
 
@@ -45,9 +44,9 @@ def test_the_lock_key_is_the_name_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("ttl", [1, 9999, 9999.9999, 10000, 80000])
-def test_a_fence_is_remembered_a_day_longer_than_its_grant(any_server: Server, ttl: float) -> None:
+def test_a_fence_is_kept_a_day_longer_than_its_grant(any_server: Server, ttl: float) -> None:
     with lockfast.connect(any_server.url) as locks:
         locks.lock("thing", ttl=ttl, renew=False).acquire()
-        remembered = any_server.raw("PTTL", keys_of("thing").meta.decode())
+        kept = any_server.raw("PTTL", keys_of("thing").meta.decode())
         held = any_server.raw("PTTL", "thing")
-        assert held + 86_400_000 <= remembered < ttl * 1000 + 1.2 * 86_400_000
+        assert held + 86_400_000 <= kept < ttl * 1000 + 1.2 * 86_400_000

@@ -1,4 +1,4 @@
-"""The two readers of replies, ours and the one on hiredis, give the same for whatever a server may send."""
+"""Both reply readers, ours and the one of hiredis, return the same replies for the same bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _same(reply: Any, wanted: Any) -> bool:
 
 @pytest.mark.parametrize("make", [Reader, new_reader], ids=["ours", "hiredis"])
 @given(data=st.data())
-def test_replies_come_out_whole_however_they_are_cut(make: Any, data: st.DataObject) -> None:
+def test_replies_do_not_depend_on_how_the_stream_is_split(make: Any, data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(REPLIES), min_size=1, max_size=6))
     wire = b"".join(one for one, _ in chosen)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(wire)), max_size=8)) | {len(wire)})
@@ -65,36 +65,37 @@ def test_replies_come_out_whole_however_they_are_cut(make: Any, data: st.DataObj
         assert (type(reply) is Pushed) == sent.startswith(b">")
 
 
-def _told(text: bytes, mark: bytes) -> bytes:
+def _message(text: bytes, mark: bytes) -> bytes:
     return mark + b"3\r\n" + bulks(b"message", INBOX.encode(), text)
 
 
 @pytest.mark.parametrize("make", [Reader, new_reader], ids=["ours", "hiredis"])
 @pytest.mark.parametrize("protocol", [2, 3])
 @given(data=st.data())
-def test_an_inbox_hears_the_same_at_a_glance(make: Any, protocol: int, data: st.DataObject) -> None:
-    """However the stream is cut, and whatever else comes between."""
+def test_the_fast_path_delivers_the_same_notifications(make: Any, protocol: int, data: st.DataObject) -> None:
+    """However the stream is split, and between other messages."""
     mark = b">" if protocol == 3 else b"*"
-    grants = [_told(text, mark) for text in (b"moto 3 17", b"ana 1 1794771109402614", b"bob 12 9")]
+    grants = [_message(text, mark) for text in (b"moto 3 17", b"ana 1 1794771109402614", b"bob 12 9")]
     others = [
-        _told(text, mark) for text in (b"moto 3 next 1500", b"moto 3 x", b"", b"a\r\nb c d", b"a b 3\r\n", b"\xff 1 2")
+        _message(text, mark)
+        for text in (b"moto 3 next 1500", b"moto 3 x", b"", b"a\r\nb c d", b"a b 3\r\n", b"\xff 1 2")
     ]
     pong = b"+PONG\r\n" if protocol == 3 else b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
     wire = b"".join(data.draw(st.lists(st.sampled_from([*grants, *others, pong]), min_size=1, max_size=6)))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(wire)), max_size=8)) | {len(wire)})
-    at_once = [push for reply in make().feed(wire) if (push := notification_in(reply)) is not None]
-    heard: list[Any] = []
-    feed = grant_fast_path(make().feed, INBOX, protocol, lambda holder, push: heard.append((holder, push)))
+    expected = [found for reply in make().feed(wire) if (found := notification_in(reply)) is not None]
+    received: list[Any] = []
+    feed = grant_fast_path(make().feed, INBOX, protocol, lambda holder, grant: received.append((holder, grant)))
     for start, cut in zip([0, *cuts], cuts, strict=False):
-        heard += [push for reply in feed(wire[start:cut]) if (push := notification_in(reply)) is not None]
-    assert heard == at_once
+        received += [found for reply in feed(wire[start:cut]) if (found := notification_in(reply)) is not None]
+    assert received == expected
 
 
-def test_a_grant_alone_is_no_reply() -> None:
-    heard: list[Any] = []
-    feed = grant_fast_path(Reader().feed, INBOX, 3, lambda holder, push: heard.append((holder, push)))
-    assert feed(_told(b"moto 3 17", b">")) == ()
-    assert heard == [("moto", GrantNotification(3, 17))]
+def test_a_single_grant_is_not_returned_as_a_reply() -> None:
+    received: list[Any] = []
+    feed = grant_fast_path(Reader().feed, INBOX, 3, lambda holder, grant: received.append((holder, grant)))
+    assert feed(_message(b"moto 3 17", b">")) == ()
+    assert received == [("moto", GrantNotification(3, 17))]
 
 
 @pytest.mark.parametrize("make", [Reader, new_reader], ids=["ours", "hiredis"])
@@ -104,7 +105,7 @@ def test_an_error_is_a_reply_and_keeps_its_text(make: Any) -> None:
     assert str(reply) == "NOSCRIPT No matching script."
 
 
-def test_the_two_readers_are_two() -> None:
+def test_the_two_readers_differ() -> None:
     assert type(new_reader()) is not Reader
 
 

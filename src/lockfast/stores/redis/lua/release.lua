@@ -2,7 +2,7 @@
 -- KEYS     1 lock, 2 meta, 3 queue, 4 waiters
 -- ARGV     1 holder
 -- Returns  1 if the holder had the lock, 0 if not.
--- Works without free memory: it writes only after a removal. Whatever fails in the hand-off, the lock is free.
+-- Works without free memory: it writes only after a removal. If the hand-off fails, the lock is free.
 -- The uncontended case comes first, before the definitions that only the other cases need.
 
 local call, format = redis.call, string.format

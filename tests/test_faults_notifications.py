@@ -1,4 +1,4 @@
-"""Grants that the server sends by itself: lost, late, twice, and forged. None is believed that is not true."""
+"""Notifications that are lost, late, repeated or forged. A client accepts only current ones."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ from lockfast import State
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.flavours import FLAVOURS, Colour
+from tests.traps.flavours import FLAVOURS, Flavour
 from tests.traps.programs import Program
 from tests.traps.watching import Stopwatch, await_queue, companions, on, pubsub_clients
 
@@ -16,17 +16,17 @@ pytestmark = pytest.mark.timing
 
 
 @pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
     with FLAVOURS[request.param]() as flavour:
         yield flavour
 
 
 def a_grant(args: Sequence[bytes]) -> bool:
-    """A push that makes somebody the holder: three words, as against news for who is next."""
+    """Whether a notification is a grant, with three words; "now first" has four."""
     return args[0] == b"message" and len(args[-1].split()) == 3
 
 
-def test_a_push_that_was_lost_is_asked_for(proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
+def test_a_lost_notification_is_recovered(proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
     holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     lease = holder.acquire("report")
     waiting = client.acquiring("report")
@@ -41,9 +41,7 @@ def test_a_push_that_was_lost_is_asked_for(proxy: FaultProxy, flavour: Colour, v
     client.release(granted)
 
 
-def test_a_push_that_was_lost_far_back_in_the_queue_is_asked_for_too(
-    proxy: FaultProxy, flavour: Colour, valkey: Server
-) -> None:
+def test_lost_notifications_in_a_long_queue_are_recovered(proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
     holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     lease = holder.acquire("report")
     waiting = [client.acquiring("report") for _ in range(5)]
@@ -53,7 +51,7 @@ def test_a_push_that_was_lost_far_back_in_the_queue_is_asked_for_too(
     holder.release(lease)
     left = list(waiting)
     while left:
-        until(lambda: any(future.done() for future in left), "the next to get the lock")
+        until(lambda: any(future.done() for future in left), "the next waiter to acquire the lock")
         granted = next(future for future in left if future.done())
         left.remove(granted)
         client.release(granted.result())
@@ -61,25 +59,25 @@ def test_a_push_that_was_lost_far_back_in_the_queue_is_asked_for_too(
     assert watch.seconds < watch.most(2 * 1.15)
 
 
-def test_a_push_that_comes_late_is_not_believed(proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
-    """It lies in a buffer while its grant expires and another gets the lock; then it arrives."""
+def test_a_late_notification_is_rejected(proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
+    """It is delayed until its grant has expired and another client has acquired the lock."""
     holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     lease = holder.acquire("report")
     late = proxy.hold_pushes(a_grant)
     waiting = client.acquiring("report", ttl=3)
     await_queue(valkey, "report", 1)
-    proxy.stall("to_server")  # it cannot ask meanwhile
+    proxy.stall("to_server")  # the waiter cannot repeat its request meanwhile
     holder.release(lease)
     late.wait()
-    valkey.raw("PEXPIRE", "report", 1)  # the grant expires at once, as if its time were over
+    valkey.raw("PEXPIRE", "report", 1)  # expires the grant at once
     until(lambda: not valkey.raw("EXISTS", "report"), "the grant to expire")
     taken = holder.try_acquire("report")
     assert taken is not None
     seen = len(proxy.requests)
-    until(lambda: any(on("report")(args) for args in proxy.requests[seen:]), "the waiter to ask again")  # type: ignore[operator]
+    until(lambda: any(on("report")(args) for args in proxy.requests[seen:]), "the waiter to repeat its request")  # type: ignore[operator]
     late.release()
     proxy.unstall("to_server")
-    await_queue(valkey, "report", 1)  # it asked after all, and was told to wait
+    await_queue(valkey, "report", 1)  # its request arrived, and the server queued it
     assert not waiting.done()
     assert valkey.raw("GET", "report") == taken.holder
     holder.release(taken)
@@ -88,9 +86,7 @@ def test_a_push_that_comes_late_is_not_believed(proxy: FaultProxy, flavour: Colo
     client.release(granted)
 
 
-def test_a_push_that_comes_after_the_waiter_asked_again_is_not_believed(
-    proxy: FaultProxy, flavour: Colour, valkey: Server
-) -> None:
+def test_a_notification_for_an_earlier_attempt_is_rejected(proxy: FaultProxy, flavour: Flavour, valkey: Server) -> None:
     holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     lease = holder.acquire("report")
     late = proxy.hold_pushes(a_grant)
@@ -102,20 +98,20 @@ def test_a_push_that_comes_after_the_waiter_asked_again_is_not_believed(
     valkey.raw("DEL", "report")
     taken = holder.try_acquire("report")
     assert taken is not None
-    with_replies_held.wait()  # the waiter has asked, and the server has queued it anew behind the other
+    with_replies_held.wait()  # the server has executed the repeated request, and queued it again
     await_queue(valkey, "report", 1)
     late.release()
     with_replies_held.release()
     seen = len(proxy.requests)
-    until(lambda: len(proxy.requests) > seen, "the waiter to go on waiting")
+    until(lambda: len(proxy.requests) > seen, "the waiter to send another request")
     assert not waiting.done()
     assert valkey.raw("GET", "report") == taken.holder
     holder.release(taken)
     client.release(waiting.result(20))
 
 
-def test_a_waiter_that_slept_through_its_grant_does_not_believe_it(flavour: Colour, valkey: Server) -> None:
-    """Its process was stopped: when it runs again, the push is the first thing it reads, and its time is over."""
+def test_a_waiter_that_was_suspended_through_its_grant_rejects_it(flavour: Flavour, valkey: Server) -> None:
+    """Its process was stopped. When it continues, it reads a notification of an expired grant first."""
     holder = flavour.connect(valkey.url)
     lease = holder.acquire("report")
     with Program("wait", flavour.name, valkey.url, "report", ttl=0.5) as sleeper:
@@ -125,7 +121,7 @@ def test_a_waiter_that_slept_through_its_grant_does_not_believe_it(flavour: Colo
         assert valkey.raw("GET", "report") != lease.holder
         taken = holder.acquire("report", timeout=20)  # once the sleeper's grant has expired
         sleeper.thaw()
-        await_queue(valkey, "report", 1)  # it asked, and waits again
+        await_queue(valkey, "report", 1)  # it repeated its request, and waits again
         assert valkey.raw("GET", "report") == taken.holder
         holder.release(taken)
         assert sleeper.line() == "waiting"
@@ -133,8 +129,10 @@ def test_a_waiter_that_slept_through_its_grant_does_not_believe_it(flavour: Colo
         assert (held, int(fence) > taken.fence) == ("held", True)
 
 
-def test_a_push_for_somebody_who_left_changes_nothing(proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
-    """The waiter's time is up in the moment it is granted: it gives the lock on, and the push finds nobody."""
+def test_a_notification_for_a_waiter_that_left_changes_nothing(
+    proxy: FaultProxy, flavour: Flavour, valkey: Server
+) -> None:
+    """The waiter times out just when it is granted the lock: it releases it, and nobody reads the notification."""
     holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     lease = holder.acquire("report")
     late = proxy.hold_pushes(a_grant)
@@ -152,8 +150,8 @@ def test_a_push_for_somebody_who_left_changes_nothing(proxy: FaultProxy, flavour
     holder.release(granted)
 
 
-def test_a_forged_or_foreign_message_is_ignored(flavour: Colour, valkey: Server) -> None:
-    """Whoever can publish could write anything into an inbox; only what fits the request is taken."""
+def test_a_forged_or_foreign_message_is_ignored(flavour: Flavour, valkey: Server) -> None:
+    """Every client that may publish can send anything to an inbox; the waiter accepts only what fits its request."""
     client = flavour.connect(valkey.url)
     valkey.raw("SET", "report", "a stranger's")
     waiting = client.acquiring("report")
@@ -184,7 +182,9 @@ def test_a_forged_or_foreign_message_is_ignored(flavour: Colour, valkey: Server)
     client.release(waiting.result(20))
 
 
-def test_two_pushes_at_once_reach_the_right_waiters(proxy: FaultProxy, flavour: Colour, valkey: Server) -> None:
+def test_notifications_that_arrive_together_reach_the_right_waiters(
+    proxy: FaultProxy, flavour: Flavour, valkey: Server
+) -> None:
     holder, client = flavour.connect(valkey.url), flavour.connect(proxy.url).warm_up_inbox()
     leases = [holder.acquire(f"report:{number}") for number in range(10)]
     waiting = [client.acquiring(f"report:{number}") for number in range(10)]

@@ -1,4 +1,4 @@
-"""Whom a hand-over tells, and in which order; and which releases go out behind a PING."""
+"""Which waiters a hand-off notifies, in which order, and which releases are sent after a PING."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verify.virtual_server import VirtualRedis
 TTL = 30.0
 
 
-class Door:
+class HeldLock:
     """A server with one lock, which X holds."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Door:
             self.tickets[holder] = reply[1]
         return reply
 
-    def listen(self, *inboxes: str) -> None:
+    def subscribe(self, *inboxes: str) -> None:
         for inbox in inboxes:
             self.server.subscribe(inbox, inbox.encode())
 
@@ -44,33 +44,33 @@ class Door:
 
 
 @pytest.mark.parametrize(
-    ("inbox_of_b", "told"),
+    ("inbox_of_b", "messages"),
     [("inbox:B", ["B next", "A granted"]), ("inbox:A", ["A granted", "B next"])],
     ids=["two inboxes", "one inbox"],
 )
-def test_the_grant_is_told_last_but_first_at_an_inbox_of_both(inbox_of_b: str, told: list[str]) -> None:
-    door = Door()
-    door.listen("inbox:A", "inbox:B")
-    door.request("A", "inbox:A")
-    door.request("B", inbox_of_b)
-    door.server.execute(release_request("door", "X"))
-    words = [message.payload.decode().split() for message in door.server.messages]
-    assert [f"{one[0]} {'next' if 'next' in one else 'granted'}" for one in words] == told
-    assert door.holder == b"A"
+def test_the_grant_is_published_last_except_to_a_shared_inbox(inbox_of_b: str, messages: list[str]) -> None:
+    lock = HeldLock()
+    lock.subscribe("inbox:A", "inbox:B")
+    lock.request("A", "inbox:A")
+    lock.request("B", inbox_of_b)
+    lock.server.execute(release_request("door", "X"))
+    words = [message.payload.decode().split() for message in lock.server.messages]
+    assert [f"{one[0]} {'next' if 'next' in one else 'granted'}" for one in words] == messages
+    assert lock.holder == b"A"
 
 
-def test_who_asks_is_not_passed_over_though_its_inbox_is_down() -> None:
-    door = Door()
-    door.listen("inbox:B")
+def test_the_caller_is_not_skipped_though_its_inbox_is_down() -> None:
+    lock = HeldLock()
+    lock.subscribe("inbox:B")
     for holder in ("dead", "A", "B"):
-        door.request(holder, f"inbox:{holder}")
-    door.server.call("DEL", "door")
-    assert isinstance(door.request("A", "inbox:A", attempt=2), int)
-    assert door.holder == b"A"
+        lock.request(holder, f"inbox:{holder}")
+    lock.server.call("DEL", "door")
+    assert isinstance(lock.request("A", "inbox:A", attempt=2), int)
+    assert lock.holder == b"A"
 
 
 class Wire:
-    """Takes note of what is sent, and answers what it is told to."""
+    """Records the requests, and returns a fixed reply."""
 
     def __init__(self, reply: Any) -> None:
         self.reply = reply
@@ -83,18 +83,18 @@ class Wire:
         return self.reply
 
 
-def wait_in_line(store: RedisStore, holder: str, asks: int = 1) -> None:
-    for attempt in range(asks):
+def enqueue(store: RedisStore, holder: str, attempts: int = 1) -> None:
+    for attempt in range(attempts):
         run(store.acquire(Claim("door", holder, TTL, ""), Enqueue("inbox", attempt + 1, None), 0.0))
 
 
-@pytest.mark.parametrize(("ahead", "pings"), [(0, [1, 1, 1, 1]), (3, [0, 1, 0, 1])], ids=["first", "behind others"])
-@pytest.mark.parametrize("asks", [1, 2, 3])
-def test_a_release_has_a_ping_in_front_or_every_other_has(ahead: int, pings: list[int], asks: int) -> None:
-    wire: Any = Wire([1000, 7, ahead])
-    store = RedisStore(wire, None)  # type: ignore[arg-type] # nobody is told anything here
+@pytest.mark.parametrize(("position", "pings"), [(0, [1, 1, 1, 1]), (3, [0, 1, 0, 1])], ids=["first", "behind others"])
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+def test_which_releases_follow_a_ping(position: int, pings: list[int], attempts: int) -> None:
+    wire: Any = Wire([1000, 7, position])
+    store = RedisStore(wire, None)  # type: ignore[arg-type] # this test needs no inbox
     for holder in "ABCD":
-        wait_in_line(store, holder, asks)
+        enqueue(store, holder, attempts)
     wire.reply, wire.sent = 1, []
     for holder in "ABCD":
         assert run(store.release("door", holder, 0.0))
@@ -103,9 +103,9 @@ def test_a_release_has_a_ping_in_front_or_every_other_has(ahead: int, pings: lis
     assert not store.prepared_releases
 
 
-def test_a_voter_of_a_quorum_keeps_no_release_ready() -> None:
-    """Its releases are others, and would never take it up."""
+def test_a_quorum_member_prepares_no_release() -> None:
+    """Its releases carry the script, so they would never use a prepared one."""
     wire: Any = Wire([1000, 7, 0])
-    store = RedisMember(wire, None)  # type: ignore[arg-type] # nobody is told anything here
-    wait_in_line(store, "A")
+    store = RedisMember(wire, None)  # type: ignore[arg-type] # this test needs no inbox
+    enqueue(store, "A")
     assert not store.prepared_releases
