@@ -1,6 +1,10 @@
-"""A write that the server executes late, after the lock was granted again, must not change the new grant."""
+"""A write that the server executes late, after the lock was granted again, must not change the new grant.
+
+Nor may a lost reply make a client renew something else than its grant.
+"""
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,16 +12,19 @@ from typing import Any
 import pytest
 
 import lockfast
-from lockfast import Locks
+from lockfast import Locks, Outcome, StoreUnavailable
 from lockfast.runtime.runner import run
 from lockfast.stores.zookeeper.nodes import holder_path, lock_path
 from lockfast.values import Claim, Granted, Renewal, Taken
-from tests.support import zookeeper
+from tests.support import etcd, zookeeper
+from tests.support.etcd import Etcd
 from tests.support.waiting import until
 from tests.support.zookeeper import ZooKeeper
 from tests.support.zookeeper_proxy import ZooKeeperProxy
 
 BRIEF, LONG = 0.5, 30.0
+ETCD_BRIEF = 2.0
+"""etcd rounds shorter ttls up to this one."""
 
 
 def claim(name: str, holder: str, ttl: float) -> Claim:
@@ -42,6 +49,37 @@ class Client:
 
     def holder(self, name: str) -> str | None:
         return run(self.store.inspect(name, self.now() + 20)).holder
+
+
+class EtcdDelay:
+    """Delays the next write of an etcd client, or loses the reply to it."""
+
+    def __init__(self, client: Client) -> None:
+        store: Any = client.store
+        self._call = store._client.call
+        store._client.call = self.call
+        self._armed = False
+        self.loses_reply = False
+        self._open = threading.Event()
+        self.held = threading.Event()
+
+    def hold(self, path: str) -> None:
+        self._armed = True
+
+    def let_go(self) -> None:
+        self._open.set()
+
+    async def call(self, path: str, body: dict[str, Any], until: float) -> Any:
+        writes = [one for one in body.get("success", ()) if "request_range" not in one]
+        if self._armed and writes:
+            self._armed = False
+            self.held.set()
+            self._open.wait()
+        reply = await self._call(path, body, until)
+        if self.loses_reply and writes:
+            self.loses_reply = False
+            raise StoreUnavailable("The reply was lost.", outcome=Outcome.UNKNOWN)
+        return reply
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +114,9 @@ def name() -> str:
     return f"late:{uuid.uuid4()}"
 
 
-def run_late(proxy: ZooKeeperProxy, path: str, operation: Callable[[], Any], meanwhile: Callable[[], Any]) -> Any:
+def run_late(
+    proxy: ZooKeeperProxy | EtcdDelay, path: str, operation: Callable[[], Any], meanwhile: Callable[[], Any]
+) -> Any:
     """Delay the write of `operation` until `meanwhile` has returned; return the result of `operation`."""
     results: list[Any] = []
     proxy.hold(path)
@@ -157,3 +197,57 @@ def test_grant_after_an_external_deletion(other: Client, name: str) -> None:
     assert other.renew(name, "ann", LONG) is False
     assert other.release(name, "bob") is True
     assert run(request(lambda client: client.exists_async(lock_path(name)), other.now() + 20)) is None
+
+
+@pytest.fixture(scope="module")
+def etcd_server() -> Iterator[Etcd]:
+    if etcd.find() is None:
+        pytest.skip(f"etcd is missing: it needs {etcd.NEEDS}")
+    with Etcd() as server:
+        yield server
+
+
+@pytest.fixture
+def two_etcd_clients(etcd_server: Etcd) -> Iterator[tuple[Client, Client]]:
+    with lockfast.connect(etcd_server.url) as first, lockfast.connect(etcd_server.url) as second:
+        yield Client(first), Client(second)
+
+
+def test_late_renewal_on_etcd(two_etcd_clients: tuple[Client, Client], name: str) -> None:
+    slow, other = two_etcd_clients
+    assert isinstance(slow.acquire(claim(name, "amy", ETCD_BRIEF)), Granted)
+    renewed = run_late(
+        EtcdDelay(slow),
+        name,
+        lambda: slow.renew(name, "amy", LONG),  # another ttl needs a transaction
+        lambda: granted_to_another(other, name),
+    )
+    assert renewed is False
+    assert_bob_holds(other, name)
+
+
+def test_late_release_on_etcd(two_etcd_clients: tuple[Client, Client], name: str) -> None:
+    slow, other = two_etcd_clients
+    assert isinstance(slow.acquire(claim(name, "ava", ETCD_BRIEF)), Granted)
+    released = run_late(
+        EtcdDelay(slow), name, lambda: slow.release(name, "ava"), lambda: granted_to_another(other, name)
+    )
+    assert released is False
+    assert_bob_holds(other, name)
+
+
+def test_renewal_after_a_lost_reply_extends_the_grant_on_etcd(
+    two_etcd_clients: tuple[Client, Client], name: str
+) -> None:
+    """A renewal with a longer ttl moves the grant to another etcd lease. The client must find out which one."""
+    slow, other = two_etcd_clients
+    assert isinstance(slow.acquire(claim(name, "ann", 3)), Granted)
+    EtcdDelay(slow).loses_reply = True
+    with pytest.raises(StoreUnavailable):
+        slow.renew(name, "ann", 4)
+    for _ in range(2):
+        time.sleep(1.3)
+        assert slow.renew(name, "ann", 3) is True
+    left = run(other.store.inspect(name, other.now() + 20)).ttl_left
+    assert left is not None
+    assert left >= 3

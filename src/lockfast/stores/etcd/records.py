@@ -32,13 +32,13 @@ def wait_key(name: str, holder: str = "") -> bytes:
     return ROOT + b"wait/" + name.encode() + b"\0" + holder.encode()
 
 
-def lease_of(holder: str, generation: int = 0) -> int:
-    """The id of a holder's etcd lease. A lease with another ttl that replaces it has the next generation.
+def lease_of(holder: str) -> int:
+    """The id of a holder's first etcd lease.
 
-    >>> 0 < lease_of("moto") < 2**63 and lease_of("moto") != lease_of("moto", 1)
+    >>> 0 < lease_of("moto") < 2**63
     True
     """
-    return 1 + int.from_bytes(sha256(f"{generation} {holder}".encode()).digest()[:8], "big") % (2**62)
+    return 1 + int.from_bytes(sha256(holder.encode()).digest()[:8], "big") % (2**62)
 
 
 def packed(data: bytes) -> str:

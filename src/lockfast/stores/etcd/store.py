@@ -3,7 +3,9 @@
 Rules:
 
 - Every write depends on what was read. A lost race is not an answer: the operation starts again.
-- Each holder has its own etcd lease, so a renewal cannot extend another holder's grant.
+- Each holder has its own etcd lease, so a renewal cannot extend another holder's grant. A renewal counts only if the
+  lock is on the very lease that was extended.
+- Conditions compare modification revisions, which etcd never repeats, not even for a key that is created again.
 - A lock is handed off in the transaction that releases it.
 """
 
@@ -95,7 +97,7 @@ class EtcdMailbox:
 
 
 class EtcdStore(Store):
-    """Invariant: `_generations` has the generation of a holder's etcd lease if it is not the first."""
+    """`_leases` has the etcd lease of a holder if it is not the first one."""
 
     grace = 0.3
     capabilities = Capabilities()
@@ -104,7 +106,7 @@ class EtcdStore(Store):
         self._client = client
         self._runtime = runtime
         self._boxes: dict[str, EtcdMailbox] = {}
-        self._generations: dict[str, int] = {}
+        self._leases: dict[str, int] = {}
 
     def mailbox(self, holder: str) -> Mailbox:
         box = self._boxes[holder] = EtcdMailbox(self._client, self._runtime, holder, self._boxes)
@@ -113,9 +115,9 @@ class EtcdStore(Store):
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         for _ in range(ROUNDS):
             seen = await self._read(claim.name, until, claim.holder)
-            if seen.holder == claim.holder:
+            if seen.lock is not None and seen.holder == claim.holder:
                 renewal = Renewal(claim.name, claim.holder, claim.ttl)
-                ttl = await self._keep_alive(claim.holder, until)
+                ttl = await self._keep_alive(seen.lock.lease, until)
                 if ttl and seen.fence is not None and await self._ensure_ttl(renewal, ttl, until):
                     return Granted(seen.fence)
             elif seen.lock is None:
@@ -187,11 +189,17 @@ class EtcdStore(Store):
         answers: list[bool] = []
         for start in range(0, len(renewals), RENEWALS_PER_READ):
             batch = renewals[start : start + RENEWALS_PER_READ]
-            ttls = [await self._keep_alive(renewal.holder, until) for renewal in batch]
+            leases = [self._lease_of(renewal.holder) for renewal in batch]
+            ttls = [await self._keep_alive(lease, until) for lease in leases]
             locks = await self._read_locks([renewal.name for renewal in batch], until)
-            for renewal, ttl, lock in zip(batch, ttls, locks, strict=True):
-                held = ttl > 0 and lock is not None and lock.value == renewal.holder.encode()
-                answers.append(held and await self._ensure_ttl(renewal, ttl, until))
+            for renewal, lease, ttl, lock in zip(batch, leases, ttls, locks, strict=True):
+                if lock is None or lock.value != renewal.holder.encode() or not lock.lease:
+                    answers.append(False)
+                elif lock.lease != lease:  # the reply to the change of its ttl was lost
+                    self._leases[renewal.holder] = lock.lease
+                    answers += await self.renew([renewal], until)
+                else:
+                    answers.append(ttl > 0 and await self._ensure_ttl(renewal, ttl, until))
         return answers
 
     async def _read_locks(self, names: Sequence[str], until: float) -> list[Record | None]:
@@ -202,8 +210,8 @@ class EtcdStore(Store):
         """Move the grant to a new etcd lease if the ttl differs: a lease cannot change its ttl. The fence stays."""
         if not renewal.final and lease_ttl >= ceil(renewal.ttl):
             return True
-        generation = self._generations.get(renewal.holder, 0) + 1
-        lease = await self._new_lease(lease_of(renewal.holder, generation), renewal.ttl, until)
+        reply = await self._call("/v3/lease/grant", {"ID": 0, "TTL": ceil(renewal.ttl)}, "a lease", until)
+        lease = int(reply["ID"])  # etcd chose it
         seen = await self._read(renewal.name, until)
         if seen.meta is None:
             return False
@@ -215,8 +223,10 @@ class EtcdStore(Store):
         ]
         conditions = [records.is_held_by(renewal.name, renewal.holder), records.is_unchanged(seen.meta)]
         reply = await self._transact(renewal.name, conditions, writes, until)
-        self._generations[renewal.holder] = generation
-        return bool(reply.get("succeeded"))
+        if not reply.get("succeeded"):
+            return False
+        self._leases[renewal.holder] = lease
+        return True
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         self._boxes.pop(holder, None)
@@ -251,9 +261,8 @@ class EtcdStore(Store):
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         seen = await self._read(claim.name, until)
-        if seen.holder == claim.holder and seen.fence is not None:
-            await self._keep_alive(claim.holder, until)
-            return Granted(seen.fence)
+        if seen.lock is not None and seen.holder == claim.holder and seen.fence is not None:
+            return Granted(seen.fence) if await self._keep_alive(seen.lock.lease, until) else None
         if seen.holder != old_holder:
             return None
         lease = await self._lease(claim.holder, claim.ttl, until)
@@ -311,7 +320,7 @@ class EtcdStore(Store):
 
     def reset(self, *, forked: bool) -> None:
         self._boxes.clear()
-        self._generations.clear()
+        self._leases.clear()
         self._client.reset()
 
     async def _read(self, name: str, until: float, own: str = "", most: int = 1) -> Snapshot:
@@ -327,32 +336,32 @@ class EtcdStore(Store):
         first = (next(iter(found), None) for found in (lock, meta, mine))
         return Snapshot(int(reply["header"]["revision"]), next(first), next(first), queue, waiting, next(first))
 
-    async def _lease(self, holder: str, ttl: float, until: float) -> int:
-        """Create the holder's etcd lease, or renew it."""
-        return await self._new_lease(lease_of(holder, self._generations.get(holder, 0)), ttl, until)
+    def _lease_of(self, holder: str) -> int:
+        return self._leases.get(holder) or lease_of(holder)
 
-    async def _new_lease(self, lease: int, ttl: float, until: float) -> int:
+    async def _lease(self, holder: str, ttl: float, until: float) -> int:
+        """Create the holder's etcd lease, or renew it; return its id."""
+        lease = self._lease_of(holder)
         body = {"ID": lease, "TTL": ceil(ttl)}
         try:
             await self._client.call("/v3/lease/grant", body, until)
         except EtcdError as error:
             if error.code != PRECONDITION:
                 raise store_error(error, "a lease") from error
-            reply = await self._call("/v3/lease/keepalive", {"ID": lease}, "a lease", until)
-            if "TTL" not in reply.get("result", {}):  # it expired in between
+            if not await self._keep_alive(lease, until):  # it expired in between
                 await self._call("/v3/lease/grant", body, "a lease", until)
         return lease
 
-    async def _keep_alive(self, holder: str, until: float) -> int:
-        """Renew the holder's etcd lease; return its ttl, 0 if it has expired."""
-        lease = lease_of(holder, self._generations.get(holder, 0))
+    async def _keep_alive(self, lease: int, until: float) -> int:
+        """Renew an etcd lease; return its ttl, 0 if it has expired."""
         reply = await self._call("/v3/lease/keepalive", {"ID": lease}, "a lease", until)
         return int(reply.get("result", {}).get("TTL", 0))
 
     async def _end_lease(self, holder: str, until: float) -> None:
-        generation = self._generations.pop(holder, 0)
+        lease = self._lease_of(holder)
+        self._leases.pop(holder, None)
         try:
-            await self._client.call("/v3/lease/revoke", {"ID": lease_of(holder, generation)}, until)
+            await self._client.call("/v3/lease/revoke", {"ID": lease}, until)
         except (EtcdError, StoreUnavailable):
             pass  # it expires by itself
 
