@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import hypothesis
 import pytest
 
 from lockfast.stores.redis.transport import connect
@@ -12,32 +13,8 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import KINDS, NEEDS, Server, available
 from tests.support.topologies import GROUPS, Group
 
-LONGEST = (
-    # round 1
-    "tests/keepalive/test_server_faults.py",
-    "tests/test_faults_late.py",
-    "tests/test_faults_server.py",
-    "tests/keepalive/test_standing_still.py",
-    "tests/contract/test_waiting.py",
-    # round 2
-    "tests/test_simulator.py",
-    "tests/test_explorer.py",
-    "tests/cli/test_run.py",
-    "tests/systems/test_etcd_and_zookeeper.py",
-    "tests/contract/test_leases.py",
-    "tests/keepalive/test_shut_down.py",
-    "tests/contract/test_store_port.py",
-    "tests/cli/test_operator_commands.py",
-    "tests/test_demo.py",
-    "tests/shells/test_thread_schedules.py",
-    "tests/keepalive/test_scale.py",
-    "tests/topology/test_lost_lock.py",
-    "tests/topology/test_failover.py",
-    "tests/test_mutants.py",
-    "tests/quorum/test_failures.py",
-)
-"""They start first, so that a round does not end with one worker on a long file."""
-
+hypothesis.settings.register_profile("lockfast", deadline=None)  # 200 ms by default, which a busy machine exceeds
+hypothesis.settings.load_profile("lockfast")
 
 OTHER_SERVERS = set(KINDS) - {"valkey9"}
 """A test with one of these as a parameter repeats the test on valkey9, and gets the marker `repeat`."""
@@ -55,8 +32,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.repeat)
     if wanted := config.getoption("--system"):
         select(config, items, lambda item: any(wanted in mark.args for mark in item.iter_markers("system")))
-    ranks = {path: rank for rank, path in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(LONGEST)))
 
 
 def parameters(item: pytest.Item) -> Iterator[object]:
