@@ -106,6 +106,13 @@ def test_same_model_gives_the_same_counts() -> None:
     assert (first.states, first.transitions, first.schedules) == (second.states, second.transitions, second.schedules)
 
 
+def test_process_is_over_when_only_its_keepalive_is_left() -> None:
+    """It holds no lease then, so its keepalive will do nothing that the models check."""
+    explorer = Explorer(Model("one client", [Client("A", models.user(renew=True))], seconds=0.5))
+    assert explorer.run().complete
+    assert any(process.over for process in explorer.world.processes)
+
+
 def test_command_prints_a_table_and_sets_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert explore.main(["--quick", "cut"]) == 0
     assert "1 of 1 models complete" in capsys.readouterr().out

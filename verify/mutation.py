@@ -37,15 +37,17 @@ def _clear_caches() -> None:
 
 @contextmanager
 def python(owner: Any, name: str, old: str, new: str) -> Iterator[None]:
-    """Replace `old` by `new` in a function of a module or a method of a class."""
-    original = inspect.getattr_static(owner, name)
-    source = replaced(textwrap.dedent(inspect.getsource(original)), old, new)
-    module = inspect.getmodule(original)
+    """Replace `old` by `new` in a function of a module or a method of a class, wherever it has been imported."""
+    function: Any = inspect.unwrap(getattr(owner, name))
+    source = replaced(textwrap.dedent(inspect.getsource(function)), old, new)
     namespace: dict[str, Any] = {}
     code = compile("from __future__ import annotations\n" + source, f"<mutant of {name}>", "exec")
-    exec(code, vars(module), namespace)
-    with attribute(owner, name, namespace[name]):
+    exec(code, function.__globals__, namespace)
+    original, function.__code__ = function.__code__, namespace[name].__code__
+    try:
         yield
+    finally:
+        function.__code__ = original
 
 
 @contextmanager
