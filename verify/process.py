@@ -157,9 +157,7 @@ class WatchedStore(RedisStore):
         super().__init__(process, process, reasserts=reasserts)
         self.process = process
 
-    async def acquire(
-        self, claim: Claim, enqueue: Enqueue | None, until: float, before: Sequence[bytes] = ()
-    ) -> Answer:
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         answer = await super().acquire(claim, enqueue, until)
         if isinstance(answer, Queued):
             ticket = self.process.tickets.setdefault(claim.holder, answer.ticket)
@@ -167,7 +165,7 @@ class WatchedStore(RedisStore):
                 self.process.violate("FQ", f"the ticket of {claim.holder} changed from {ticket} to {answer.ticket}")
         return answer
 
-    async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
+    async def release(self, name: str, holder: str, until: float) -> bool:
         self.process.releasing.add(holder)
         return await super().release(name, holder, until)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from copy import copy
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from lockfast.errors import StoreError, StoreProtocolError, StoreRefused
 from lockfast.facts import Facts, Topology
@@ -115,7 +116,7 @@ class Fallback(Protocol):
 
 
 class RedisStore(Store):
-    """One server. Every operation takes requests to send `before` its own, such as ASKING in a cluster.
+    """One server.
 
     `topology` describes the servers behind the address. If `reasserts`, a renewal restores a grant that a failover
     lost.
@@ -129,6 +130,7 @@ class RedisStore(Store):
         self.fallback: Fallback | None = None
         self.prepared_releases: dict[tuple[str, str], tuple[bytes, Sequence[bytes]]] = {}
         self._ping_last = True
+        self._prefix: tuple[bytes, ...] = ()
         self._topology = topology
         self._reasserts = reasserts
         self._changed: Callable[[str | None], None] | None = None
@@ -164,19 +166,23 @@ class RedisStore(Store):
         )
         return first, first._replace(change_events=True)
 
+    def with_prefix(self, *requests: bytes) -> Self:
+        """Return the same store, which sends `requests` before each of its own, such as ASKING in a cluster."""
+        twin = copy(self)
+        twin._prefix = requests
+        return twin
+
     def mailbox(self, holder: str) -> Mailbox:
         return self.inbox.mailbox(holder)
 
-    async def acquire(
-        self, claim: Claim, enqueue: Enqueue | None, until: float, before: Sequence[bytes] = ()
-    ) -> Answer:
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         request = scripts.acquire_request(claim, enqueue)
-        reply = await self.wire.request(request, until, before)
+        reply = await self.wire.request(request, until, self._prefix)
         if type(reply) is int:
             return tuple.__new__(Granted, (reply, None))
         if type(reply) is ReplyError:
             try:
-                reply = await self._recover(reply, scripts.ACQUIRE, request, claim.name, until, before)
+                reply = await self._recover(reply, scripts.ACQUIRE, request, claim.name, until, self._prefix)
             except (StoreRefused, StoreProtocolError) as denial:
                 return await self._fall_back(denial, lambda store: store.acquire(claim, enqueue, until))
         if type(reply) is int:
@@ -190,12 +196,12 @@ class RedisStore(Store):
         except (TypeError, IndexError):
             raise _unexpected(claim.name, reply) from None
 
-    async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
+    async def release(self, name: str, holder: str, until: float) -> bool:
         prepared = self.prepared_releases.pop((name, holder), None) if self.prepared_releases else None
         if prepared is None:
-            request = scripts.release_request(name, holder)
+            request, before = scripts.release_request(name, holder), self._prefix
         else:
-            request, before = prepared[0], (*prepared[1], *before)
+            request, before = prepared[0], (*prepared[1], *self._prefix)
         reply = await self.wire.request(request, until, before)
         if type(reply) is ReplyError:
             try:
@@ -223,38 +229,34 @@ class RedisStore(Store):
             (PING,) if self._ping_last else (),
         )
 
-    async def renew(
-        self, renewals: Sequence[Renewal], until: float, before: Sequence[bytes] = ()
-    ) -> Sequence[bool | None]:
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
         name = renewals[0].name
-        if self.capabilities.change_events:
-            before = (*scripts.TRACK, *before)
-        reply = await self._run(scripts.RENEW, scripts.renew_request(renewals), name, until, before)
+        track = scripts.TRACK if self.capabilities.change_events else ()
+        reply = await self._run(scripts.RENEW, scripts.renew_request(renewals), name, until, track)
         if not isinstance(reply, list) or len(reply) != len(renewals):
             raise _unexpected(name, reply)
         return [answer == 1 for answer in reply]
 
-    async def adopt(self, claim: Claim, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
-        reply = await self._run(scripts.ADOPT, scripts.adopt_request(claim, old_holder), claim.name, until, before)
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
+        reply = await self._run(scripts.ADOPT, scripts.adopt_request(claim, old_holder), claim.name, until)
         return Granted(reply) if reply else None
 
-    async def reassert(self, claim: Claim, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
-        reply = await self._run(scripts.REASSERT, scripts.reassert_request(claim, fence), claim.name, until, before)
+    async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
+        reply = await self._run(scripts.REASSERT, scripts.reassert_request(claim, fence), claim.name, until)
         return bool(reply == 1)
 
-    async def force_release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
-        value = holder.encode()
-        reply = await self._run(scripts.FORCE_RELEASE, scripts.force_release_request(name, value), name, until, before)
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
+        request = scripts.force_release_request(name, holder.encode())
+        reply = await self._run(scripts.FORCE_RELEASE, request, name, until)
         if isinstance(reply, bytes) and clean(reply.decode("utf-8", "replace")) == holder:
             # Another program's lock: `holder` is its value without control characters. Repeat with the real one.
-            reply = await self._run(
-                scripts.FORCE_RELEASE, scripts.force_release_request(name, reply), name, until, before
-            )
+            request = scripts.force_release_request(name, reply)
+            reply = await self._run(scripts.FORCE_RELEASE, request, name, until)
         return bool(reply == 1)
 
-    async def inspect(self, name: str, until: float, before: Sequence[bytes] = ()) -> LockInfo:
+    async def inspect(self, name: str, until: float) -> LockInfo:
         request = scripts.inspect_request(name, MAX_WAITERS_SHOWN)
-        reply = await self._run(scripts.INSPECT, request, name, until, before)
+        reply = await self._run(scripts.INSPECT, request, name, until)
         try:
             return info_of(name, reply)
         except (TypeError, ValueError, IndexError):
@@ -299,6 +301,7 @@ class RedisStore(Store):
         return await self._watches.watch(key, until)
 
     async def _run(self, script: Script, request: bytes, name: str, until: float, before: Sequence[bytes] = ()) -> Any:
+        before = (*before, *self._prefix)
         reply = await self.wire.request(request, until, before)
         if type(reply) is ReplyError:
             return await self._recover(reply, script, request, name, until, before)

@@ -75,9 +75,7 @@ class TransactionStore(RedisStore):
     def capabilities(self) -> Capabilities:
         return Capabilities(values=True)
 
-    async def acquire(
-        self, claim: Claim, enqueue: Enqueue | None, until: float, before: Sequence[bytes] = ()
-    ) -> Answer:
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         keys = keys_of(claim.name)
         if enqueue is not None and enqueue.attempt > 1:  # the lock was taken a moment ago: read before a transaction
             _, replies = await self._read(holder_reads(keys), until)
@@ -91,11 +89,11 @@ class TransactionStore(RedisStore):
 
         return await self._grant(claim.name, decide, until)
 
-    async def adopt(self, claim: Claim, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         fence = await self._grant(claim.name, lambda found: decide_adopt(claim, old_holder, found), until)
         return None if fence is None else Granted(fence)
 
-    async def force_release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
         keys = keys_of(name)
         return await self._grant(name, lambda found: decide_force_release(keys, holder, found), until)
 
@@ -104,13 +102,13 @@ class TransactionStore(RedisStore):
         reads = grant_reads(keys)
         return await self._transact(name, [keys.lock, keys.meta], reads, lambda replies: decide(Found(*replies)), until)
 
-    async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
+    async def release(self, name: str, holder: str, until: float) -> bool:
         lock = keys_of(name).lock
         return await self._transact(
             name, [lock], [pack(b"GET", lock)], lambda replies: decide_release(lock, holder, *replies), until
         )
 
-    async def renew(self, renewals: Sequence[Renewal], until: float, before: Sequence[bytes] = ()) -> list[bool]:
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
         all_keys = [keys_of(renewal.name) for renewal in renewals]
         try:
             return await self._transact(
@@ -125,7 +123,7 @@ class TransactionStore(RedisStore):
         except _TooManyRaces:
             return [(await self.renew([renewal], until))[0] for renewal in renewals]
 
-    async def inspect(self, name: str, until: float, before: Sequence[bytes] = ()) -> LockInfo:
+    async def inspect(self, name: str, until: float) -> LockInfo:
         (info,) = await self._infos([name], until)
         if isinstance(info, ReplyError):
             raise self._error(info, name)

@@ -61,14 +61,19 @@ def slot_owners(reply: Any, asked_host: str) -> dict[int, Address]:
 class ClusterNode:
     """One node: its store and connections. `failed` is set while its last request got no answer."""
 
-    __slots__ = ("failed", "host", "inbox", "store", "wire")
+    __slots__ = ("failed", "host", "importing", "inbox", "store", "wire")
 
-    def __init__(self, store: RedisStore, wire: Any, inbox: Any, host: str) -> None:
+    def __init__(self, store: RedisStore, wire: Any, inbox: Any, host: str, *, importing: bool = False) -> None:
         self.store = store
         self.wire = wire
         self.inbox = inbox
         self.host = host
         self.failed = False
+        self.importing = importing
+
+    def asking(self) -> ClusterNode:
+        """The same node for one request about a slot that it is still importing."""
+        return ClusterNode(self.store.with_prefix(ASKING), self.wire, self.inbox, self.host, importing=True)
 
     def disconnect(self) -> None:
         """Close the connections, which wakes the waiters there."""
@@ -222,18 +227,17 @@ class ClusterStore(Store):
         for address in set(before.values()) - set(owners.values()):
             self._node(address).disconnect()
 
-    async def _routed(self, name: str, until: float, work: Callable[[ClusterNode, Sequence[bytes]], Awaitable[T]]) -> T:
-        """Run `work(node, before)` at the lock's node, following redirections; `before` goes ahead of the request."""
+    async def _routed(self, name: str, until: float, work: Callable[[ClusterNode], Awaitable[T]]) -> T:
+        """Run `work(node)` at the lock's node, following redirections."""
         slot = keys_of(name).slot
-        node = await self._owner(slot, until)
-        before: tuple[bytes, ...] = ()
+        node, asking = await self._owner(slot, until), False
         for _ in range(MAX_REDIRECTS):
             try:
-                result = await work(node, before)
+                result = await work(node.asking() if asking else node)
             except Redirected as redirection:
                 address = redirection.host or node.host, redirection.port
-                node, before = self._node(address), (ASKING,) if redirection.ask else ()
-                if not redirection.ask:
+                node, asking = self._node(address), redirection.ask
+                if not asking:
                     self._owners[slot] = address
                     self._stale = True
             except StoreUnavailable:
@@ -257,13 +261,13 @@ class ClusterStore(Store):
         return ClusterMailbox(self._boxes, holder)
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
-        async def work(node: ClusterNode, before: Sequence[bytes]) -> Answer:
+        async def work(node: ClusterNode) -> Answer:
             if enqueue is None:
-                return await node.store.acquire(claim, None, until, before)
+                return await node.store.acquire(claim, None, until)
             box = self._boxes.get(claim.holder)
             if box is None:
                 raise ValueError("a claim can be enqueued only while its mailbox is open")
-            if before:
+            if node.importing:
                 raise StoreUnavailable(
                     f"The lock {shown(claim.name)} is moving to another node, so nothing was changed. Try again."
                 )
@@ -273,25 +277,19 @@ class ClusterStore(Store):
         return await self._routed(claim.name, until, work)
 
     async def release(self, name: str, holder: str, until: float) -> bool:
-        return await self._routed(name, until, lambda node, before: node.store.release(name, holder, until, before))
+        return await self._routed(name, until, lambda node: node.store.release(name, holder, until))
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
-        return await self._routed(
-            claim.name, until, lambda node, before: node.store.adopt(claim, old_holder, until, before)
-        )
+        return await self._routed(claim.name, until, lambda node: node.store.adopt(claim, old_holder, until))
 
     async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
-        return await self._routed(
-            claim.name, until, lambda node, before: node.store.reassert(claim, fence, until, before)
-        )
+        return await self._routed(claim.name, until, lambda node: node.store.reassert(claim, fence, until))
 
     async def inspect(self, name: str, until: float) -> LockInfo:
-        return await self._routed(name, until, lambda node, before: node.store.inspect(name, until, before))
+        return await self._routed(name, until, lambda node: node.store.inspect(name, until))
 
     async def force_release(self, name: str, holder: str, until: float) -> bool:
-        return await self._routed(
-            name, until, lambda node, before: node.store.force_release(name, holder, until, before)
-        )
+        return await self._routed(name, until, lambda node: node.store.force_release(name, holder, until))
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
         """Pages of one master after another; the cursor is the number of the master and its own cursor."""
@@ -368,9 +366,7 @@ class ClusterStore(Store):
                 return await node.store.acknowledged_renewals(renewals, answers, until)
             return answers
         try:
-            return await self._routed(
-                renewals[0].name, until, lambda node, before: node.store.renew(renewals, until, before)
-            )
+            return await self._routed(renewals[0].name, until, lambda node: node.store.renew(renewals, until))
         except LockError:
             return [None] * len(renewals)
 

@@ -158,10 +158,10 @@ class RedisMember(RedisStore):
         found = await self.wire.request(pack(b"GET", key), until, before=(put,))
         return int(found) if isinstance(found, bytes) and found.isdigit() else None
 
-    async def release(self, name: str, holder: str, until: float, before: Sequence[bytes] = ()) -> bool:
+    async def release(self, name: str, holder: str, until: float) -> bool:
         """Send the whole script: nobody may be waiting for the reply that it has to be loaded first."""
         request = scripts.RELEASE.in_full(scripts.release_request(name, holder))
-        return bool(await self._run(scripts.RELEASE, request, name, until, before) == 1)
+        return bool(await self._run(scripts.RELEASE, request, name, until) == 1)
 
     def _prepare_release(
         self, claim: Claim, position: int

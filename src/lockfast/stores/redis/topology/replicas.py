@@ -148,21 +148,19 @@ class AcknowledgedStore(RedisStore):
         limit = self._runtime.now() + min(self._acks.within, ttl / 2)
         return await self._shared_wait.count(self._acks.replicas, min(limit, until))
 
-    async def acquire(
-        self, claim: Claim, enqueue: Enqueue | None, until: float, before: Sequence[bytes] = ()
-    ) -> Answer:
-        answer = await super().acquire(claim, enqueue, until, before)
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        answer = await super().acquire(claim, enqueue, until)
         if not isinstance(answer, Granted):
             return answer
         count = await self._count_acks(claim.ttl, until)
         if count >= self._acks.replicas:
             return Granted(answer.fence, count)
-        raise await self._undo(claim, count, before)
+        raise await self._undo(claim, count)
 
-    async def _undo(self, claim: Claim, count: int, before: Sequence[bytes]) -> StoreUnavailable:
+    async def _undo(self, claim: Claim, count: int) -> StoreUnavailable:
         outcome, state = Outcome.NOT_DONE, "was released again"
         try:
-            await super().release(claim.name, claim.holder, self._runtime.now() + UNDO_TIMEOUT, before)
+            await super().release(claim.name, claim.holder, self._runtime.now() + UNDO_TIMEOUT)
         except StoreError:
             outcome, state = Outcome.UNKNOWN, "is being released"
         return StoreUnavailable(f"The lock {shown(claim.name)} {state}: {self._shortfall(count)}", outcome=outcome)
@@ -177,14 +175,14 @@ class AcknowledgedStore(RedisStore):
             "they are connected and keep up."
         )
 
-    async def adopt(self, claim: Claim, old_holder: str, until: float, before: Sequence[bytes] = ()) -> Granted | None:
-        granted = await super().adopt(claim, old_holder, until, before)
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
+        granted = await super().adopt(claim, old_holder, until)
         if granted is None:
             return None
         return Granted(granted.fence, await self._require_acks(claim.name, claim.ttl, until))
 
-    async def reassert(self, claim: Claim, fence: int, until: float, before: Sequence[bytes] = ()) -> bool:
-        restored = await super().reassert(claim, fence, until, before)
+    async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
+        restored = await super().reassert(claim, fence, until)
         if restored:
             await self._require_acks(claim.name, claim.ttl, until)
         return restored
@@ -199,10 +197,8 @@ class AcknowledgedStore(RedisStore):
             )
         return count
 
-    async def renew(
-        self, renewals: Sequence[Renewal], until: float, before: Sequence[bytes] = ()
-    ) -> Sequence[bool | None]:
-        return await self.acknowledged_renewals(renewals, await super().renew(renewals, until, before), until)
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
+        return await self.acknowledged_renewals(renewals, await super().renew(renewals, until), until)
 
     async def acknowledged_renewals(
         self, renewals: Sequence[Renewal], answers: Sequence[bool | None], until: float
