@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from lockfast.client.lease import Lease
     from lockfast.client.locks import AsyncLocks, Locks
     from lockfast.stores.sqlite.fast_client import FastGrant
     from lockfast.values import Owner, Seconds
@@ -79,6 +80,13 @@ def take_at_once(target: str | None, name: str, ttl: float, label: str) -> FastG
 
     path = fast_client.path_of(url)
     return None if path is None else fast_client.acquire(path, name, ttl, f"{_host()}:{os.getpid()}:{label}")
+
+
+def resume(grant: FastGrant, target: str | None, label: str, options: dict[str, Any]) -> Lease:
+    """Turn a grant of `take_at_once` into a renewed lease with the same holder id and fence."""
+    lease = connect(target, label=label)._resume(grant.name, grant.holder, grant.fence, grant.sent_at, options)
+    grant.close()
+    return lease
 
 
 def _owner(label: str) -> Owner:

@@ -58,11 +58,12 @@ class UnrenewedLease:
 
     def renewed(self, wake: Callable[[], None]) -> CommandLease:
         """Hand the grant over to the library, which renews it."""
-        grant = self._grant
-        locks = _connect(self._options)
-        lease = locks._resume(grant.name, grant.holder, grant.fence, grant.sent_at, _lock_options(self._options, wake))
-        grant.close()
-        return CommandLease(self._options, lease)
+        from lockfast.client.connect import resume
+
+        options = self._options
+        _disable_warnings()
+        lease = resume(self._grant, options.url, options.shown_label, _lock_options(options, wake))
+        return CommandLease(options, lease)
 
     def release(self, code: int) -> None:
         if not self._grant.release():
@@ -131,7 +132,10 @@ def acquire(options: Options, wake: WakePipe) -> CommandLease:
     for early in wake.wait(0.0):
         if early in ending:
             raise Signalled(early)
-    locks = _connect(options)
+    import lockfast
+
+    _disable_warnings()
+    locks = lockfast.connect(options.url, label=options.shown_label)
     lock_options = _lock_options(options, wake.wake)
     if options.once:
         return _acquire_once(options, locks, lock_options)
@@ -159,14 +163,11 @@ def _raise_signalled(number: int, frame: object) -> NoReturn:
     raise Signalled(number)
 
 
-def _connect(options: Options) -> lockfast.Locks:
-    """Connect with the library. Its warnings are off: the command reports the loss itself."""
+def _disable_warnings() -> None:
+    """Turn off the library's warnings: the command reports a loss itself."""
     import logging
 
-    import lockfast
-
     logging.getLogger("lockfast").setLevel(logging.ERROR)
-    return lockfast.connect(options.url, label=options.shown_label)
 
 
 def _lock_options(options: Options, wake: Callable[[], None]) -> dict[str, Any]:
