@@ -11,42 +11,23 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
+from lockfast.errors import StoreError
 from lockfast.ports import Runtime
-from lockfast.stores.redis.protocol.notifications import notification_in, subscribe_error
-from lockfast.stores.redis.transport.connect import (
-    CLOSE_TIMEOUT,
-    MAX_SILENCE,
-    STALE_AFTER,
-    ConnectionFactory,
-    LinkT,
-)
+from lockfast.stores.redis.protocol.notifications import notification_in
+from lockfast.stores.redis.transport.connect import CLOSE_TIMEOUT, MAX_SILENCE, STALE_AFTER, ConnectionFactory, LinkT
 from lockfast.stores.redis.transport.shard_channels import ShardChannels, ended_channel
 from lockfast.values import FirstNotification, GrantNotification
 
 Notification = GrantNotification | FirstNotification
 
 
-class Answer(Protocol):
-    """The reply to a subscription, once it is `ready`."""
-
-    @property
-    def ready(self) -> bool: ...
-
-    @property
-    def value(self) -> Any: ...
-
-
 class BaseInbox(ABC, Generic[LinkT]):
     """`store.Inbox`. A mailbox in `mailboxes` receives its notifications as long as the link works."""
 
     def __init__(
-        self,
-        new_connection: ConnectionFactory,
-        runtime: Runtime,
-        max_wait: float = math.inf,
-        sharded: bool = False,
+        self, new_connection: ConnectionFactory, runtime: Runtime, max_wait: float = math.inf, sharded: bool = False
     ) -> None:
         self._new_connection = new_connection
         self.runtime = runtime
@@ -67,8 +48,8 @@ class BaseInbox(ABC, Generic[LinkT]):
         """Return the subscribed connection; connect if necessary."""
 
     @abstractmethod
-    async def _subscribe(self, link: LinkT, shards: ShardChannels, request: bytes, until: float) -> Answer:
-        """Send SSUBSCRIBE and wait for its reply."""
+    async def _subscribe(self, link: LinkT, shards: ShardChannels, request: bytes, until: float) -> StoreError | None:
+        """Send SSUBSCRIBE and wait for its reply; return the error in it."""
 
     @abstractmethod
     def _ping(self, link: LinkT, now: float) -> None: ...
@@ -80,8 +61,7 @@ class BaseInbox(ABC, Generic[LinkT]):
         channel = shards.channel(slot)
         if channel not in shards.subscribed:
             in_use = {mailbox.channel for mailbox in tuple(self.mailboxes.values())}
-            answer = await self._subscribe(link, shards, shards.request(channel, in_use), until)
-            error = link.error or subscribe_error(answer.value, answer.ready)
+            error = await self._subscribe(link, shards, shards.request(channel, in_use), until)
             if error is not None:
                 raise error
             shards.subscribed.add(channel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from lockfast.errors import StoreError
 from lockfast.ports import Runtime, Waker
 from lockfast.stores.redis.protocol.notifications import (
     PING,
@@ -61,12 +62,14 @@ class TaskInbox(BaseInbox[TaskLink]):
         self.address, self._shards = address, shards
         return link
 
-    async def _subscribe(self, link: TaskLink, shards: ShardChannels, request: bytes, until: float) -> _Answer:
+    async def _subscribe(
+        self, link: TaskLink, shards: ShardChannels, request: bytes, until: float
+    ) -> StoreError | None:
         answer = _Answer(self.runtime.waker())
         shards.pending.append(answer)
         link.send(request)
         await answer.waker.wait(until)
-        return answer
+        return link.error or subscribe_error(answer.value, answer.ready)
 
     def _wake_all(self) -> None:
         for mailbox in self.mailboxes.values():

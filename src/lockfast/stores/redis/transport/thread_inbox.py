@@ -6,7 +6,7 @@ import math
 import threading
 from typing import Any
 
-from lockfast.errors import LockError, StoreUnavailable, closed_error
+from lockfast.errors import LockError, StoreError, StoreUnavailable, closed_error
 from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol.notifications import (
     PING,
@@ -57,16 +57,12 @@ class ThreadInbox(BaseInbox[ThreadLink]):
                 "Another thread is still connecting the inbox, so this one cannot wait for the lock yet. Try again."
             )
         try:
-            if self.link is None or self.link.error is not None:
-                self._connect(until)
             link = self.link
-            if link is None:
-                raise StoreUnavailable("The connection was closed, so the lock cannot be waited for. Try again.")
-            return link
+            return self._connect(until) if link is None or link.error is not None else link
         finally:
             self._mutex.release()
 
-    def _connect(self, until: float) -> None:
+    def _connect(self, until: float) -> ThreadLink:
         if self._closed:
             raise closed_error()
         if self.link is not None:
@@ -100,14 +96,17 @@ class ThreadInbox(BaseInbox[ThreadLink]):
         self._heard_at = self.runtime.now()
         self._shards = shards
         self.link = link
+        return link
 
-    async def _subscribe(self, link: ThreadLink, shards: ShardChannels, request: bytes, until: float) -> PendingReply:
+    async def _subscribe(
+        self, link: ThreadLink, shards: ShardChannels, request: bytes, until: float
+    ) -> StoreError | None:
         answer = PendingReply()
         with self._mutex:
             shards.pending.append(answer)
             link.send(request, until)
         await link.wait_for(answer, until)
-        return answer
+        return link.error or subscribe_error(answer.value, answer.ready)
 
     def _ping(self, link: ThreadLink, now: float) -> None:
         if self._mutex.acquire(False):
