@@ -88,9 +88,12 @@ class Virtual:
 
 
 class DirectWire:
+    """A `Wire` that executes each request at once."""
+
     grace = 1.0
     pushes = False
     connected = True
+    has_sessions = False
     on_push: Callable[[Any], None] | None = None
 
     def __init__(self, execute: Exchange) -> None:
@@ -100,8 +103,6 @@ class DirectWire:
         return self._execute(request)
 
     def poll_events(self) -> None: ...
-
-    has_sessions = False
 
     def session(self) -> Any:
         raise NotImplementedError
@@ -114,15 +115,11 @@ class DirectWire:
 
 
 class NoInbox:
+    """An `Inbox` for operations that open no mailbox."""
+
     listening = True
-    in_use = False
 
     def mailbox(self, holder: str) -> Mailbox:
-        raise NotImplementedError
-
-    has_sessions = False
-
-    def session(self) -> Any:
         raise NotImplementedError
 
     def drop(self) -> None: ...

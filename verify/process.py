@@ -291,10 +291,6 @@ class Process:
     def address(self) -> str:
         return f"inbox:{self.name}:{self._addresses}"
 
-    @property
-    def in_use(self) -> bool:
-        return bool(self.mailboxes)
-
     def mailbox(self, holder: str) -> VirtualMailbox:
         return VirtualMailbox(self, holder)
 
