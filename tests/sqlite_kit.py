@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from lockfast.runtime.asyncio import AsyncioRuntime
 from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.stores.sqlite import SqliteStore
+from lockfast.stores.sqlite.store import SqliteStore
 from lockfast.values import Claim, Enqueue
 
 T = TypeVar("T")

@@ -19,9 +19,11 @@ from lockfast.errors import (
 )
 from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.stores.sqlite import SqliteStore, default_path, location
+from lockfast.stores.sqlite import location
 from lockfast.stores.sqlite.boot import boot_id
 from lockfast.stores.sqlite.database import lock_error
+from lockfast.stores.sqlite.location import default_path
+from lockfast.stores.sqlite.store import SqliteStore
 from lockfast.values import Granted, Renewal, Taken
 from tests.sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 

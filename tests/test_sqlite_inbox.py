@@ -19,7 +19,8 @@ import lockfast
 import lockfast.aio
 from lockfast.errors import ConfigurationError, StoreUnavailable
 from lockfast.runtime.runner import run
-from lockfast.stores.sqlite import SqliteStore, inbox
+from lockfast.stores.sqlite import inbox
+from lockfast.stores.sqlite.store import SqliteStore
 from lockfast.values import Granted, GrantNotification, Notification, Queued
 from tests.sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 from tests.support.waiting import until

@@ -16,7 +16,8 @@ import lockfast
 import lockfast.aio
 from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.stores.sqlite import SqliteStore, database
+from lockfast.stores.sqlite import database
+from lockfast.stores.sqlite.store import SqliteStore
 from tests.sqlite_kit import LONG, claim
 from tests.support import lateness
 

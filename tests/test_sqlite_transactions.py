@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lockfast.stores.memory import Space
-from lockfast.stores.sqlite import SqliteStore, transactions
+from lockfast.stores.sqlite import transactions
+from lockfast.stores.sqlite.store import SqliteStore
 from lockfast.values import (
     Enqueue,
     FirstNotification,

@@ -98,7 +98,7 @@ class LastInFirstOut(Broken):
 
 class NotifiesNoFirstWaiter(Broken):
     async def release(self, name: str, holder: str, until: float) -> bool:
-        self._hub.space._tell_next = lambda name, now: None  # type: ignore[method-assign]
+        self._hub.space._notify_head = lambda name, now: None  # type: ignore[method-assign]
         return await super().release(name, holder, until)
 
 

@@ -142,7 +142,8 @@ def _zookeeper_store(url: str, runtime: Runtime, flavour: str) -> tuple[Store, s
 
 
 def _sqlite_store(rest: str, runtime: Runtime, flavour: str) -> tuple[Store, str]:
-    from lockfast.stores.sqlite import SqliteStore, default_path
+    from lockfast.stores.sqlite.location import default_path
+    from lockfast.stores.sqlite.store import SqliteStore
 
     if rest and not rest.startswith("/"):
         raise ConfigurationError(

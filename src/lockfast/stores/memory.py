@@ -123,9 +123,9 @@ class Space:
             if waiter.claim.holder == caller or self._deliver(waiter.address, GrantNotification(waiter.attempt, fence)):
                 break
             del self._grants[name]
-        self._tell_next(name, now)
+        self._notify_head(name, now)
 
-    def _tell_next(self, name: str, now: float) -> None:
+    def _notify_head(self, name: str, now: float) -> None:
         """Notify the first live waiter how long the holder may still hold; remove dead ones."""
         queue, held = self._queues.get(name, []), self._grants.get(name)
         while queue and held is not None:
@@ -198,7 +198,7 @@ class Space:
             return
         del queue[index]
         if index == 0:
-            self._tell_next(name, now)
+            self._notify_head(name, now)
 
     def adopt(self, claim: Claim, old_holder: str, now: float) -> Granted | None:
         held = self._held(claim.name, now)
@@ -229,18 +229,14 @@ class Space:
         waiters = tuple(
             WaiterInfo(one.claim.holder, Owner.decode(one.claim.owner), now - one.since) for one in queue[:MOST_SHOWN]
         )
-        fence = self._fences.get(name)
+        info = LockInfo(name, fence=self._fences.get(name), waiters=waiters, waiting=len(queue))
         if held is None:
-            return LockInfo(name, fence=fence, waiters=waiters, waiting=len(queue))
-        return LockInfo(
-            name,
+            return info
+        return info._replace(
             holder=held.holder,
             owner=Owner.decode(held.owner),
-            fence=fence,
             held_for=now - held.since,
             ttl_left=held.expires_at - now,
-            waiters=waiters,
-            waiting=len(queue),
         )
 
 

@@ -28,7 +28,6 @@ LONG_LOG_BYTES = 262_144
 """Size of the write-ahead log from which copying it into the file is worth the time."""
 LEAST_TTL, MOST_TTL = 1.0, 86_400.0
 
-
 _left_open: list[sqlite3.Connection] = []
 
 
@@ -36,22 +35,15 @@ class FastGrant:
     """A grant for `ttl` seconds from `sent_at` on the boot-time clock."""
 
     def __init__(
-        self, connection: sqlite3.Connection, path: str, name: str, holder: str, ttl: float, owner: str
+        self, connection: sqlite3.Connection, path: str, name: str, holder: str, ttl: float, fence: int, sent_at: float
     ) -> None:
         self._connection = connection
         self._path = path
         self.name = name
         self.holder = holder
         self.ttl = ttl
-        self.owner = owner
-        self.fence = 0
-        self.sent_at = 0.0
-
-    def acquire(self) -> bool:
-        self.sent_at = _now()
-        self.fence = time.time_ns() // 1000
-        row = (self.name, self.fence, self.holder, self.owner, self.sent_at, self.sent_at + self.ttl, 1)
-        return self._connection.execute(SQL["acquire_free"], row).rowcount == 1
+        self.fence = fence
+        self.sent_at = sent_at
 
     def release(self) -> bool:
         """False if the lock has waiters or is lost: the store must release it then."""
@@ -104,10 +96,11 @@ def acquire(path: str, name: str, ttl: float, owner: str) -> FastGrant | None:
         return None  # the store meets the same error and explains it
     if connection is None:
         return None
-    grant = FastGrant(connection, path, name, os.urandom(15).hex(), ttl, owner)
+    holder, sent_at, fence = os.urandom(15).hex(), _now(), time.time_ns() // 1000
+    row = (name, fence, holder, owner, sent_at, sent_at + ttl, 1)
     try:
-        if grant.acquire():
-            return grant
+        if connection.execute(SQL["acquire_free"], row).rowcount:
+            return FastGrant(connection, path, name, holder, ttl, fence, sent_at)
     except sqlite3.ProgrammingError:
         raise
     except sqlite3.DatabaseError:

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 PREFIX = "inbox-"
 STALE_AFTER = 60.0
 """Seconds after which a pipe without a reader is stale. Before, its creator may be about to open it."""
-TRIES = 3
 LONGEST_POLL = 3600.0
 """Seconds; the system call takes milliseconds as an int."""
 
@@ -158,29 +157,22 @@ def decode(line: bytes) -> tuple[str, Notification] | None:
 def remove_stale_pipes(folder: str) -> None:
     """Remove the pipes of dead processes."""
     before = time.time() - STALE_AFTER
-    with os.scandir(folder) as entries:
-        stale = [entry.name for entry in entries if _is_old_pipe(entry, before)]
-    for name in stale:
-        open_channel(folder, name)
-
-
-def _is_old_pipe(entry: os.DirEntry[str], before: float) -> bool:
-    try:
-        return entry.name.startswith(PREFIX) and entry.stat(follow_symlinks=False).st_mtime < before
-    except OSError:
-        return False  # already removed
+    for pipe in Path(folder).glob(f"{PREFIX}*"):
+        try:
+            if pipe.lstat().st_mtime < before:
+                open_channel(folder, pipe.name)
+        except OSError:
+            pass  # already removed
 
 
 def _create_pipe(folder: str) -> tuple[str, int]:
-    for tries_left in reversed(range(TRIES)):
+    while True:
         name = PREFIX + os.urandom(8).hex()
         os.mkfifo(f"{folder}/{name}", 0o600)
         try:
             return name, os.open(f"{folder}/{name}", os.O_RDONLY | os.O_NONBLOCK)
-        except FileNotFoundError:  # this process was stopped for so long that another removed the pipe as stale
-            if not tries_left:
-                raise
-    raise AssertionError("unreachable")
+        except FileNotFoundError:
+            pass  # this process was stopped for so long that another one removed the pipe as stale
 
 
 def _remove(path: str) -> None:
@@ -235,21 +227,6 @@ class SqliteMailbox:
         self._inbox.unregister(self)
 
 
-class LocalChannel:
-    """A connection to a waiter of the same client."""
-
-    __slots__ = ("_inbox",)
-
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
-
-    def send(self, holder: str, notification: Notification) -> bool:
-        """Always True. If the mailbox is closed by now, its acquisition has the grant from a request and must keep it,
-        or it gave up and releases the grant itself."""
-        self._inbox.deliver(holder, notification)
-        return True
-
-
 class Inbox(ABC):
     """The part that both flavours share. Invariants: `_boxes` has every open mailbox by its holder id, and changes only
     under `_mutex`; `_pipe` is None before the first mailbox opens and after `close` or a fork."""
@@ -261,10 +238,6 @@ class Inbox(ABC):
         self._boxes: dict[str, SqliteMailbox] = {}
         self._pipe: Pipe | None = None
         self._closed = False
-
-    @property
-    def is_open(self) -> bool:
-        return self._pipe is not None
 
     @property
     def in_use(self) -> bool:
@@ -306,20 +279,25 @@ class Inbox(ABC):
         """Connect to a waiter; None if it is gone."""
         if address != self.address:
             return open_channel(self._folder, address)
-        return LocalChannel(self) if holder in self._boxes else None
+        return self if holder in self._boxes else None
 
-    def deliver(self, holder: str, notification: Notification) -> None:
-        """Put a notification into the mailbox of `holder`, if there is one, and wake its waiter."""
+    def send(self, holder: str, notification: Notification) -> bool:
+        """Put a notification into the mailbox of `holder`, if it is still open, and wake its waiter.
+
+        Always True. The acquisition of a closed mailbox has the grant from a request and must keep it, or it gave up
+        and releases the grant itself.
+        """
         with self._mutex:
             box = self._boxes.get(holder)
             if box is not None:
                 box.notifications.append(notification)
                 self._wake(box)
+        return True
 
     def _read_pipe(self) -> None:
         if self._pipe is not None:
             for holder, notification in self._pipe.read():
-                self.deliver(holder, notification)
+                self.send(holder, notification)
 
     def _consume(self, box: SqliteMailbox) -> Notification | None:
         if self._closed:
@@ -334,9 +312,9 @@ class Inbox(ABC):
     @abstractmethod
     async def wait(self, box: SqliteMailbox, waker: Waker, until: float) -> Notification | None: ...
 
-    @abstractmethod
     def _wake(self, box: SqliteMailbox) -> None:
         """Wake the waiter of `box`; called under `_mutex`."""
+        box.wake()
 
     @abstractmethod
     def close(self) -> None:
@@ -457,9 +435,6 @@ class AsyncInbox(Inbox):
         loop, self._loop = self._loop, None
         if loop is not None and self._pipe is not None and not loop.is_closed():
             loop.remove_reader(self._pipe.fd)
-
-    def _wake(self, box: SqliteMailbox) -> None:
-        box.wake()
 
     def close(self) -> None:
         self._closed = True

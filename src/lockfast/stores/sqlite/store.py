@@ -71,7 +71,8 @@ class SqliteStore(Store):
         self._requests = 0
         self._flavour = flavour
         self._finalizer = self._finalize()
-        _follow_forks(self)
+        with _fork_mutex:
+            _stores.add(self)
 
     def _finalize(self) -> weakref.finalize[[Database, Inbox, int], SqliteStore]:
         finalizer = weakref.finalize(self, _close, self._database, self._inbox, os.getpid())
@@ -82,7 +83,7 @@ class SqliteStore(Store):
 
     @property
     def inbox_open(self) -> bool:
-        return self._inbox.is_open
+        return bool(self._inbox.address)
 
     def mailbox(self, holder: str) -> Mailbox:
         return SqliteMailbox(self._inbox, holder)
@@ -228,11 +229,6 @@ def _close(database: Database, inbox: Inbox, pid: int) -> None:
 _stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
 _fork_mutex = threading.Lock()
 """Held while `_stores` changes, and from before a fork until after it."""
-
-
-def _follow_forks(store: SqliteStore) -> None:
-    with _fork_mutex:
-        _stores.add(store)
 
 
 def _before_fork() -> None:
