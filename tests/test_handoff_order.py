@@ -76,7 +76,6 @@ class Wire:
         self.reply = reply
         self.sent: list[list[bytes]] = []
         self.on_push: Any = None
-        self.has_sessions = False
 
     async def request(self, request: bytes, until: float, before: Any = ()) -> Any:
         self.sent.append([*before, request])

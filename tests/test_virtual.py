@@ -93,7 +93,6 @@ class DirectWire:
     grace = 1.0
     pushes = False
     connected = True
-    has_sessions = False
     on_push: Callable[[Any], None] | None = None
 
     def __init__(self, execute: Exchange) -> None:
@@ -104,7 +103,7 @@ class DirectWire:
 
     def poll_events(self) -> None: ...
 
-    def session(self) -> Any:
+    def watch_connection(self) -> Any:
         raise NotImplementedError
 
     def drop(self) -> None: ...

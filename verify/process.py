@@ -175,7 +175,6 @@ class Process:
 
     grace = GRACE
     connected = True
-    has_sessions = False
     loop_closed = False
     pushes = False
     on_push: Callable[[Any], None] | None = None
@@ -278,7 +277,7 @@ class Process:
 
     def poll_events(self) -> None: ...
 
-    def session(self) -> Any:
+    def watch_connection(self) -> Any:
         raise NotImplementedError
 
     def drop(self) -> None: ...

@@ -143,7 +143,9 @@ class StoreBuilder(NamedTuple):
     flavour: str
     options: RedisOptions
 
-    def connections(self, dial: ConnectionFactory, *, failover: bool = False, sharded: bool = False) -> tuple[Any, Any]:
+    def connections(
+        self, factory: ConnectionFactory, *, failover: bool = False, sharded: bool = False
+    ) -> tuple[Any, Any]:
         """A wire and an inbox, not connected yet. With `failover`, a reply has limited time."""
         limit = math.inf
         if failover:  # a WAIT for replicas delays the requests behind it
@@ -152,11 +154,11 @@ class StoreBuilder(NamedTuple):
             from lockfast.stores.redis.transport.thread_inbox import ThreadInbox
             from lockfast.stores.redis.transport.threads import ThreadWire
 
-            return ThreadWire(dial, self.runtime, limit), ThreadInbox(dial, self.runtime, limit, sharded)
+            return ThreadWire(factory, self.runtime, limit), ThreadInbox(factory, self.runtime, limit, sharded)
         from lockfast.stores.redis.transport.task_inbox import TaskInbox
         from lockfast.stores.redis.transport.tasks import TaskWire
 
-        return TaskWire(dial, self.runtime, limit), TaskInbox(dial, self.runtime, limit, sharded)
+        return TaskWire(factory, self.runtime, limit), TaskInbox(factory, self.runtime, limit, sharded)
 
     def script_store(self, wire: Any, inbox: Any, topology: Topology) -> RedisStore:
         """The store that runs scripts on these connections."""
@@ -192,8 +194,8 @@ class StoreBuilder(NamedTuple):
         ours = _our_settings(settings, "host", "port", *CLUSTER_ONLY_SETTINGS)
 
         def node(host: str, port: int) -> ClusterNode:
-            dial = _connection_factory(connection_class, {**ours, "host": host, "port": port})
-            wire, inbox = self.connections(dial, failover=True, sharded=True)
+            new_connection = _connection_factory(connection_class, {**ours, "host": host, "port": port})
+            wire, inbox = self.connections(new_connection, failover=True, sharded=True)
             return ClusterNode(self.script_store(wire, inbox, Topology.CLUSTER), wire, inbox, host)
 
         hosts = ",".join(f"{host}:{port}" for host, port in seeds)
@@ -202,8 +204,8 @@ class StoreBuilder(NamedTuple):
     def sentinel_store(
         self, sentinels: Sentinels, connection_class: Callable[..., Any], settings: dict[str, Any]
     ) -> tuple[Store, str]:
-        dial = _connection_factory(connection_class, {**settings, "connection_pool": sentinels})
-        wire, inbox = self.connections(dial, failover=True)
+        new_connection = _connection_factory(connection_class, {**settings, "connection_pool": sentinels})
+        wire, inbox = self.connections(new_connection, failover=True)
 
         def disconnect() -> None:
             wire.drop()

@@ -40,7 +40,7 @@ from lockfast.values import (
 )
 
 if TYPE_CHECKING:
-    from lockfast.stores.redis.watch import WatchConnections
+    from lockfast.stores.redis.watch import WatchConnection, WatchConnections
 
 T = TypeVar("T")
 
@@ -78,11 +78,8 @@ class Wire(Protocol):
     def poll_events(self) -> None:
         """Process messages that have arrived. Does not block."""
 
-    has_sessions: bool
-    """Whether `session()` works."""
-
-    def session(self) -> Any:
-        """Return a separate connection to the same server, for WATCH."""
+    def watch_connection(self) -> WatchConnection:
+        """Return a separate connection to the same server, not connected yet."""
 
     def drop(self) -> None:
         """Close the connection. The next request reconnects."""
@@ -161,9 +158,7 @@ class RedisStore(Store):
         clocks order the fences. The fences of a block are as old as its grant.
         """
         single = self._topology is Topology.SINGLE and not (replica_acks or self._reasserts)
-        first = Capabilities(
-            fence_blocks=single, replica_acks=replica_acks, reassert=self._reasserts, values=self.wire.has_sessions
-        )
+        first = Capabilities(fence_blocks=single, replica_acks=replica_acks, reassert=self._reasserts, values=True)
         return first, first._replace(change_events=True)
 
     def with_prefix(self, *requests: bytes) -> Self:
@@ -297,7 +292,7 @@ class RedisStore(Store):
         if self._watches is None:
             from lockfast.stores.redis.watch import WatchConnections
 
-            self._watches = WatchConnections(self.wire.session)
+            self._watches = WatchConnections(self.wire.watch_connection)
         return await self._watches.watch(key, until)
 
     async def _run(self, script: Script, request: bytes, name: str, until: float, before: Sequence[bytes] = ()) -> Any:
@@ -322,9 +317,13 @@ class RedisStore(Store):
             if type(repeated) is not ReplyError:
                 return repeated
             reply = repeated
+        raise self._error(reply, name)
+
+    def _error(self, reply: ReplyError, name: str) -> StoreError:
+        """The error for an error reply. If the server is no master, disconnect from it."""
         if code_of(str(reply)) in NOT_MASTER:
             self.wire.drop()
-        raise error_of(str(reply), shown(name))
+        return error_of(str(reply), shown(name))
 
     async def _fall_back(self, denial: StoreError, operation: Callable[[RedisStore], Awaitable[T]]) -> T:
         if self.fallback is None:

@@ -23,11 +23,11 @@ from contextlib import asynccontextmanager
 from math import ceil
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from lockfast.errors import Outcome, StoreError, StoreUnavailable
+from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, Runtime, Waker
 from lockfast.stores.redis.keys import Keys, keys_of
-from lockfast.stores.redis.protocol.error_replies import NOT_MASTER, code_of, error_of
+from lockfast.stores.redis.protocol.error_replies import code_of
 from lockfast.stores.redis.protocol.replies import info_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.store import RedisStore, Wire
@@ -205,11 +205,6 @@ class TransactionStore(RedisStore):
         for reply in replies:
             if type(reply) is ReplyError and code_of(str(reply)) != accepted:
                 raise self._error(reply, name)
-
-    def _error(self, reply: ReplyError, name: str) -> StoreError:
-        if code_of(str(reply)) in NOT_MASTER:
-            self.wire.drop()
-        return error_of(str(reply), shown(name))
 
 
 def _taken(left_ms: int, enqueue: Enqueue | None) -> Answer:

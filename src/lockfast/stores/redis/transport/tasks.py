@@ -261,8 +261,6 @@ class Connector:
 class TaskWire:
     """`store.Wire` for asyncio."""
 
-    has_sessions = True
-
     def __init__(self, new_connection: ConnectionFactory, runtime: Runtime, max_wait: float = math.inf) -> None:
         self._new_connection = new_connection
         self._runtime = runtime
@@ -309,7 +307,7 @@ class TaskWire:
     def connected(self) -> bool:
         return self._connector.connected
 
-    def session(self) -> TaskWatchConnection:
+    def watch_connection(self) -> TaskWatchConnection:
         from lockfast.stores.redis.watch import TaskWatchConnection
 
         return TaskWatchConnection(self._new_connection, self._runtime)

@@ -292,7 +292,6 @@ class ThreadWire:
     """`store.Wire`. A thread holds `_mutex` while it connects or sends."""
 
     link_class = ThreadLink
-    has_sessions = True
 
     def __init__(self, new_connection: ConnectionFactory, runtime: Runtime, max_wait: float = inf) -> None:
         self._new_connection = new_connection
@@ -410,7 +409,7 @@ class ThreadWire:
         link = self._link
         return link is not None and link.error is None
 
-    def session(self) -> ThreadWatchConnection:
+    def watch_connection(self) -> ThreadWatchConnection:
         from lockfast.stores.redis.watch import ThreadWatchConnection
 
         return ThreadWatchConnection(self._new_connection, self._runtime)
