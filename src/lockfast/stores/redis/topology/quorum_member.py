@@ -7,7 +7,7 @@ quorum calls it in the background.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from lockfast.errors import StoreUnavailable
 from lockfast.facts import Facts
@@ -15,7 +15,7 @@ from lockfast.ports import Runtime
 from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.protocol import replies
 from lockfast.stores.redis.protocol.resp import pack
-from lockfast.stores.redis.store import Inbox, RedisStore, Wire
+from lockfast.stores.redis.store import RedisStore
 from lockfast.stores.redis.transport.connect import ConnectionFactory
 from lockfast.stores.redis.transport.multi_wait import MultiWaitLink
 from lockfast.stores.redis.transport.task_inbox import TaskInbox
@@ -35,31 +35,16 @@ def not_connected() -> StoreUnavailable:
     return StoreUnavailable("There is no connection to the server, so nothing was sent. It is being reconnected.")
 
 
-class MemberWire(Wire, Protocol):
-    """A wire whose requests fail at once while it is not connected."""
+class TaskMemberWire(TaskWire):
+    """A wire for asyncio whose requests fail at once while it is not connected."""
 
     @property
     def silent_since(self) -> float | None:
         """When the oldest unanswered request was sent; None if there is none."""
-
-    async def connect(self, until: float) -> bool:
-        """Connect unless connected; True if the connection is new."""
-
-
-class MemberInbox(Inbox, Protocol):
-    """An inbox whose mailboxes fail to open while it is not connected."""
-
-    async def connect(self, until: float) -> None: ...
-
-
-class TaskMemberWire(TaskWire):
-    """`MemberWire` for asyncio."""
-
-    @property
-    def silent_since(self) -> float | None:
         return None if self._connector.link is None else self._connector.link.silent_since
 
     async def connect(self, until: float) -> bool:
+        """Connect unless connected; True if the connection is new."""
         before = self._connector.link
         return await self._connector.get(until) is not before
 
@@ -70,7 +55,7 @@ class TaskMemberWire(TaskWire):
 
 
 class TaskMemberInbox(TaskInbox):
-    """`MemberInbox` for asyncio."""
+    """An inbox for asyncio whose mailboxes fail to open while it is not connected."""
 
     async def connect(self, until: float) -> None:
         await self._connector.get(until)
@@ -82,7 +67,7 @@ class TaskMemberInbox(TaskInbox):
 
 
 class ThreadMemberWire(ThreadWire):
-    """`MemberWire` for threads."""
+    """`TaskMemberWire` for threads."""
 
     link_class = MultiWaitLink
     _may_connect = False
@@ -119,7 +104,7 @@ class ThreadMemberWire(ThreadWire):
 
 
 class ThreadMemberInbox(ThreadInbox):
-    """`MemberInbox` for threads."""
+    """`TaskMemberInbox` for threads."""
 
     link_class = MultiWaitLink
 
@@ -135,7 +120,7 @@ class ThreadMemberInbox(ThreadInbox):
 class RedisMember(RedisStore):
     """`ports.MemberStore` on Redis or Valkey."""
 
-    def __init__(self, wire: MemberWire, inbox: MemberInbox) -> None:
+    def __init__(self, wire: TaskMemberWire | ThreadMemberWire, inbox: TaskMemberInbox | ThreadMemberInbox) -> None:
         super().__init__(wire, inbox, reasserts=True)
         self._member_wire = wire
         self._member_inbox = inbox
