@@ -187,9 +187,8 @@ async def a_release_wins_over_a_restore(world: World) -> None:
     await warm_up(world, store)
     await asyncio.sleep(0.1)
     assert await store.renew([Renewal(NAME, "owner", 30.0)], world.soon()) == [True]
-    world.servers[1].delay_requests(0.1)
+    world.servers[1].preemption = 0.1
     await asyncio.sleep(0.01)  # the restore is under way
-    world.servers[1].delay_requests(LATENCY)
     await store.release(NAME, "owner", world.soon())
     await asyncio.sleep(1.0)
     assert "reassert" in world.servers[1].executed

@@ -1,7 +1,7 @@
 """A quorum of virtual servers in virtual time: the shipped `QuorumStore` without sockets, sleeps or chance.
 
-The servers run the rules of the memory store. Without a clock, their fences count 1, 2, 3 …, so that members disagree
-whenever their histories differ.
+The servers run the rules of the memory store. Without a wall clock, their fences count 1, 2, 3 …, so that members
+disagree whenever their histories differ.
 """
 
 import asyncio
@@ -51,14 +51,16 @@ class Server:
     `after["acquire", 1]` is called when the first `acquire` has been executed, before its reply is sent.
     """
 
-    def __init__(self, number: int, loop: Loop) -> None:
+    def __init__(self, number: int, loop: Loop, clock: Callable[[], float] | None) -> None:
         self.number = number
+        self.clock = clock
         self.loop = loop
         self.up = True
         self.run_id = f"server-{number}"
         self.started_at = loop.time() - 1e6
-        self.hub = Hub(wall_us=lambda: 0)
+        self.hub = Hub(wall_us=lambda: 0 if clock is None else int(clock() * 1e6))
         self.request_delay = self.reply_delay = LATENCY
+        self.preemption = 0.0  # seconds for which a client's thread is preempted before it sends a reassertion
         self.connection_epoch = 0
         self.executed: list[str] = []
         self.after: dict[tuple[str, int], Callable[[], None]] = {}
@@ -110,6 +112,7 @@ class Member(MemoryStore, MemberStore):
         self._epoch = -1
         self._has_inbox = False
         self._unanswered: list[float] = []
+        self._last: asyncio.Future[None] | None = None
 
     @property
     def connected(self) -> bool:
@@ -128,7 +131,8 @@ class Member(MemoryStore, MemberStore):
             raise StoreUnavailable("The server is down.")
         is_new, self._epoch = not self.connected, self.server.connection_epoch
         if is_new:
-            self._unanswered.clear()
+            self._unanswered = []
+            self._last = None
             self._has_inbox = False
         return is_new
 
@@ -142,26 +146,34 @@ class Member(MemoryStore, MemberStore):
         return number
 
     async def facts(self, until: float) -> Facts:
-        uptime = self.server.loop.time() - self.server.started_at
-        return Facts("virtual", persistence=Persistence.NONE, identity=self.server.run_id, uptime=uptime)
+        async def operation() -> Facts:
+            server = self.server
+            clock = None if server.clock is None else server.clock()
+            uptime = server.loop.time() - server.started_at
+            return Facts("server", persistence=Persistence.NONE, identity=server.run_id, uptime=uptime, clock=clock)
+
+        return await self._send("facts", operation, until)
 
     async def _send(self, what: str, operation: Callable[[], Awaitable[T]], until: float) -> T:
-        """Execute `operation` on the server even if the caller stops waiting for the reply."""
+        """Execute `operation` on the server, after all earlier ones of this connection, even if nobody waits."""
         if not self.connected:
             raise StoreUnavailable("There is no connection.")
-        server, sent_at = self.server, self.server.loop.time()
-        epoch = self._epoch
-        self._unanswered.append(sent_at)
+        server, epoch, before = self.server, self._epoch, self._last
+        answered = self._last = server.loop.create_future()
+        self._unanswered.append(server.loop.time())
+        unanswered = self._unanswered
 
         async def execute() -> T:
             await asyncio.sleep(server.request_delay)
-            if self._epoch != epoch or not self.connected:
+            if before is not None:
+                await before
+            if not server.up or server.connection_epoch != epoch:
                 await server.loop.create_future()  # lost with its connection
             result = await operation()
             server.execute(what)
             await asyncio.sleep(server.reply_delay)
-            if sent_at in self._unanswered:
-                self._unanswered.remove(sent_at)
+            unanswered.pop(0)
+            answered.set_result(None)
             return result
 
         task = server.loop.create_task(execute())
@@ -192,22 +204,26 @@ class Member(MemoryStore, MemberStore):
                 self.server.hub.space.acquire(claim._replace(floor=fence), None, self.server.loop.time())
             return self.server.view.holder == claim.holder
 
+        await asyncio.sleep(self.server.preemption)
         return await self._send("reassert", operation, until)
 
 
 class World:
-    """Some servers and the clients of a scenario."""
+    """Some servers and the clients of a scenario. `skews` gives each server a wall clock, by so many seconds wrong."""
 
-    def __init__(self, loop: Loop, count: int = 3) -> None:
+    def __init__(self, loop: Loop, count: int = 3, skews: Sequence[float] = ()) -> None:
         self.loop = loop
-        self.servers = [Server(number, loop) for number in range(count)]
+        clocks = [partial(lambda skew: loop.time() + skew, skew) for skew in skews]
+        self.servers = [Server(number, loop, clocks[number] if clocks else None) for number in range(count)]
 
-    def client(self, servers: Sequence[Server] | None = None, **options: Any) -> QuorumStore:
+    def client(self, servers: Sequence[Server] | None = None, sits_out: float = 0.0) -> QuorumStore:
         runtime = AsyncioRuntime()
         runtime.now = self.loop.time
         runtime.random = Random(7).random
         members = self.servers if servers is None else servers
-        return QuorumStore([(Member(one, runtime), f"server-{one.number}") for one in members], runtime, **options)
+        return QuorumStore(
+            [(Member(one, runtime), f"server-{one.number}") for one in members], runtime, sits_out=sits_out
+        )
 
     @property
     def now(self) -> float:
@@ -230,7 +246,9 @@ def play(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
     try:
         loop.run_until_complete(asyncio.wait_for(scenario(World(loop)), 600))
     finally:
-        for task in asyncio.all_tasks(loop):
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
             task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks))
         loop.close()
