@@ -55,7 +55,9 @@ class Interrupt:
     """Raises KeyboardInterrupt at the n-th point in which a signal may be noticed: where a function begins, and after
     one that is written in C. Not inside the runtime, the connection and the rules of rooms: only on the way there."""
 
-    FILES = tuple(f"/{name}.py" for name in ("express", "holding", "keep", "leases", "locking", "locks", "direct"))
+    FILES = tuple(
+        f"/{name}.py" for name in ("acquire", "release", "lease_state", "keepalive", "lease", "lock", "scope")
+    )
 
     def __init__(self, number: int) -> None:
         self._left = number
@@ -92,9 +94,9 @@ def test_who_is_interrupted_anywhere_in_taking_the_lock_has_taken_nothing(valkey
                 break
             left = (
                 valkey.raw("EXISTS", "door"),
-                lock._local_queue and lock._local_queue.askers,
-                locks.keepalive.held(),
-                lock._blocks,
+                locks.session.local_queues.queue("door").claiming,
+                locks.session.keepalive.held(),
+                lock._scopes,
             )
             assert left == (0, {}, [], []), f"point {points}"
         lock.__exit__(None, None, None)

@@ -141,7 +141,7 @@ class TestAcquire:
             await check_free(them)
 
         points = await cancel_everywhere(prepare, check, in_hand=in_hand)
-        assert points >= (0 if us.store.__class__.__name__ == "MemoryStore" else 1)
+        assert points >= (0 if us.session.store.__class__.__name__ == "MemoryStore" else 1)
 
     async def test_with_nothing_connected_yet(self, url: str, them: AsyncLocks, in_hand: bool) -> None:
         opened: list[AsyncLocks] = []

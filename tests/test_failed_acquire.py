@@ -59,7 +59,7 @@ async def test_a_task_that_waits_in_vain_leaves_nothing_to_the_collector(ends: A
         for _ in range(5):
             async with lockfast.aio.connect(HUB) as locks:
                 limit = 0.01 if ends is timed_out else None
-                task = asyncio.create_task(worker(getattr(locks, kind)("door", passing=passing, timeout=limit)))
+                task = asyncio.create_task(worker(getattr(locks, kind)("door", local_handoff=passing, timeout=limit)))
                 while ends is not timed_out and not (await others.lock("door").inspect()).waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 await ends(locks, task)
@@ -100,7 +100,7 @@ def test_an_interrupt_while_a_mailbox_is_closed_leaves_no_asker(monkeypatch: pyt
             patch.setattr(MemoryMailbox, "close", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 lock.acquire(timeout=0.01)
-        assert not locks.passing.local_queue("door").askers
+        assert not locks.session.local_queues.queue("door").claiming
 
 
 @pytest.mark.usefixtures("no_collector")
@@ -108,7 +108,7 @@ def test_what_was_not_granted_is_gone_at_once() -> None:
     with lockfast.connect("memory://") as locks, locks.lock("door") as held:
         for _ in range(10):
             assert locks.lock("door").acquire(blocking=False) is None
-        leases = [one for one in gc.get_objects() if type(one) is type(held) and one._client is locks]
+        leases = [one for one in gc.get_objects() if type(one) is type(held) and one._session is locks.session]
         assert leases == [held]
 
 
@@ -117,4 +117,4 @@ def test_an_error_report_can_show_the_locals_of_a_failed_acquisition() -> None:
         with pytest.raises(StoreUnavailable) as caught:
             locks.lock("door").acquire(timeout=0.1)
         report = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
-    assert "lease = <Lease of nothing yet>" in report
+    assert "lease = <Lease without a grant>" in report

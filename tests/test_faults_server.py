@@ -176,7 +176,7 @@ class TestConnectionsAtTheirLimit:
         lease = client.acquire("report")
         watch = Stopwatch()
         assert client.acquire("taken", timeout=0.5) is None  # the store's last answer was: taken
-        assert "could not be waited for" in caplog.text
+        assert "waiting for it failed" in caplog.text
         assert watch.seconds < watch.most(0.65)
         client.renew(lease)
         assert client.release(lease) is True

@@ -295,15 +295,15 @@ def test_a_fork_that_python_is_not_told_of_repeats_no_id() -> None:
     """As a program does that has Python in it and forks by itself."""
     program = """
 import ctypes, os
-from lockfast.runtime.randomness import new_holder
-new_holder()
+from lockfast.runtime.randomness import new_holder_id
+new_holder_id()
 for _ in range(2):
     pid = ctypes.CDLL(None).fork()
     if pid == 0:
-        os.write(1, new_holder().encode() + b"\\n")
+        os.write(1, new_holder_id().encode() + b"\\n")
         os._exit(0)
     os.waitpid(pid, 0)
-print(new_holder())
+print(new_holder_id())
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert len(set(told.stdout.split())) == 3

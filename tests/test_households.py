@@ -1,4 +1,4 @@
-"""Passing on inside a process, in every interleaving of small models; and what is broken in it is caught."""
+"""LocalQueues on inside a process, in every interleaving of small models; and what is broken in it is caught."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lockfast.core import local_handoff as passing
-from lockfast.core import local_queue as rooms
+from lockfast.core import local_handoff
 from lockfast.core.acquire import Grant
 from lockfast.core.deadline import Deadline
+from lockfast.ports import Ports
 from lockfast.runtime.runner import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.redis.lua.scripts import ACQUIRE, acquire_request
@@ -32,13 +32,13 @@ def search(name: str) -> Report:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Whom the lock was passed to."""
     seen: list[Any] = []
-    shipped = rooms.SharedGrant.next
+    shipped = local_handoff.SharedGrant.next
 
-    def noted(self: rooms.SharedGrant, local_waiter: rooms.LocalWaiter, now: float) -> Grant:
+    def noted(self: local_handoff.SharedGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
         seen.append(local_waiter)
         return shipped(self, local_waiter, now)
 
-    monkeypatch.setattr(rooms.SharedGrant, "next", noted)
+    monkeypatch.setattr(local_handoff.SharedGrant, "next", noted)
     return seen
 
 
@@ -50,14 +50,14 @@ def test_passing_on_keeps_the_rules_in_every_interleaving(name: str, passes: lis
     assert passes
 
 
-def _same_fence(self: rooms.SharedGrant, local_waiter: rooms.LocalWaiter, now: float) -> Grant:
+def _same_fence(self: local_handoff.SharedGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
     return Grant(
         self.claim._replace(owner=local_waiter.terms.owner), self._used, now, now + self.claim.ttl, shared_grant=self
     )
 
 
 def _too_long(shipped: Callable[..., Grant]) -> Callable[..., Grant]:
-    def next_grant(self: rooms.SharedGrant, local_waiter: rooms.LocalWaiter, now: float) -> Grant:
+    def next_grant(self: local_handoff.SharedGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
         grant = shipped(self, local_waiter, now)
         return grant._replace(valid_until=grant.valid_until + 0.06)
 
@@ -65,19 +65,19 @@ def _too_long(shipped: Callable[..., Grant]) -> Callable[..., Grant]:
 
 
 def test_a_fence_that_is_given_out_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms.SharedGrant, "next", _same_fence)
+    monkeypatch.setattr(local_handoff.SharedGrant, "next", _same_fence)
     assert _rule(search("local hand-off: three tasks")) == "FT"
 
 
 def test_a_lock_that_is_passed_on_and_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockfast.client.lease.Tenancy.end", lambda _: None)
-    with python(rooms.LocalQueue, "pass_on", "if not holding.give_back(to_another=True):", "if False:"):
+    monkeypatch.setattr(local_handoff.SharedGrant, "end", lambda _: None)
+    with python(local_handoff.LocalQueue, "hand_off", "if not lease.release(handed_off=True):", "if False:"):
         assert _rule(search("local hand-off: three tasks")) is not None
 
 
 def test_a_lease_that_outlasts_its_tenancy_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms.SharedGrant, "next", _too_long(rooms.SharedGrant.next))
-    monkeypatch.setattr(passing, "EXTRA", 0.0005)
+    monkeypatch.setattr(local_handoff.SharedGrant, "next", _too_long(local_handoff.SharedGrant.next))
+    monkeypatch.setattr(local_handoff, "EXTRA", 0.0005)
     assert _rule(Explorer(local_handoff_models.overrun()).run(most_seconds=50.0)) is not None
 
 
@@ -102,28 +102,29 @@ class Grants:
     """Tenancies of one room, one after the other, granted by a store that counts."""
 
     def __init__(self) -> None:
-        self.local_queue = rooms.Passing(ThreadRuntime()).local_queue("door")
+        self.local_queue = local_handoff.LocalQueues(ThreadRuntime()).queue("door")
         self.asked: list[int] = []
 
     def one(self, now: float, *, queued: bool, passes: int) -> bool:
         """Whether this one may be passed on; if so, it is, as often as that."""
-        lead = self.local_queue._lead(ThreadRuntime(), now)
+        lead = self.local_queue._shared_claim(ThreadRuntime(), now)
         self.asked.append(lead.fences)
         claim = Claim("door", lead.holder, TTL, "")
-        shared_grant = rooms.SharedGrant(
+        shared_grant = local_handoff.SharedGrant(
             self.local_queue, claim, Grant(claim, 1_000_000, now, now + TTL), lead.fences, now
         )
-        self.local_queue.granted(shared_grant, queued, now)
-        if shared_grant.spanned:
-            shared_grant.passes = passes
-        self.local_queue.vacate(shared_grant)
-        return shared_grant.spanned
+        self.local_queue.shared_granted(shared_grant, queued, now)
+        if shared_grant.had_span:
+            shared_grant.handoffs = passes
+        self.local_queue.end_shared(shared_grant)
+        return shared_grant.had_span
 
 
 class SlowStore:
     """Takes so many seconds for each answer."""
 
-    listening = False
+    inbox_open = False
+    grace = 0.08
 
     def __init__(self, runtime: Any, takes: list[float]) -> None:
         self._runtime = runtime
@@ -139,10 +140,10 @@ def test_a_tenancy_that_came_too_late_for_a_lease_of_its_ttl_is_asked_for_once_m
     runtime: Any = SimpleNamespace(time=100.0, mutex=Lock, new_holder_id=lambda: "A1")
     runtime.now = lambda: runtime.time
     store: Any = SlowStore(runtime, [TTL + 0.02, 0.001])
-    local_queue = rooms.Passing(runtime).local_queue("door")
-    lead = local_queue._lead(runtime, 100.0)
-    asking = passing._ask_for_tenancy(
-        local_queue, store, runtime, rooms.ClaimTerms("door", TTL, ""), Deadline(None, 60.0), lead
+    local_queue = local_handoff.LocalQueues(runtime).queue("door")
+    lead = local_queue._shared_claim(runtime, 100.0)
+    asking = local_handoff._claim_shared(
+        Ports(store, runtime), local_queue, local_handoff.ClaimTerms("door", TTL, ""), Deadline(None, 60.0), lead
     )
     grant = run(asking)
     assert grant is not None
@@ -159,14 +160,14 @@ def test_no_fences_are_reserved_in_vain_while_others_wait() -> None:
         *[False] * 3,
     ]
     assert grants.one(0.31, queued=True, passes=500)
-    assert grants.asked == [rooms.FEWEST_FENCES, 1000, 1000, *[rooms.FEWEST_FENCES] * 2, 1000]
+    assert grants.asked == [local_handoff.FEWEST_FENCES, 1000, 1000, *[local_handoff.FEWEST_FENCES] * 2, 1000]
 
 
 def test_a_block_that_was_too_small_does_not_make_the_next_one_smaller() -> None:
     grants = Grants()
     for at, queued in ((0.0, True), (0.2, True), (0.25, True), (0.26, False), (0.261, False)):
         grants.one(at, queued=queued, passes=500)
-    assert grants.asked == [rooms.FEWEST_FENCES, 1000, 1000, rooms.FEWEST_FENCES, 1000]
+    assert grants.asked == [local_handoff.FEWEST_FENCES, 1000, 1000, local_handoff.FEWEST_FENCES, 1000]
 
 
 def _rule(report: Report) -> str | None:

@@ -35,8 +35,8 @@ class Client:
     """The store of one session, with blocking calls."""
 
     def __init__(self, locks: Locks) -> None:
-        self.store = locks.store
-        self.now = locks.runtime.now
+        self.store = locks.session.store
+        self.now = locks.session.runtime.now
 
     def acquire(self, wanted: Claim) -> Any:
         return run(self.store.acquire(wanted, None, self.now() + 20))

@@ -66,7 +66,7 @@ def mutant(plant: Callable[[], AbstractContextManager[None]], model: Model, *kil
     return Mutant(plant, model, frozenset(killed_by))
 
 
-ATTEMPT = acquire.Attempt
+ATTEMPT = acquire.Acquisition
 once, renewing = user(), user(renew=True)
 
 MUTANTS = {

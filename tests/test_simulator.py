@@ -66,14 +66,14 @@ def test_planted_error_is_found_and_shrunk() -> None:
 
 
 def test_validity_from_the_reply_is_found() -> None:
-    with python(acquire.Attempt, "run", "self._asked_at = sent_at", "self._asked_at = runtime.now()"):
+    with python(acquire.Acquisition, "run", "self._sent_at = sent_at", "self._sent_at = runtime.now()"):
         assert first_failure().violation.startswith("SG")
 
 
 def test_waiter_that_is_never_woken_is_found_in_liveness_mode() -> None:
     with (
         lua("release", "  head = call('ZPOPMIN', queue)[1]\n  if not head", "  if not head"),
-        python(acquire.Attempt, "_next_look", "return moment", "return now + 1000.0"),
+        python(acquire.Acquisition, "_poll_at", "return moment", "return now + 1000.0"),
     ):
         assert first_failure().violation.startswith("LIVE")
 

@@ -20,7 +20,7 @@ import lockfast.aio
 import lockfast.simple
 import lockfast.simple.aio
 from lockfast import errors, fenced
-from lockfast.client.options import DEFAULTS
+from lockfast.client import options
 from tests.contract.driver import FLAVOURS, Driver, done, scenario
 from tests.support.servers import Server
 
@@ -100,17 +100,17 @@ def signature(function: Callable[..., Any]) -> str:
 
 
 SIGNATURES = {
-    "connect": "(target=None, *, label='', store_timeout=10.0, **choices)",
-    "Locks.lock": "(self, name, **chosen)",
-    "Locks.guard": "(self, name, **chosen)",
-    "Locks.rlock": "(self, name, **chosen)",
-    "Locks.once": "(self, name, *, every=None, at_least=0.0, at_most=None, busy='skip', **chosen)",
+    "connect": "(target=None, *, label='', store_timeout=10.0, observer=None, **options)",
+    "Locks.lock": "(self, name, **options)",
+    "Locks.guard": "(self, name, **options)",
+    "Locks.rlock": "(self, name, **options)",
+    "Locks.once": "(self, name, *, every=None, at_least=0.0, at_most=None, busy='skip', **options)",
     "Locks.update": "(self, key, change, *, attempts=100, timeout=10.0, adaptive=True)",
-    "Locks.adopt": "(self, text, **chosen)",
+    "Locks.adopt": "(self, text, **options)",
     "Locks.guarantees": "(self)",
     "Locks.list": "(self, pattern='*', *, free=False)",
     "Locks.close": "(self)",
-    "Lock": "(client, name, **chosen)",
+    "Lock": "(client, name, **options)",
     "Lock.acquire": "(self, blocking=True, timeout=None)",
     "Lock.release": "(self)",
     "Lock.locked": "(self)",
@@ -158,16 +158,18 @@ def test_signatures_of_the_guards() -> None:
 
 
 def test_options_of_a_lock() -> None:
-    assert DEFAULTS == {
+    assert set(options.NAMES) == set(options.LockOptions.__annotations__) | set(options.CommonOptions.__annotations__)
+    defaults = options.checked(lockfast.Owner("host", 7), {})
+    assert defaults._asdict() == {
         "ttl": 30.0,
         "timeout": None,
         "renew": True,
         "max_hold": None,
-        "label": None,
+        "owner": "host:7:",
         "on_risk": None,
         "on_lost": None,
         "cancel_on_loss": True,
-        "passing": True,
+        "local_handoff": True,
     }
 
 

@@ -6,9 +6,9 @@ So few instants matter, and the search terminates.
 
 from __future__ import annotations
 
-from lockfast.client.export import Exported
 from lockfast.client.lease import AsyncLease
-from lockfast.core.validity import DRIFT
+from lockfast.client.lease import ExportedLease as Exported
+from lockfast.core.deadline import DRIFT
 from lockfast.errors import LeaseLost
 from verify.process import Process, Program
 from verify.world import ALL_RULES, Client, Model

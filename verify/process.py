@@ -30,7 +30,7 @@ Program = Callable[["Process"], Coroutine[Any, Any, None]]
 GRACE = 0.08
 MOST_OVERTIME = 2 * GRACE + 0.04
 """Seconds that a wait may exceed its timeout: the grace for the last reply, and the patience of the clean-up."""
-KEEPALIVE = "keeper"
+KEEPALIVE = "keepalive"
 """The name of the keepalive's task. It outlives the leases, so it does not count as unfinished work."""
 
 
@@ -129,7 +129,7 @@ class VirtualMailbox:
 
 def state_of(lease: BaseLease) -> LeaseState:
     """The core's state of a lease: the checks look behind the public surface."""
-    return lease._lease_state
+    return lease._core
 
 
 class Belief(NamedTuple):
@@ -430,7 +430,7 @@ class Process:
     def retire(self) -> None:
         """End the keepalive if it is the only task left and has no lease: it will never act again."""
         states = map(state_of, self.leases)
-        ended = all(one.state is State.RELEASED or (one.state is State.LOST and one.settled) for one in states)
+        ended = all(one.state is State.RELEASED or (one.state is State.LOST and one.cleared) for one in states)
         if ended and all(task.name == KEEPALIVE for task in self.tasks.values()):
             for task in self.tasks.values():
                 task.work.close()
@@ -445,7 +445,7 @@ class Process:
 
     def lost(self) -> bool:
         """Whether the process lost a renewed lease."""
-        return any(one.state is State.LOST and one.renewing for one in map(state_of, self.leases))
+        return any(one.state is State.LOST and one.renews for one in map(state_of, self.leases))
 
     def beliefs(self) -> tuple[Belief, ...]:
         """The leases that this process believes it holds."""

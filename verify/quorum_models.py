@@ -7,8 +7,8 @@ does not matter. Left out, because they cannot break these rules: queues, floors
 
 from typing import Any
 
+from lockfast.core.deadline import valid_until
 from lockfast.core.quorum import rules
-from lockfast.core.validity import valid_until
 from lockfast.errors import StoreUnavailable
 from lockfast.stores.redis.keys import keys_of
 from lockfast.stores.redis.lua.scripts import ACQUIRE, RELEASE

@@ -137,7 +137,7 @@ class Workload:
         except BaseException:
             await lease.release()
             raise
-        if state_of(lease).renewing or rng.random() < 0.9:
+        if state_of(lease).renews or rng.random() < 0.9:
             await lease.release()
 
     async def _work(self, me: Process, lease: AsyncLease, rng: Random) -> None:

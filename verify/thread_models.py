@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from lockfast.client.locks import Locks
-from lockfast.client.session import everyone
+from lockfast.client.session import sessions
 from lockfast.values import Owner
 from verify import process
 from verify.models import DATA_LOSS_RULES, LOCK, NOT_RELEASED, TTL
@@ -77,7 +77,7 @@ class GreenletThread(Coroutine[Wait, Any, None]):
 def sync_locks(me: Process) -> Locks:
     """Return the shipped sync client, connected to this process."""
     locks = Locks(WatchedStore(me), me, owner=Owner(me.name, 1), store_timeout=10.0, address=f"virtual://{me.name}")
-    everyone.discard(locks)  # closing it at exit would wait for replies that never come
+    sessions.discard(locks.session)  # closing it at exit would wait for replies that never come
     return locks
 
 

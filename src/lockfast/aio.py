@@ -1,4 +1,6 @@
-"""The asyncio colour of the public names: `from lockfast import aio`, then `aio.connect(...)`.
+"""The public names for asyncio: `from lockfast import aio`, then `aio.connect(...)`.
+
+`aio.simple` has the plain functions of `lockfast.simple`, awaited.
 
 >>> import asyncio
 >>> from lockfast import aio

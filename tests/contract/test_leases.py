@@ -61,9 +61,9 @@ async def test_released_lease_cannot_be_renewed(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     lease.ensure_held()
     await done(lease.release())
-    with pytest.raises(LeaseLost, match="given back already"):
+    with pytest.raises(LeaseLost, match="already released"):
         await done(lease.renew())
-    with pytest.raises(LeaseLost, match="given back already"):
+    with pytest.raises(LeaseLost, match="already released"):
         lease.ensure_held()
     assert await done(d.lock().locked()) is False
 
@@ -112,16 +112,16 @@ async def test_shortened_ttl_is_renewed_in_time(d: Driver) -> None:
 async def test_keepalive_does_not_renew_during_a_release(d: Driver) -> None:
     client = d.connect()
     lease = await done(client.lock("thing").acquire())
-    release, slow = client.store.release, [0.2]
+    release, slow = client.session.store.release, [0.2]
 
     async def first_slow(name: str, holder: str, until: float) -> Any:
-        for lease_state in client.keepalive.held():
-            lease_state.next_renewal = client.runtime.now()  # so that the keepalive runs meanwhile
-        client.keepalive._wake()
-        await client.runtime.sleep(slow.pop() if slow else 0)
+        for lease_state in client.session.keepalive.held():
+            lease_state.next_renewal = client.session.runtime.now()  # so that the keepalive runs meanwhile
+        client.session.keepalive._wake()
+        await client.session.runtime.sleep(slow.pop() if slow else 0)
         return await release(name, holder, until)
 
-    client.store.release = first_slow
+    client.session.store.release = first_slow
     assert await done(lease.release()) is True
 
 

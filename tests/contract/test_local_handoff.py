@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lockfast import ConfigurationError, LeaseLost
+from lockfast.core import local_handoff
 from lockfast.core import local_handoff as passing
-from lockfast.core import local_queue as rooms
 from lockfast.core.acquire import Grant
 from lockfast.runtime.runner import run
 from tests.contract.driver import BOUND, Contender, Driver, Gate, TaskContender, done, held, scenario
@@ -23,7 +23,7 @@ AS_SHIPPED = ("test_busy_process_does_not_starve_another",)
 def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.originalname not in AS_SHIPPED:
         for name in ("SPAN", "PATIENCE", "LONG_PATIENCE"):
-            monkeypatch.setattr(rooms, name, PATIENT)
+            monkeypatch.setattr(local_handoff, name, PATIENT)
         monkeypatch.setattr(passing, "EXTRA", PATIENT * 1.01)
 
 
@@ -61,19 +61,19 @@ class Member:
         return await self._contender.result()
 
 
-def local_queue(d: Driver) -> rooms.LocalQueue:
-    found: rooms.LocalQueue = d.locks.passing.local_queue("thing")
+def local_queue(d: Driver) -> local_handoff.LocalQueue:
+    found: local_handoff.LocalQueue = d.locks.session.local_queues.queue("thing")
     return found
 
 
 async def local_waiters(d: Driver, count: int) -> None:
-    await d.until(lambda: len(local_queue(d)._local_waiters) == count, f"{count} local waiters")
+    await d.until(lambda: len(local_queue(d)._waiters) == count, f"{count} local waiters")
 
 
 async def sharing(d: Driver, *options: dict[str, Any]) -> list[Member]:
     """One member per set of options: the first holds a shared grant, the others are its local waiters."""
     plain = await done(d.lock().acquire())
-    if not d.locks.store.capabilities.fence_blocks:
+    if not d.locks.session.store.capabilities.fence_blocks:
         await done(plain.release())
         pytest.skip("this store has no local hand-off")
     first = Member(d, **options[0])
@@ -111,11 +111,9 @@ async def test_handed_off_lease_is_valid_for_its_whole_ttl(d: Driver) -> None:
     lease = await second.acquired(d)
     assert lease.ttl == 10
     age = lease._shared_grant._age
-    assert (
-        lease._lease_state.valid_until - lease._lease_state.next_renewal > 10 * (1 - 1 / 3) * 0.99
-    )  # as at the first moment
+    assert lease._core.valid_until - lease._core.next_renewal > 10 * (1 - 1 / 3) * 0.99  # as at the first moment
     assert age < 10 / 2
-    assert lease._lease_state.valid_until <= lease._shared_grant._until
+    assert lease._core.valid_until <= lease._shared_grant._until
     await second.leave()
 
 
@@ -133,15 +131,15 @@ async def test_lease_that_was_handed_off_is_powerless(d: Driver) -> None:
 @scenario
 async def test_two_concurrent_releases_hand_off_once(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = await sharing(d, {}, {})
-    lease, shipped = await first.acquired(d), rooms.LocalQueue.pass_on
+    lease, shipped = await first.acquired(d), local_handoff.LocalQueue.hand_off
 
     def after_another_release(*call: Any) -> bool:
         """Another thread releases the same lease completely, just after this one has found it alive."""
-        monkeypatch.setattr(rooms.LocalQueue, "pass_on", shipped)
+        monkeypatch.setattr(local_handoff.LocalQueue, "hand_off", shipped)
         assert run(lease._release()) is True
         return shipped(*call)
 
-    monkeypatch.setattr(rooms.LocalQueue, "pass_on", after_another_release)
+    monkeypatch.setattr(local_handoff.LocalQueue, "hand_off", after_another_release)
     assert await done(lease.release()) is False
     handed_off = await second.acquired(d)
     assert (await done(d.lock().inspect())).holder == handed_off.holder
@@ -161,7 +159,7 @@ async def test_waiter_with_another_ttl_claims_from_the_store(d: Driver) -> None:
 
 @scenario
 async def test_without_local_handoff_every_lease_comes_from_the_store(d: Driver) -> None:
-    members = [Member(d, passing=False) for _ in range(3)]
+    members = [Member(d, local_handoff=False) for _ in range(3)]
     seen = []
     while members:
         member = await d.until(
@@ -226,12 +224,12 @@ async def test_hand_off_to_a_cancelled_last_waiter_is_released(d: Driver) -> Non
 @scenario
 async def test_hand_off_that_is_too_old_is_not_used(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = await sharing(d, {}, {})
-    shipped = rooms.SharedGrant.next
+    shipped = local_handoff.SharedGrant.next
 
-    def long_ago(self: rooms.SharedGrant, local_waiter: rooms.LocalWaiter, now: float) -> Grant:
+    def long_ago(self: local_handoff.SharedGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
         return shipped(self, local_waiter, now - 9)
 
-    monkeypatch.setattr(rooms.SharedGrant, "next", long_ago)
+    monkeypatch.setattr(local_handoff.SharedGrant, "next", long_ago)
     old = await first.leave()
     lease = await second.acquired(d)
     assert lease.holder != old.holder
@@ -243,8 +241,8 @@ async def test_hand_off_that_is_too_old_is_not_used(d: Driver, monkeypatch: pyte
 async def test_lost_lease_is_not_handed_off(d: Driver) -> None:
     first, second = await sharing(d, {"on_lost": lambda _: None}, {})
     old = await first.acquired(d)
-    old._lease_state.valid_until = d.locks.runtime.now()  # as if every renewal had failed
-    d.locks.keepalive._wake()
+    old._core.valid_until = d.locks.session.runtime.now()  # as if every renewal had failed
+    d.locks.session.keepalive._wake()
     lease = await second.acquired(d)
     assert lease.holder != old.holder
     await second.leave()
@@ -325,7 +323,7 @@ async def test_busy_process_does_not_starve_another(d: Driver) -> None:
                 assert not inside
 
     await done((await done(d.lock().acquire())).release())
-    if not d.locks.store.capabilities.fence_blocks:
+    if not d.locks.session.store.capabilities.fence_blocks:
         pytest.skip("this store does not serve in order")
     contenders = [d.start(busy, number) for number in range(4)]
     await d.until(lambda: len(holds) > 20, "a busy process")
@@ -349,7 +347,7 @@ async def test_forked_child_has_no_local_waiters_and_no_shared_grant(d: Driver) 
     child = os.fork()
     if child == 0:
         try:
-            os._exit(0 if not local_queue(d)._local_waiters and local_queue(d)._shared_grant is None else 1)
+            os._exit(0 if not local_queue(d)._waiters and local_queue(d)._shared is None else 1)
         finally:
             os._exit(2)
     _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - on threads only

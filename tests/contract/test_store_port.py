@@ -44,7 +44,7 @@ async def test_store_keeps_the_contract(d: Driver, check: Check, monkeypatch: py
         # A check sends each request once, where a lock would retry; each client opens ten connections first.
         monkeypatch.setattr("lockfast.core.quorum.store.REPLY_TIMEOUT", 10.0)
         monkeypatch.setattr(contract, "BRIEF", 0.4)
-    await run_check(check, lambda: d.connect().store, d.locks.runtime)
+    await run_check(check, lambda: d.connect().session.store, d.locks.session.runtime)
 
 
 def test_all_checks_in_one_call() -> None:

@@ -97,7 +97,7 @@ async def test_lease_can_be_released_inside_its_block(d: Driver) -> None:
 @scenario
 async def test_release_without_acquire(d: Driver) -> None:
     lock = d.lock()
-    with pytest.raises(NotHeld, match="holds no lease"):
+    with pytest.raises(NotHeld, match="acquired no lease"):
         await done(lock.release())
     lease = await done(d.lock().acquire())
     with pytest.raises(NotHeld):

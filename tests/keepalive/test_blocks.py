@@ -52,7 +52,7 @@ class TestWithinTheBlock:
     def test_lost_wakes_by_the_clock_even_if_the_keeper_is_gone(self, locks: Locks) -> None:
         lease = locks.lock("report", ttl=0.1, renew=False).acquire()
         assert lease is not None
-        locks.keepalive.close()
+        locks.session.keepalive.close()
         assert lease.lost.wait(2) is True
 
     def test_a_released_lease_is_not_lost(self, locks: Locks) -> None:
@@ -66,7 +66,7 @@ class TestWithinTheBlock:
         """Fit for the innermost loop: no request, no lock, no wait."""
         lease = locks.lock("report").acquire()
         assert lease is not None
-        locks.store.renew = locks.store.inspect = None  # type: ignore[method-assign, assignment]
+        locks.session.store.renew = locks.session.store.inspect = None  # type: ignore[method-assign, assignment]
         used = time.process_time()
         for _ in range(10_000):
             lease.ensure_held()
@@ -83,7 +83,7 @@ class TestTheEndOfTheBlock:
         assert (caught.value.name, caught.value.fence) == ("report", lease.fence)
 
     def test_finds_a_theft_that_nobody_had_noticed(self, locks: Locks, enqueue: str) -> None:
-        with pytest.raises(LeaseLost, match="given back"), locks.lock("report"):
+        with pytest.raises(LeaseLost, match="on release"), locks.lock("report"):
             hub(enqueue).space.drop("report")
 
     def test_leaves_the_next_holder_alone(self, locks: Locks, enqueue: str) -> None:
@@ -137,13 +137,13 @@ class TestTheEndOfTheBlock:
 
         monkeypatch.setattr("lockfast.core.keepalive.BUDGET", 0.05)
         with pytest.raises(KeyError, match="own"), locks.lock("report"):  # noqa: PT012
-            monkeypatch.setattr(locks.store, "release", refuse)
+            monkeypatch.setattr(locks.session.store, "release", refuse)
             locks.close()
 
             async def closed(*_: Any) -> bool:
                 raise lockfast.ConfigurationError("This connection was closed; nothing was sent.")
 
-            monkeypatch.setattr(locks.store, "release", closed)
+            monkeypatch.setattr(locks.session.store, "release", closed)
             raise KeyError("the body's own")
 
     def test_that_another_thread_reaches(self, locks: Locks) -> None:
@@ -168,7 +168,7 @@ class TestTheEndOfTheBlock:
         ender.join(BOUND)
         assert errors == []
         assert lease.state is State.RELEASED
-        assert locks.keepalive.held() == []
+        assert locks.session.keepalive.held() == []
 
     def test_nested_and_lost_inside_out(self, locks: Locks) -> None:
         with pytest.raises(LeaseLost) as caught, locks.lock("outer"), locks.lock("inner") as inner:
@@ -220,13 +220,13 @@ class TestClosing:
     def test_does_not_hand_the_lock_to_one_who_waits_here(self, valkey: Server) -> None:
         for _ in range(20):
             with lockfast.connect(valkey.url) as others, lockfast.connect(valkey.url) as locks:
-                held = locks.lock("report", passing=False).acquire()
+                held = locks.lock("report", local_handoff=False).acquire()
                 assert held is not None
                 outcomes: list[Any] = []
 
                 def wait(locks: Locks = locks, outcomes: list[Any] = outcomes) -> None:
                     try:
-                        outcomes.append(locks.lock("report", passing=False).acquire(timeout=BOUND))
+                        outcomes.append(locks.lock("report", local_handoff=False).acquire(timeout=BOUND))
                     except lockfast.ConfigurationError:
                         outcomes.append("closed")
 
@@ -244,14 +244,14 @@ class TestClosing:
     def test_a_grant_that_comes_as_the_client_is_closed_is_given_back(
         self, locks: Locks, enqueue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        acquire = locks.store.acquire
+        acquire = locks.session.store.acquire
 
         async def acquire_and_close(*args: Any) -> Any:
             answer = await acquire(*args)
             locks.close()
             return answer
 
-        monkeypatch.setattr(locks.store, "acquire", acquire_and_close)
+        monkeypatch.setattr(locks.session.store, "acquire", acquire_and_close)
         with pytest.raises(lockfast.ConfigurationError, match="closed"):
             locks.lock("report").acquire()
         with lockfast.connect(f"memory://{enqueue}") as others:

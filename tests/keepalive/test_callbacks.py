@@ -50,8 +50,8 @@ class TestHowOften:
     ) -> None:
         for _ in range(20):
             lease = client.acquire("report", ttl=0.03, renew=False, **listener.options)
-            askers = [client.start(partial(_ask_until_lost, lease)) for _ in range(8)]
-            for asker in askers:
+            claiming = [client.start(partial(_ask_until_lost, lease)) for _ in range(8)]
+            for asker in claiming:
                 asker.result(BOUND)
         listener.wait_for("lost", 20)
         assert listener.words() == ["lost"] * 20
@@ -101,8 +101,8 @@ class TestWhere:
             return operation()
 
         if found_by in ("ensure_held", "state"):  # by the clock alone: nobody else may look before
-            client.locks.keepalive.close()
-            until(lambda: client.locks.runtime.now() >= lease._lease_state.valid_until, "its time to run out")
+            client.locks.session.keepalive.close()
+            until(lambda: client.locks.session.runtime.now() >= lease._core.valid_until, "its time to run out")
         elif found_by in ("renew", "release"):
             hub(enqueue).space.drop("report")
         client.do(operate)
@@ -196,7 +196,7 @@ class TestWhateverTheyDo:
         assert failure.exc_info is not None
         outage.on = False
         again = client.acquire("again", ttl=1, **listener.options)
-        until(lambda: again._lease_state.next_renewal > again._lease_state.valid_until - 0.7, "renewals to go on")
+        until(lambda: again._core.next_renewal > again._core.valid_until - 0.7, "renewals to go on")
         assert client.state(again) is State.HELD
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -231,7 +231,7 @@ class TestWhateverTheyDo:
 
         client.acquire("report", ttl=0.05, renew=False, on_lost=callback)
         assert called.wait(BOUND)
-        until(lambda: client.locks.callbacks._workers == 0, "the callback to end")
+        until(lambda: client.locks.session.callbacks._workers == 0, "the callback to end")
         assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
     def test_a_slow_one_does_not_hold_up_the_others_nor_renewal(self, client: Client, listener: Listener) -> None:
@@ -252,8 +252,8 @@ class TestWhateverTheyDo:
         client.acquire("quick", ttl=0.1, renew=False, **listener.options)
         try:
             listener.wait_for("lost")
-            first = kept._lease_state.valid_until
-            until(lambda: kept._lease_state.valid_until > first + 0.2, "renewals to go on")
+            first = kept._core.valid_until
+            until(lambda: kept._core.valid_until > first + 0.2, "renewals to go on")
         finally:
             go_on.set()
         assert client.state(kept) is State.HELD

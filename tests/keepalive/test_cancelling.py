@@ -12,7 +12,7 @@ import pytest
 import lockfast.aio
 from lockfast import LeaseLost, LockError, State
 from lockfast.aio import Locks as AsyncLocks
-from lockfast.client import cancel_scope as scopes
+from lockfast.client.scope import Scope
 from tests.keepalive.listening import BOUND
 from tests.keepalive.losing import lose
 
@@ -64,13 +64,13 @@ class TestTheBody:
         """And then it is not cancelled for it after its end."""
         lock, looked = locks.lock("report"), threading.Event()
 
-        def end_soon(lease: Any) -> None:
+        def cancel_late(scope: Scope) -> None:
             looked.set()  # it has seen that the body runs
             ended.wait(BOUND)
-            shipped(lease)
+            shipped(scope)
 
-        shipped, ended = scopes.end_soon, threading.Event()
-        monkeypatch.setattr(scopes, "end_soon", end_soon)
+        shipped, ended = Scope.cancel_body, threading.Event()
+        monkeypatch.setattr(Scope, "cancel_body", cancel_late)
         with pytest.raises(LeaseLost):  # noqa: PT012
             async with lock as lease:
                 finder = asyncio.create_task(asyncio.to_thread(lose, lease))
@@ -191,7 +191,7 @@ class TestTheBody:
         with pytest.raises(LeaseLost):  # noqa: PT012
             async with lock as lease:
                 task = asyncio.create_task(second())
-                locks.store._hub.space.drop("report")  # type: ignore[attr-defined]
+                locks.session.store._hub.space.drop("report")  # type: ignore[attr-defined]
                 async with asyncio.timeout(BOUND):
                     await entered.wait()
                 lose(lease)
@@ -209,7 +209,7 @@ class TestTheBody:
         for _ in range(3):
             with pytest.raises(LeaseLost):  # noqa: PT012
                 async with lock as lease:
-                    locks.store._hub.space.drop("report")  # type: ignore[attr-defined]
+                    locks.session.store._hub.space.drop("report")  # type: ignore[attr-defined]
                     lose(lease)
                     await asyncio.sleep(LONG)
         async with lock as lease:
@@ -225,8 +225,8 @@ class TestFunctions:
 
         @lock
         async def work(ending: str) -> str:
-            (block,) = lock._blocks
-            lease = block.lease
+            (scope,) = lock._scopes
+            lease = scope.lease
             lose(lease)
             if ending == "fails":
                 raise KeyError("the function's own")
@@ -236,7 +236,7 @@ class TestFunctions:
 
         with pytest.raises(LeaseLost):
             await work("is cancelled")
-        locks.store._hub.space.drop("report")  # type: ignore[attr-defined]
+        locks.session.store._hub.space.drop("report")  # type: ignore[attr-defined]
         with pytest.raises(KeyError, match="own"):
             await work("fails")
         assert steps == []
@@ -247,7 +247,7 @@ class TestFunctions:
 
         @locks.guard("account:{number}", ttl=0.06, on_lost=seen.append)
         async def deposit(number: int) -> str:
-            locks.store._hub.space.drop(f"account:{number}")  # type: ignore[attr-defined]
+            locks.session.store._hub.space.drop(f"account:{number}")  # type: ignore[attr-defined]
             await asyncio.sleep(LONG)
             return "went on"
 
@@ -262,7 +262,7 @@ class TestFunctions:
 
         @locks.guard("account:{number}", ttl=0.06, cancel_on_loss=False)
         async def deposit(number: int) -> None:
-            locks.store._hub.space.drop(f"account:{number}")  # type: ignore[attr-defined]
+            locks.session.store._hub.space.drop(f"account:{number}")  # type: ignore[attr-defined]
             await asyncio.sleep(0.1)
             steps.append("went on")
 
@@ -309,14 +309,14 @@ class TestNesting:
         with pytest.raises(LeaseLost) as caught:  # noqa: PT012
             async with locks.lock("outer") as outer:
                 async with locks.lock("inner"):
-                    release = locks.store.release
+                    release = locks.session.store.release
 
                     async def slow(*args: Any) -> bool:
                         lose_soon(outer)
                         await asyncio.sleep(0.01)
                         return await release(*args)
 
-                    monkeypatch.setattr(locks.store, "release", slow)
+                    monkeypatch.setattr(locks.session.store, "release", slow)
                 await asyncio.sleep(LONG)
         monkeypatch.undo()
         assert caught.value.name == "outer"
@@ -333,7 +333,7 @@ class TestNesting:
             async with lock as lease:
                 await asyncio.sleep(0)
                 if number % 2:
-                    locks.store._hub.space.drop("report")  # type: ignore[attr-defined]
+                    locks.session.store._hub.space.drop("report")  # type: ignore[attr-defined]
                     lose_soon(lease)
                     await asyncio.sleep(LONG)
                 survivors.append(number)
@@ -542,11 +542,12 @@ class TestAtTheEdges:
     async def test_lost_before_the_body_begins(self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch) -> None:
         lock = locks.lock("report")
 
-        def lose_before(lease: Any) -> None:
+        def lose_before(scope: Scope, lease: Any) -> None:
             lose(lease)
-            scopes.open_scope(lease)
+            shipped(scope, lease)
 
-        monkeypatch.setattr(lock, "_open_scope", lose_before)
+        shipped = Scope.cancel_on_loss
+        monkeypatch.setattr(Scope, "cancel_on_loss", lose_before)
         steps: list[str] = []
         with pytest.raises(LeaseLost):  # noqa: PT012
             async with lock as lease:
@@ -558,7 +559,7 @@ class TestAtTheEdges:
 
     async def test_lost_in_the_turn_in_which_the_body_ends(self, locks: AsyncLocks) -> None:
         for pauses in range(6):
-            locks.store._hub.space.drop("report")  # type: ignore[attr-defined]
+            locks.session.store._hub.space.drop("report")  # type: ignore[attr-defined]
             with pytest.raises(LeaseLost):  # noqa: PT012
                 async with locks.lock("report") as lease:
                     asyncio.get_running_loop().call_soon(lose, lease)
@@ -572,14 +573,14 @@ class TestAtTheEdges:
 
     async def test_lost_while_it_is_given_back(self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch) -> None:
         """The body went well, under a valid lease, to its end."""
-        release = locks.store.release
+        release = locks.session.store.release
 
         async def slow(*args: Any) -> bool:
             lose_soon(lease)
             await asyncio.sleep(0.01)
             return await release(*args)
 
-        monkeypatch.setattr(locks.store, "release", slow)
+        monkeypatch.setattr(locks.session.store, "release", slow)
         async with locks.lock("report") as lease:
             await asyncio.sleep(0)
         assert lease.state is State.RELEASED
@@ -598,7 +599,7 @@ class TestAtTheEdges:
         with pytest.raises(StopAsyncIteration):
             await asyncio.create_task(generator.__anext__())  # type: ignore[arg-type]
         assert await free(locks, "report")
-        assert locks.keepalive.held() == []
+        assert locks.session.keepalive.held() == []
 
 
 class TestAWorkerThread:
@@ -625,7 +626,7 @@ class TestAWorkerThread:
         with pytest.raises(LeaseLost):  # noqa: PT012
             async with locks.lock("report", ttl=0.05, renew=False, on_lost=on_lost) as lease:
                 worker = threading.Thread(target=crunch, args=(lease,))
-                locks.keepalive.close()  # so that the worker is the one who finds it
+                locks.session.keepalive.close()  # so that the worker is the one who finds it
                 worker.start()
                 await asyncio.sleep(0.5)
                 worker.join(BOUND)

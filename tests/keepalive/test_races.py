@@ -69,13 +69,13 @@ def test_on_a_network_that_delays_either(
             delay = proxy.delay_requests if randomness.random() < 0.5 else proxy.delay_replies
             rule = delay(on(name), randomness.choice((0.0005, 0.002, 0.004)))
         lease = client.acquire(name, ttl=10, timeout=1, **listener.options)
-        client.do(partial(client.locks.keepalive._changed, name))
+        client.do(partial(client.locks.session.keepalive._on_change, name))
         _pause(randomness.choice((0.0, 0.0, 0.0001, 0.0003, 0.001)))
         assert client.release(lease) is True
         assert valkey.raw("EXISTS", name) == 0, f"left in round {round_}"
         if rule is not None:
             rule.release()
-    until(lambda: client.do(client.locks.keepalive.held) == [], "the keeper to let go of all")
+    until(lambda: client.do(client.locks.session.keepalive.held) == [], "the keeper to let go of all")
     assert [name for name in names if valkey.raw("EXISTS", name)] == []
     assert listener.words() == []
 

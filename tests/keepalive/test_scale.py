@@ -42,7 +42,7 @@ def test_few_requests(world: World, spread: float) -> None:
     renewals = sum(len(request.names) for request in requests)
     assert renewals >= 5 * MANY, "each a third of its ttl after the last"
     assert note("requests for a thousand renewals", 1000 * len(requests) / renewals, "") <= 1000 / LEAST_PER_REQUEST
-    assert world.time.spawned.count("keeper") == 1
+    assert world.time.spawned.count("keepalive") == 1
     assert world.time.spawned.count("renewal") == 0
 
 
@@ -55,7 +55,7 @@ def test_little_of_a_core(valkey: Server, flavour: Colour) -> None:
     renewals, requests = _renewed(valkey)
     used = time.process_time()
     for cycle in range(1, 4):
-        client.do(lambda: _hurry(client.locks.keepalive))
+        client.do(lambda: _hurry(client.locks.session.keepalive))
         wanted = renewals + cycle * MANY
         until(lambda: _renewed(valkey)[0] >= wanted, "renewals", 30, pause=0.05)  # noqa: B023
     used = time.process_time() - used
@@ -66,7 +66,7 @@ def test_little_of_a_core(valkey: Server, flavour: Colour) -> None:
     assert note(f"share of a core, {MANY} leases with a ttl of {TTL:g} s, {flavour.name}", share * 100, "%") < 2
     started = {thread.name for thread in threading.enumerate() if thread not in others}
     late = {"lockfast-renewal"}  # one more, while an answer is late because the machine is busy
-    assert started - late == ({"lockfast-keeper"} if flavour.name == "threads" else set())
+    assert started - late == ({"lockfast-keepalive"} if flavour.name == "threads" else set())
     assert {client.state(lease) for lease in leases[::100]} <= ALIVE
     valkey.clear()
 

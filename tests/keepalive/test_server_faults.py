@@ -33,7 +33,7 @@ def nothing_goes_unheard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 def deadline_of(lease: Any) -> float:
     """When the lease ends if no renewal gets through any more, on the clock of `now`."""
-    moment: float = lease._lease_state.valid_until
+    moment: float = lease._core.valid_until
     return moment
 
 
@@ -193,7 +193,7 @@ class TestDialling:
     def test_is_foreseen(self, flavour: Colour, valkey: Server) -> None:
         """Whatever stands between the keeper and the wire passes on that there is no connection, and that waits end."""
         client = flavour.connect(valkey.url)
-        store = client.locks.store
+        store = client.locks.session.store
         assert client.do(lambda: store.connected) is False
         client.acquire("report", ttl=30)
         assert client.do(lambda: store.connected) is True

@@ -65,7 +65,7 @@ def test_a_lease_that_another_took_is_lost(world: Forgetful) -> None:
     world.reset()
     world.time.run_for(TTL)
     assert (lease.state, lease.reasserted, world.words()) == (State.LOST, 0, ["lost"])
-    with pytest.raises(LeaseLost, match="another was faster"):
+    with pytest.raises(LeaseLost, match="another client was faster"):
         lease.ensure_held()
 
 

@@ -46,7 +46,7 @@ class TestHowOften:
             world.acquire(f"thing {number}", ttl=TTL)
             world.time.run_for(0.1)
         world.time.run_for(10)
-        assert world.time.spawned.count("keeper") == 1
+        assert world.time.spawned.count("keepalive") == 1
 
     def test_a_keeper_that_went_home_comes_back(self, world: World) -> None:
         for round_ in range(3):
@@ -54,7 +54,7 @@ class TestHowOften:
             world.time.run_for(2 * TTL)
             assert world.time.do(lease.release()) is True
             world.time.run_for(10)
-            assert world.time.spawned.count("keeper") == round_ + 1
+            assert world.time.spawned.count("keepalive") == round_ + 1
         before = len(world.store.requests)
         world.time.run_for(1000)
         assert len(world.store.requests) == before, "nobody asks when nothing is held"

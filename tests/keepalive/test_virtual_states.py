@@ -7,7 +7,7 @@ import pytest
 
 from lockfast import LeaseLost, State
 from lockfast.core.acquire import Grant
-from lockfast.core.lease_state import ALIVE, MOVES, LeaseState
+from lockfast.core.lease_state import ALIVE, TRANSITIONS, LeaseState
 from lockfast.errors import StoreProtocolError, StoreRefused
 from lockfast.values import Claim
 from tests.keepalive.virtual import START, Trouble, VirtualRuntime, World
@@ -36,15 +36,15 @@ class TestTheTable:
     def lease_state(self) -> LeaseState:
         runtime = VirtualRuntime()
         grant = Grant(Claim("thing", "me", TTL, ""), fence=1, sent_at=START, valid_until=START + DEADLINE)
-        lease_state = LeaseState(runtime, renewing=True, max_hold=None)
+        lease_state = LeaseState(runtime, renews=True, max_hold=None)
         lease_state.begin(grant)
         return lease_state
 
     CAUSES: dict[State, Any] = {  # noqa: RUF012
         State.HELD: lambda lease_state: lease_state.renewed(START, TTL),
-        State.AT_RISK: lambda lease_state: lease_state.failing(START + 1),
-        State.LOST: lambda lease_state: lease_state.refused("gone"),
-        State.RELEASED: lambda lease_state: lease_state.give_back(),
+        State.AT_RISK: lambda lease_state: lease_state.renewal_failed(START + 1),
+        State.LOST: lambda lease_state: lease_state.lose("gone"),
+        State.RELEASED: lambda lease_state: lease_state.release(),
     }
     WAYS = {  # noqa: RUF012
         State.HELD: (),
@@ -61,7 +61,7 @@ class TestTheTable:
         told: list[State] = []
         lease_state.on_change = told.append
         self.CAUSES[cause](lease_state)
-        expected = cause if cause in MOVES[before] else before
+        expected = cause if cause in TRANSITIONS[before] else before
         assert lease_state.state is expected
         assert told == ([expected] if expected not in (before, State.RELEASED) else [])  # that is the holder's doing
 
@@ -170,7 +170,7 @@ class TestTheft:
         world.time.run_for(TTL / 3 + A_MOMENT)
         assert world.words() == ["lost"]
         assert world.told[0][0] + START - stolen_at <= TTL / 3 + A_MOMENT
-        with pytest.raises(LeaseLost, match="took it away"):
+        with pytest.raises(LeaseLost, match="took or deleted it"):
             lease.ensure_held()
         assert world.time.do(lease.release()) is False
 
@@ -204,7 +204,7 @@ class TestTheft:
             world.acquire(name, ttl=30)
         world.time.run_for(2)
         looked = 0
-        held = world.locks.keepalive.held
+        held = world.locks.session.keepalive.held
 
         def counted() -> list[LeaseState]:
             nonlocal looked
@@ -212,7 +212,7 @@ class TestTheft:
             looked += len(found)
             return found
 
-        monkeypatch.setattr(world.locks.keepalive, "held", counted)
+        monkeypatch.setattr(world.locks.session.keepalive, "held", counted)
         for name in names:
             world.store.tell(name)
         assert looked < 20 * len(names), "leases looked at, for as many alarms"
@@ -323,7 +323,7 @@ class TestTheDeadline:
         world.store.trouble = "deaf"
         world.time.run_for(TTL)
         assert lease.state is State.LOST
-        lease._lease_state.renewed(world.time.now(), TTL)
+        lease._core.renewed(world.time.now(), TTL)
         world.store.trouble = "none"
         world.time.run_for(2 * TTL)
         assert lease.state is State.LOST
@@ -341,13 +341,13 @@ def test_who_is_told_of_a_refusal_need_not_ask_the_store_again(world: World) -> 
     """A callback that gives the lease back sends nothing: the store has said already that it has it no more."""
     lease = world.acquire(ttl=TTL)
     settled: list[bool] = []
-    tell = lease._lease_state.on_change
+    tell = lease._core.on_change
 
     def look(state: State) -> None:
-        settled.append(lease._lease_state.settled)
+        settled.append(lease._core.cleared)
         tell(state)
 
-    lease._lease_state.on_change = look
+    lease._core.on_change = look
     world.store.space.drop("thing")
     world.time.run_for(TTL / 3 + A_MOMENT)
     assert settled == [True]

@@ -97,7 +97,7 @@ async def test_fences_grow_after_every_server_restarted_empty(d: Driver, own_ser
 
 @scenario
 async def test_a_claim_repeated_after_another_holder_gets_a_greater_fence(d: Driver) -> None:
-    store, now = d.locks.store, d.locks.runtime.now
+    store, now = d.locks.session.store, d.locks.session.runtime.now
     claim = Claim("thing", "repeated-claim", 0.3, "host:1:")
     first = await store.acquire(claim, None, now() + 5)
     assert await store.acquire(claim, None, now() + 5) == first
@@ -121,4 +121,4 @@ async def test_listing_tolerates_a_server_with_a_higher_fence(
         urls = [server.url for server in own_servers]
         urls[2] = proxy.url
         late = type(d)("quorum", urls)  # type: ignore[arg-type]
-        await run_check(contract.listing, lambda: late.connect().store, d.locks.runtime)
+        await run_check(contract.listing, lambda: late.connect().session.store, d.locks.session.runtime)

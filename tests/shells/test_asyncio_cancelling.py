@@ -231,7 +231,7 @@ def test_a_cancellation_at_every_await_leaves_nothing_behind(name: str, run: Run
 
 
 def test_a_clean_up_that_is_forgotten_is_noticed(run: Run) -> None:
-    with python(acquire.Attempt, "_abandon", "if not self._traces:", "if True:"):
+    with python(acquire.Acquisition, "_clean_up", "if self._traces:", "if False:"):
         assert broken("queued", run)
 
 

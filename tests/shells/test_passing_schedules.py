@@ -1,4 +1,4 @@
-"""Passing a lock on among threads, under every schedule with a switch at any line of it.
+"""LocalQueues a lock on among threads, under every schedule with a switch at any line of it.
 
 Rules checked: one holds at a time, and fences rise; no wake-up is lost, so nobody waits for its patience to end; what
 is not passed on goes back to the store, and nothing is left in the room.
@@ -12,7 +12,6 @@ import pytest
 from lockfast.client import lease as leases
 from lockfast.client.locks import Locks
 from lockfast.core import local_handoff as passing
-from lockfast.core import local_queue as rooms
 from lockfast.core.lease_state import State
 from lockfast.errors import LockError
 from lockfast.runtime.runner import run
@@ -24,7 +23,7 @@ from verify.mutation import python
 __all__ = ["patched"]
 
 pytestmark = pytest.mark.timeout(1800)  # a busy machine may take its time
-FILES = (passing.__file__, rooms.__file__)
+FILES = (passing.__file__,)
 AT_ONCE = (0.0, True)
 """Nobody sleeps, so no time goes by."""
 LIMIT, HELD_FOR = 0.02, 0.05
@@ -39,7 +38,7 @@ class Household:
         self._hub = Hub()
         store = MemoryStore(self._hub, stage.runtime)
         self.locks = Locks(store, stage.runtime, owner=Owner("home", 1), store_timeout=10.0, address="memory://")
-        self.local_queue = self.locks.passing.local_queue("door")
+        self.local_queue = self.locks.session.local_queues.queue("door")
         self.fences: list[int] = []
         self._inside = 0
 
@@ -72,13 +71,13 @@ class Household:
         local_queue = self.local_queue
         info = run(MemoryStore(self._hub, self.stage.runtime).inspect("door", 0.0))
         shared_grant = (
-            None if local_queue.closed else local_queue._shared_grant
+            None if local_queue.closed else local_queue._shared
         )  # a room that is closed may keep what was given back for it
         return not (
-            local_queue._local_waiters
-            or local_queue._leaders
+            local_queue._waiters
+            or local_queue._shared_claims
             or shared_grant
-            or local_queue.askers
+            or local_queue.claiming
             or info.locked
             or info.waiting
         )
@@ -137,9 +136,9 @@ def closing(home: Household) -> bool:
 def while_it_is_open(home: Household) -> bool:
     """Who comes too late, or waits as the connection is closed, is told so; what is held then is given back by that."""
     try:
-        return home.use() or home.locks._closed
+        return home.use() or home.locks.session.closed
     except LockError:
-        return home.locks._closed
+        return home.locks.session.closed
 
 
 TOGETHER: dict[str, tuple[Callable[[Household], Any], ...]] = {
@@ -169,16 +168,26 @@ def test_local_handoff_under_every_schedule(name: str, patched: Patch) -> None:
 
 
 WRONG = {
-    "who leads and gives up wakes nobody": ("gave_up", "if head is not None:", "if False:", "one of three has a limit"),
-    "a tenancy that ends wakes nobody": ("vacate", "if head is not None:", "if False:", "one of three has another ttl"),
-    "the lock is passed on without a call": ("pass_on", "local_waiter.waker.wake()", "pass", "two, twice each"),
+    "who leads and gives up wakes nobody": (
+        "shared_claim_failed",
+        "if head is not None:",
+        "if False:",
+        "one of three has a limit",
+    ),
+    "a tenancy that ends wakes nobody": (
+        "end_shared",
+        "if head is not None:",
+        "if False:",
+        "one of three has another ttl",
+    ),
+    "the lock is passed on without a call": ("hand_off", "waiter.waker.wake()", "pass", "two, twice each"),
     "what is passed on stays alive": (
-        "pass_on",
-        "if not lease_state.give_back(to_another=True):",
+        "hand_off",
+        "if not lease.release(handed_off=True):",
         "if False:",
         "two, twice each",
     ),
-    "who is passed it stays in its seat": ("pass_on", "local_waiters.popleft()", "local_waiters[0]", "three"),
+    "who is passed it stays in its seat": ("hand_off", "waiters.popleft()", "waiters[0]", "three"),
 }
 
 
@@ -186,5 +195,5 @@ WRONG = {
 def test_a_planted_error_is_found(name: str, patched: Patch) -> None:
     *change, scene = WRONG[name]
     watched = (f"<mutant of {change[0]}>", *FILES)
-    with python(rooms.LocalQueue, *change), pytest.raises(AssertionError, match="schedule"):
+    with python(passing.LocalQueue, *change), pytest.raises(AssertionError, match="schedule"):
         search(together(*TOGETHER[scene]), ends(scene), patched, watched, 1)

@@ -14,10 +14,11 @@ from greenlet import getcurrent
 
 from lockfast.core import keepalive as keep
 from lockfast.core.acquire import Grant
+from lockfast.core.deadline import valid_until
 from lockfast.core.keepalive import Keepalive
 from lockfast.core.lease_state import ALIVE, LeaseState
-from lockfast.core.validity import valid_until
 from lockfast.errors import StoreUnavailable
+from lockfast.ports import Ports
 from lockfast.runtime.runner import run
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.stores.redis.protocol.resp import Reader, pack
@@ -292,7 +293,7 @@ class Counted(Keepalive):
     """Knows which of its actors are at work: those that have looked round and not retired since."""
 
     def __init__(self, store: MemoryStore, runtime: TurnRuntime) -> None:
-        super().__init__(store, runtime)
+        super().__init__(Ports(store, runtime))
         self.actors: set[object] = set()
         self.most = 0
 
@@ -301,8 +302,8 @@ class Counted(Keepalive):
         self.most = max(self.most, len(self.actors))
         return await super()._round()
 
-    def _retire(self, idle_for: float) -> bool:
-        retires = super()._retire(idle_for)
+    def _retire_after(self, idle_for: float) -> bool:
+        retires = super()._retire_after(idle_for)
         if retires:
             self.actors.discard(getcurrent())
         return retires
@@ -317,12 +318,12 @@ def hold(stage: Stage, keepalive: Counted, store: MemoryStore, name: str, begins
     granted = run(store.acquire(claim, None, 0.0))
     assert isinstance(granted, Granted)
     grant = Grant(claim, granted.fence, sent_at, valid_until(sent_at, TTL))
-    held = LeaseState(stage.runtime, renewing=True, max_hold=None)
+    held = LeaseState(stage.runtime, renews=True, max_hold=None)
     held.begin(grant)
     keepalive.watch(held)
     stage.turns.wait(lambda: False, sent_at + lasts)
     kept = held.check(stage.turns.now) in ALIVE
-    held.give_back()
+    held.release()
     kept = run(store.release(name, name, 0.0)) and kept
     keepalive.unwatch(held)
     return kept and keepalive.most == 1
@@ -370,25 +371,25 @@ def test_a_keeper_that_retires_forgets_nobody(read_available: int, patched: Patc
     assert search(keeping(second), kept(second), patched, KEEPER_FILES, SWITCHES) > 50
 
 
-DUE_EARLY = "if holding.valid_until < wakes_at or (holding.renewing and holding.next_renewal < wakes_at):"
+DUE_EARLY = "if lease.valid_until < wakes_at or (lease.renews and lease.next_renewal < wakes_at):"
 FORGETFUL = {
-    "it retires whoever came meanwhile": ("_ends", "if self._held and not self._closed:", "if False:"),
+    "it retires whoever came meanwhile": ("_retire", "if self._held and not self._closed:", "if False:"),
     "it is not woken for a lease that is due early": ("watch", DUE_EARLY, "if False:"),
     "a second one is started": ("_start", "if self._active:", "if False:"),
     "none is started again": (
-        "_ends",
+        "_retire",
         "return not self._active",
         "self._active, ends = True, not self._active; return ends",
     ),
     "it looks before it says that it ends": (
-        "_ends",
+        "_retire",
         "self._active = False\n    if self._held and not self._closed:\n        self._active = True",
         "held = bool(self._held)\n    self._active = held and not self._closed",
     ),
     "who comes looks for an actor first": (
         "watch",
-        "self._held[holding] = None",
-        "if not self._active: self._start()\n    self._held[holding] = None; self._in_use = True; return",
+        "self._held[lease] = None",
+        "if not self._active: self._start()\n    self._held[lease] = None; self._in_use = True; return",
     ),
 }
 

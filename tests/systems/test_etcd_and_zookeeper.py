@@ -73,11 +73,11 @@ async def test_store_contract_with_documented_differences(
         # etcd rounds up to whole seconds, and the two ttls of this check must differ.
         monkeypatch.setattr(contract, "BRIEF", 0.5)
     if check not in DIFFERENT[d.store]:
-        await run_check(check, lambda: d.connect().store, d.locks.runtime)
+        await run_check(check, lambda: d.connect().session.store, d.locks.session.runtime)
         return
     monkeypatch.setattr(contract, "PATIENCE", 2.0)
     with pytest.raises(ContractBroken):
-        await run_check(check, lambda: d.connect().store, d.locks.runtime)
+        await run_check(check, lambda: d.connect().session.store, d.locks.session.runtime)
 
 
 async def taken_for_others(d: Driver, name: str) -> bool:
@@ -122,8 +122,8 @@ async def test_waiters_are_granted_in_order(d: Driver, name: str) -> None:
 @scenario
 async def test_lease_is_renewed_while_its_holder_lives(d: Driver, name: str) -> None:
     lease = await done(d.lock(name, ttl=2).acquire())
-    ran_out_at = d.locks.runtime.now() + 3.2  # etcd may keep it for a second longer than its ttl
-    await d.until(lambda: d.locks.runtime.now() >= ran_out_at, "the ttl to pass")
+    ran_out_at = d.locks.session.runtime.now() + 3.2  # etcd may keep it for a second longer than its ttl
+    await d.until(lambda: d.locks.session.runtime.now() >= ran_out_at, "the ttl to pass")
     lease.ensure_held()  # perhaps at risk: a server on a busy machine may answer late
     assert await taken_for_others(d, name)
     assert await done(lease.release()) is True
@@ -145,7 +145,7 @@ async def test_final_renewal_sets_the_end_of_the_grant(d: Driver, name: str) -> 
     """A final renewal ends the grant earlier than its ttl."""
     lease = await done(d.lock(name, ttl=60).acquire())
     final = Renewal(name, lease.holder, 2, final=True)
-    assert list(await d.locks.store.renew([final], d.locks.runtime.now() + 20)) == [True]
+    assert list(await d.locks.session.store.renew([final], d.locks.session.runtime.now() + 20)) == [True]
     assert await taken_for_others(d, name)
     assert await done(d.connect().lock(name).acquire(timeout=20)) is not None
 
@@ -161,8 +161,8 @@ async def test_timed_out_wait_leaves_no_ticket(d: Driver, name: str) -> None:
 @scenario
 async def test_next_renewal_detects_an_external_change(d: Driver, name: str) -> None:
     lease = await done(d.lock(name, ttl=2).acquire())
-    store = d.connect().store
-    until = d.locks.runtime.now() + 20
+    store = d.connect().session.store
+    until = d.locks.session.runtime.now() + 20
     if d.store == "etcd":
         await store._client.call("/v3/kv/deleterange", {"key": packed(lock_key(name))}, until)
     else:
@@ -174,7 +174,7 @@ async def test_next_renewal_detects_an_external_change(d: Driver, name: str) -> 
 
 @scenario
 async def test_listing_and_force_release(d: Driver, name: str) -> None:
-    store, until = d.locks.store, d.locks.runtime.now() + 20
+    store, until = d.locks.session.store, d.locks.session.runtime.now() + 20
     lease = await done(d.lock(name, label="nightly").acquire())
     page = await store.listing("a:*", "", until)
     assert name in [info.name for info in page.infos]

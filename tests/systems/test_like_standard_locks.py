@@ -253,7 +253,7 @@ def test_ended_thread_leaves_no_reference() -> None:
         thread = threading.Thread(target=body)
         thread.start()
         thread.join(BOUND)
-        assert lock._taken == {}
+        assert lock._leases == {}
 
 
 def test_next_waiter_gets_the_lock_after_a_cancelled_one() -> None:

@@ -63,7 +63,7 @@ def test_repr_shows_the_depth(lock: RLock) -> None:
     assert repr(lock) == "<RLock 'thing', ttl 30 s>"
     for depth in (1, 2):
         lock.acquire()
-        assert repr(lock) == f"<RLock 'thing', ttl 30 s, {depth} deep here>"
+        assert repr(lock) == f"<RLock 'thing', ttl 30 s, depth {depth}>"
     in_threads(lambda: _equal(repr(lock), "<RLock 'thing', ttl 30 s>"))
     lock.release()
     lock.release()
@@ -151,8 +151,8 @@ def test_ended_threads_leave_no_state(lock: RLock) -> None:
 
     in_threads(work, 15)
     assert len(lock._levels) == 0
-    assert lock._taken == {}
-    assert lock._blocks == []
+    assert lock._leases == {}
+    assert lock._scopes == []
 
 
 def test_invalid_timeouts(lock: RLock) -> None:

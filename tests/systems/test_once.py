@@ -57,14 +57,16 @@ async def test_short_job_keeps_the_name_for_at_least(d: Driver) -> None:
         assert await start(d.locks.once("report", at_least=20, ttl=ttl))
         assert 10 < await ttl_left(d) <= 20
         assert not await start(d.connect().once("report", at_least=20))
-        assert d.locks.keepalive.held() == [], "the grant left behind is not renewed"
+        assert d.locks.session.keepalive.held() == [], "the grant left behind is not renewed"
         assert await end_now(d)
 
 
 async def end_now(d: Driver) -> bool:
     """Expire the grant that a run left behind."""
     info = await done(d.lock("report").inspect())
-    (ended,) = await d.locks.store.renew([Renewal("report", info.holder, 0.001, final=True)], d.locks.runtime.now() + 5)
+    (ended,) = await d.locks.session.store.renew(
+        [Renewal("report", info.holder, 0.001, final=True)], d.locks.session.runtime.now() + 5
+    )
     await d.until(lambda: _free(d), "the name to be free")
     return bool(ended)
 
@@ -75,11 +77,11 @@ async def _free(d: Driver) -> bool:
 
 @scenario
 async def test_name_is_free_after_at_least(d: Driver) -> None:
-    started = d.locks.runtime.now()
+    started = d.locks.session.runtime.now()
     job = d.locks.once("report", at_least=0.3)
     assert await start(job)
     again = await d.until(lambda: start(job), "the job to run again")
-    assert d.locks.runtime.now() - started >= 0.3
+    assert d.locks.session.runtime.now() - started >= 0.3
     assert again.fence > 0
 
 
@@ -142,15 +144,15 @@ async def test_crashed_runner_blocks_for_its_ttl_only(d: Driver) -> None:
         assert runner.line() == "running"
         assert not await start(d.locks.once("report"))
         runner.kill()
-    started = d.locks.runtime.now()
+    started = d.locks.session.runtime.now()
     await d.until(lambda: start(d.locks.once("report")), "another client to run the job")
-    assert d.locks.runtime.now() - started < 5, "its at_least was an hour"
+    assert d.locks.session.runtime.now() - started < 5, "its at_least was an hour"
 
 
 @scenario
 async def test_busy_raise(d: Driver) -> None:
     async with held(d.connect(label="web1").once("report")):
-        with pytest.raises(lockfast.AcquireTimeout, match=r"'report' was skipped: web1 .* took it") as caught:
+        with pytest.raises(lockfast.AcquireTimeout, match=r"'report' was skipped: web1 .* started it") as caught:
             await start(d.locks.once("report", busy="raise"))
     assert (caught.value.name, caught.value.timeout) == ("report", 0.0)
 
@@ -221,7 +223,7 @@ async def test_invalid_options(d: Driver, bad: dict[str, Any]) -> None:
 @only(stores=("memory", "valkey9"))
 @scenario
 async def test_lost_reply_to_the_final_renewal_is_retried(d: Driver) -> None:
-    store = d.locks.store
+    store = d.locks.session.store
     renew, sent = store.renew, []
 
     async def lossy(renewals: list[Renewal], until: float) -> list[bool]:
@@ -258,4 +260,4 @@ async def test_one_object_in_many_threads(d: Driver) -> None:
     for worker in workers:
         await worker.result()
     assert sorted(ran) == [False] * 7 + [True]
-    assert job._blocks == []
+    assert job._scopes == []

@@ -11,9 +11,8 @@ import redis
 
 import lockfast
 from lockfast import Outcome, StoreUnavailable, UpdateConflict
-from lockfast.client.update import _heat_of
-from lockfast.core import contention as optimism
-from lockfast.core.contention import GO_OVER, MOST_HEAT, Heat
+from lockfast.client import update
+from lockfast.client.update import LOCK_AT, MOST_CONTENTION, Contention, _contention_of
 from lockfast.stores.redis.watch import ThreadWatchConnection
 from tests.contract.driver import Driver, done, scenario
 from tests.contract.stores import only
@@ -92,7 +91,7 @@ async def test_concurrent_write_is_not_overwritten(d: Driver) -> None:
 @on_a_server
 @scenario
 async def test_number_of_attempts_is_bounded(d: Driver) -> None:
-    with pytest.raises(UpdateConflict, match="under each of 3 attempts") as caught:
+    with pytest.raises(UpdateConflict, match="during each of 3 attempts") as caught:
         await done(d.locks.update("stock", meddle(d, 10), attempts=3))
     assert (caught.value.key, caught.value.attempts) == ("stock", 3)
     assert stored(d) == "300", "nothing was written by update"
@@ -144,7 +143,7 @@ async def test_no_concurrent_update_is_lost(d: Driver) -> None:
 @on_a_server
 @scenario
 async def test_update_switches_to_the_lock_under_conflicts_and_back(d: Driver) -> None:
-    heat = _heat_of(d.locks, "stock")
+    contention = _contention_of(d.locks.session, "stock")
     seen: list[bool] = []
 
     async def watch_the_lock(old: bytes | None) -> int:
@@ -152,12 +151,12 @@ async def test_update_switches_to_the_lock_under_conflicts_and_back(d: Driver) -
         return more(old)
 
     change = watch_the_lock if d.flavour == "asyncio" else d.function(watch_the_lock)
-    await done(d.locks.update("stock", meddle(d, GO_OVER)))
-    assert heat.locking
-    for _ in range(GO_OVER + 1):
+    await done(d.locks.update("stock", meddle(d, LOCK_AT)))
+    assert contention.locking
+    for _ in range(LOCK_AT + 1):
         await done(d.locks.update("stock", change))
-    assert seen == [True] * (GO_OVER - 1) + [False] * 2, "the attempt after the last conflict already used the lock"
-    assert not heat.locking
+    assert seen == [True] * (LOCK_AT - 1) + [False] * 2, "the attempt after the last conflict already used the lock"
+    assert not contention.locking
     assert await done(d.lock("update:stock").locked()) is False
 
 
@@ -165,9 +164,9 @@ async def test_update_switches_to_the_lock_under_conflicts_and_back(d: Driver) -
 @on_a_server
 @scenario
 async def test_concurrent_write_is_noticed_under_the_lock(d: Driver) -> None:
-    heat = _heat_of(d.locks, "stock")
-    for _ in range(MOST_HEAT):
-        heat.disputed()
+    contention = _contention_of(d.locks.session, "stock")
+    for _ in range(MOST_CONTENTION):
+        contention.conflict()
     assert await done(d.locks.update("stock", meddle(d, 2))) == 201
 
 
@@ -175,11 +174,11 @@ async def test_concurrent_write_is_noticed_under_the_lock(d: Driver) -> None:
 @on_a_server
 @scenario
 async def test_update_lock_that_stays_taken_raises_update_conflict(d: Driver) -> None:
-    heat = _heat_of(d.locks, "stock")
-    for _ in range(MOST_HEAT):
-        heat.disputed()
+    contention = _contention_of(d.locks.session, "stock")
+    for _ in range(MOST_CONTENTION):
+        contention.conflict()
     lease = await done(d.lock("update:stock").acquire())
-    with pytest.raises(UpdateConflict, match="stayed taken"):
+    with pytest.raises(UpdateConflict, match="held its lock"):
         await done(d.locks.update("stock", more, timeout=0.05))
     assert await done(d.locks.update("stock", more, adaptive=False)) == 1
     await done(lease.release())
@@ -338,32 +337,32 @@ def test_update_and_redis_py_transactions_notice_each_other(valkey: Server) -> N
     assert valkey.raw("GET", "stock") == "150"
 
 
-# Heat and pauses, without a server
+# Contention and pauses, without a server
 
 
 @pytest.mark.system("E1")
-def test_heat_switches_with_hysteresis() -> None:
-    heat = Heat()
-    for _ in range(GO_OVER - 1):
-        heat.disputed()
-    assert not heat.locking
-    heat.disputed()
-    assert heat.locking
-    for _ in range(GO_OVER - 1):
-        heat.undisputed()
-    assert heat.locking, "switches back at 0, not at the threshold"
-    heat.undisputed()
-    assert not heat.locking
-    for _ in range(10 * MOST_HEAT):
-        heat.disputed()
-    for _ in range(MOST_HEAT):
-        heat.undisputed()
-    assert not heat.locking, "a long contention cools down as fast as a short one"
+def test_contention_switches_with_hysteresis() -> None:
+    contention = Contention()
+    for _ in range(LOCK_AT - 1):
+        contention.conflict()
+    assert not contention.locking
+    contention.conflict()
+    assert contention.locking
+    for _ in range(LOCK_AT - 1):
+        contention.no_conflict()
+    assert contention.locking, "switches back at 0, not at the threshold"
+    contention.no_conflict()
+    assert not contention.locking
+    for _ in range(10 * MOST_CONTENTION):
+        contention.conflict()
+    for _ in range(MOST_CONTENTION):
+        contention.no_conflict()
+    assert not contention.locking, "a long contention cools down as fast as a short one"
 
 
 @pytest.mark.system("E1")
 def test_pauses_grow_with_jitter_up_to_a_bound() -> None:
-    full = [optimism.pause(conflicts, 1.0) for conflicts in range(1, 30)]
+    full = [update.conflict_pause(conflicts, 1.0) for conflicts in range(1, 30)]
     assert full == sorted(full)
-    assert full[-1] == optimism.LONGEST_PAUSE
-    assert optimism.pause(5, 0.0) == 0.0
+    assert full[-1] == update.LONGEST_PAUSE
+    assert update.conflict_pause(5, 0.0) == 0.0

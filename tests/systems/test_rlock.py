@@ -11,7 +11,6 @@ import pytest
 
 import lockfast.aio
 from lockfast import ConfigurationError, LeaseLost, NotHeld, State, StoreRefused
-from lockfast.core.reentry import Levels, Step
 from tests.contract.driver import Driver, done, held, scenario
 from tests.contract.stores import only
 from tests.keepalive.losing import lose
@@ -113,7 +112,7 @@ async def test_only_its_caller_can_release_it(d: Driver) -> None:
         await done(lock.release())
 
     async with nested(lock, 2):
-        with pytest.raises(RuntimeError, match="holds no lease"):
+        with pytest.raises(RuntimeError, match="acquired no lease"):
             await d.start(stranger).result()
         assert lock.depth == 2
     with pytest.raises(NotHeld):
@@ -138,7 +137,7 @@ async def test_loss_unwinds_all_levels_with_one_error(d: Driver) -> None:
     assert not isinstance(caught.value.__cause__, LeaseLost)
     assert caught.value.__context__ is None or not isinstance(caught.value.__context__, LeaseLost)
     assert lock.depth == 0
-    assert await d.locks.store.release("thing", lease.holder, d.locks.runtime.now() + 5)
+    assert await d.locks.session.store.release("thing", lease.holder, d.locks.session.runtime.now() + 5)
     async with held(lock) as again:
         assert again.fence > lease.fence
 
@@ -205,7 +204,7 @@ async def test_error_in_an_inner_block_propagates_and_releases(d: Driver) -> Non
 
 @scenario
 async def test_failed_release_can_be_repeated(d: Driver) -> None:
-    lock, store = d.locks.rlock("thing"), d.locks.store
+    lock, store = d.locks.rlock("thing"), d.locks.session.store
     await done(lock.acquire())
     await done(lock.acquire())
     release = store.release
@@ -255,7 +254,7 @@ async def test_loss_after_an_inner_block_still_cancels_the_outer(d: Driver) -> N
                 pass
             lose(lease)
             await asyncio.sleep(10)
-    assert lease._cancelling == -1
+    assert lease._scope is None
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -298,18 +297,36 @@ async def test_levels_of_threads_that_ended_are_removed(d: Driver, monkeypatch: 
 
 
 def test_transition_table() -> None:
-    levels: Levels[str] = Levels()
-    assert levels.take("me", None) is Step.NEW
-    levels.begin("me", "lease 1")
-    for state in (State.HELD, State.AT_RISK):
-        assert levels.take("me", state) is Step.DEEPER
-    assert levels.take("me", State.LOST) is Step.REFUSE
-    assert levels.depth_of("me") == 3, "a refusal adds no level"
-    assert levels.take("you", None) is Step.NEW
-    assert [levels.leave("me") for _ in range(3)] == [Step.OUT, Step.OUT, Step.OUTERMOST]
-    levels.begin("me", "lease 2")
-    assert levels.take("me", State.RELEASED) is Step.NEW
-    assert (levels.lease_of("me"), levels.depth_of("me"), len(levels)) == (None, 0, 0)
+    with lockfast.connect("memory://") as locks:
+        lock = locks.rlock("thing", ttl=30)
+        lease = lock.acquire()
+        assert lease is not None
+        assert lock.acquire() is lease
+        lease._core.renewal_failed(lease._core.next_renewal)
+        assert lease.state is State.AT_RISK
+        assert lock.acquire() is lease
+        lose(lease)
+        with pytest.raises(LeaseLost):
+            lock.acquire()
+        assert lock.depth == 3, "a refusal adds no level"
+        assert [lock.release() for _ in range(3)] == [False] * 3
+        with pytest.raises(NotHeld):
+            lock.release()
+        again = locks.rlock("other").acquire()
+        assert again is not None
+
+
+def test_released_lease_is_acquired_anew() -> None:
+    with lockfast.connect("memory://") as locks:
+        lock = locks.rlock("thing")
+        first = lock.acquire()
+        assert first is not None
+        assert lock.acquire() is first
+        first.release()
+        second = lock.acquire()
+        assert second is not None
+        assert second.fence > first.fence
+        assert lock.depth == 1
 
 
 @only(flavour="threads", stores=("memory",))

@@ -67,7 +67,7 @@ async def test_callers_denied_at_the_same_time_exclude_one_another(k: Kit) -> No
     inside: list[int] = []
 
     async def worker(number: int) -> None:
-        async with held(locks.lock("thing", timeout=9, passing=False)):
+        async with held(locks.lock("thing", timeout=9, local_handoff=False)):
             inside.append(number)
             assert len(inside) == 1
             await k.sleep(0.01)
@@ -171,8 +171,10 @@ async def test_adopt_and_force_release_work_across_both_modes(k: Kit) -> None:
     assert adopted.fence > lease.fence
     info = await done(scripted.lock("thing").inspect())
     assert (info.holder, info.fence, info.owner.label) == (adopted.holder, adopted.fence, "desk")
-    assert await done(plain.store.force_release("thing", "somebody", plain.runtime.now() + 5)) is False
-    assert await done(plain.store.force_release("thing", adopted.holder, plain.runtime.now() + 5)) is True
+    assert await done(plain.session.store.force_release("thing", "somebody", plain.session.runtime.now() + 5)) is False
+    assert (
+        await done(plain.session.store.force_release("thing", adopted.holder, plain.session.runtime.now() + 5)) is True
+    )
     info = await done(plain.lock("thing").inspect())
     assert (info.locked, info.fence > adopted.fence) == (False, True)
     following = await done(scripted.lock("thing").acquire(timeout=0))
@@ -186,7 +188,7 @@ async def test_listing_and_inspect_of_keys_with_other_data(k: Kit) -> None:
     lease = await done(locks.lock("a:1").acquire())
     k.server.raw("HSET", "a:2", "field", "value")
     k.server.raw("SET", "a:3", "another's")
-    page = await locks.store.listing("a:*", "", locks.runtime.now() + 5)
+    page = await locks.session.store.listing("a:*", "", locks.session.runtime.now() + 5)
     assert {info.name: info.holder for info in page.infos if info.locked}.get("a:1") == lease.holder
     with pytest.raises(lockfast.StoreProtocolError, match="holds other data"):
         await done(locks.lock("a:2").acquire(timeout=0))
@@ -238,7 +240,7 @@ async def test_polling_is_infrequent_but_notices_a_release_quickly(k: Kit) -> No
         return await done(locks.lock("thing").acquire(timeout=9))
 
     waiting = k.start(wait)
-    await k.until(lambda: len(locks.store.inbox.open) == 1, "the waiter")
+    await k.until(lambda: len(locks.session.store.inbox.open) == 1, "the waiter")
     await k.sleep(0.3)
     k.server.raw("CONFIG", "RESETSTAT")
     await k.sleep(0.5)
@@ -270,7 +272,7 @@ async def test_documented_permissions_suffice_without_scripts(k: Kit) -> None:
 def test_scripts_false_works_with_sentinels_and_is_rejected_elsewhere(shared_group: Callable[[str], Group]) -> None:
     with lockfast.connect(shared_group("sentinel").url, scripts=False) as locks, locks.lock("thing") as lease:
         assert locks.lock("thing").inspect().fence == lease.fence
-        assert locks.lock("thing", passing=False).acquire(timeout=0) is None
+        assert locks.lock("thing", local_handoff=False).acquire(timeout=0) is None
     elsewhere: list[Any] = ["redis+cluster://localhost", ["redis://one", "redis://two", "redis://three"], "memory://"]
     for target in elsewhere:
         with pytest.raises(lockfast.ConfigurationError):
@@ -308,7 +310,7 @@ def test_no_exec_is_sent_after_the_watching_connection_is_lost(
 ) -> None:
     """After the read, the connection breaks and another client acquires the lock: EXEC must not be sent."""
     plain.lock("other").locked()
-    store: Any = plain.store
+    store: Any = plain.session.store
     exchange = store._exchange
     cut: list[bool] = []
 

@@ -113,8 +113,8 @@ def test_leases_on_all_nodes_are_renewed(shared: Cluster, flavour: str) -> None:
         names = [f"thing:{number}" for number in range(40)]
         assert len({shared.owner(name) for name in names}) == 3
         leases = [await done(d.lock(name, ttl=1.5).acquire(timeout=5)) for name in names]
-        ends = max(lease._lease_state.valid_until for lease in leases)
-        await d.until(lambda: all(lease._lease_state.valid_until > ends for lease in leases), "all to be renewed")
+        ends = max(lease._core.valid_until for lease in leases)
+        await d.until(lambda: all(lease._core.valid_until > ends for lease in leases), "all to be renewed")
         assert {lease.state for lease in leases} == {State.HELD}
 
     d.run(play())
@@ -129,10 +129,10 @@ def test_listing_covers_all_nodes(shared: Cluster, flavour: str) -> None:
             await done(d.lock(name).acquire(timeout=5))
         facts = (await done(d.locks.guarantees())).facts
         assert (facts.topology.value, facts.replicas) == ("a cluster", 1)
-        store = d.locks.store
+        store = d.locks.session.store
         found, cursor = set(), ""
         while True:
-            page = await store.listing("thing:*", cursor, d.locks.runtime.now() + 5)
+            page = await store.listing("thing:*", cursor, d.locks.session.runtime.now() + 5)
             found |= {one.name for one in page.infos}
             cursor = page.cursor
             if not cursor:
@@ -200,9 +200,9 @@ class TestMovingSlot:
             await done(lease.renew())
             keys = source.raw("CLUSTER", "GETKEYSINSLOT", number, "10")
             source.raw("MIGRATE", "127.0.0.1", str(target.port), "", "0", "5000", "KEYS", *keys)
-            before = lease._lease_state.valid_until
+            before = lease._core.valid_until
             await done(lease.renew())
-            assert lease._lease_state.valid_until > before
+            assert lease._core.valid_until > before
             for node in (target, source):
                 node.raw("CLUSTER", "SETSLOT", number, "NODE", target.node_id)
 

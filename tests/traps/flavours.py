@@ -70,7 +70,7 @@ class Client:
         """Connect the inbox as well."""
         self.warm_up()
         lease = self.acquire("warm-up")
-        while not self.locks.store.inbox_open:  # on a busy machine the timeout may end before it opens
+        while not self.locks.session.store.inbox_open:  # on a busy machine the timeout may end before it opens
             assert self.acquire("warm-up", timeout=0.05) is None
         self.release(lease)
         return self

@@ -186,7 +186,7 @@ class TestTls:
         with lockfast.connect(f"rediss://127.0.0.1:{secure[1]}/0?ssl_ca_certs={certificate[1]}") as locks:
             with locks.lock("report"):
                 pass
-            store: Any = locks.store
+            store: Any = locks.session.store
             link = store._store.wire._link
             link.fail("closed by the test")
             assert link._socket._sslobj is not None

@@ -25,7 +25,7 @@ async def test_two_thousand_tasks_get_the_lock_in_order(valkey: Server) -> None:
     connections: list[int] = []
 
     async def worker(number: int) -> None:
-        async with locks.lock("report", passing=False):  # in the order of the store
+        async with locks.lock("report", local_handoff=False):  # in the order of the store
             order.append(number)
             if number == TASKS // 2:
                 connections.append(normal_clients(valkey) + pubsub_clients(valkey))

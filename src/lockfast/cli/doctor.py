@@ -183,6 +183,6 @@ def _listing(locks: lockfast.Locks) -> Finding:
 
 
 def _change_events(locks: lockfast.Locks) -> Finding:
-    if locks.store.capabilities.change_events:
+    if locks.session.store.capabilities.change_events:
         return Finding("key events", OK, "A holder is notified if its lock is deleted or overwritten.")
     return Finding("key events", NOTE, "A holder whose lock is deleted or overwritten notices at its next renewal.")

@@ -1,7 +1,7 @@
-"""Functions under a lock: which lock a call takes, and which functions a lock can guard at all.
+"""Functions under a lock: which functions a lock can guard, and the lock's name for each call.
 
-Rules kept here: what cannot work is refused where the decorator stands, not at the first call; a function that would
-only begin under the lock (a generator, or one of the other colour) and run on without it is refused.
+Rules: a function that cannot work is refused where the decorator stands, not at the first call. So is a function that
+would only start under the lock and continue without it: a generator, or a function of the other flavour.
 """
 
 from __future__ import annotations
@@ -13,53 +13,72 @@ from lockfast.errors import ConfigurationError
 from lockfast.values import lock_name, shown
 
 NameOf = str | Callable[..., str]
-"""A lock's name: text with fields such as "account:{account_id}", or a function of the call's arguments."""
+"""A lock's name: a template such as "account:{account_id}", or a function of the call's arguments."""
 
 
-def check_function(function: Any, *, awaited: bool) -> None:
-    """Refuse what would not run to its end under the lock."""
+def check_function(function: Any, *, is_async: bool) -> None:
+    """Refuse a function that would not run to its end under the lock."""
     import inspect
 
     if not callable(function):
         raise ConfigurationError(f"A lock guards a function, not {shown(function)}.")
     called = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
     if any(
-        begins(one)
-        for begins in (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        is_generator(one)
+        for is_generator in (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
         for one in (function, called)
     ):
         raise ConfigurationError(
-            f"A lock can't guard the generator function {shown(_name(function))}: it would run on after the lock was "
-            "given back. Take the lock with a `with` block inside it."
+            f"A lock can't guard the generator function {shown(_name(function))}: it would continue after the release. "
+            "Acquire the lock in a `with` block inside it."
         )
-    if any(map(inspect.iscoroutinefunction, (function, called))) is not awaited:
+    if any(map(inspect.iscoroutinefunction, (function, called))) is not is_async:
         use = (
             "a coroutine function (async def)"
-            if awaited
+            if is_async
             else "a plain function; lockfast.aio guards coroutine functions"
         )
         raise ConfigurationError(f"This lock guards {use}, which {shown(_name(function))} is not.")
 
 
 def name_function(name: NameOf, function: Callable[..., Any]) -> Callable[..., str]:
-    """A function from the arguments of a call of `function` to the lock's name."""
+    """Return a function from the arguments of a call of `function` to the lock's name."""
     if callable(name):
         return name
     import inspect
 
     template = lock_name(name)
     signature = inspect.signature(function)
-    for field in _fields(template):
+    fields = _fields(template)
+    for field in fields:
         if field not in signature.parameters:
-            raise _unfit(template, f"the function has no argument {shown(field)}")
+            raise _template_error(template, f"the function has no argument {shown(field)}")
+    parameters = list(signature.parameters.values())
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    # Where each field is found in a call. None if a field names *args, **kwargs or a keyword-only argument.
+    positions = {
+        parameter.name: at
+        for at, parameter in enumerate(parameters)
+        if parameter.name in fields and parameter.kind in plain
+    }
+    simple = len(positions) == len(set(fields))
 
     def name_of(*args: Any, **kwargs: Any) -> str:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
+        values: dict[str, Any] = {}
+        if simple:
+            for field, at in positions.items():
+                if at < len(args):
+                    values[field] = args[at]
+                elif field in kwargs:
+                    values[field] = kwargs[field]
+        if len(values) < len(positions) or not simple:  # defaults, *args and **kwargs; and calls that do not fit
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            values = bound.arguments
         try:
-            return template.format(**bound.arguments)
+            return template.format(**values)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise _unfit(template, str(error)) from error
+            raise _template_error(template, str(error)) from error
 
     return name_of
 
@@ -71,14 +90,14 @@ def _fields(template: str) -> list[str]:
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise _unfit(template, str(error)) from error
+        raise _template_error(template, str(error)) from error
     return [field.partition(".")[0].partition("[")[0] for _, field, _, _ in parts if field is not None]
 
 
-def _unfit(template: str, why: str) -> ConfigurationError:
+def _template_error(template: str, why: str) -> ConfigurationError:
     return ConfigurationError(
         f"The lock's name {shown(template)} can't be made from the call: {shown(why)}. Name arguments of the function "
-        'in braces, as in "account:{account_id}", write {{ and }} for braces, or give a function that returns the name.'
+        'in braces, as in "account:{account_id}", write {{ and }} for braces, or pass a function that returns the name.'
     )
 
 

@@ -1,315 +1,275 @@
-"""`Lease`: one grant in its holder's hands; the rules once, the two colours below them.
+"""`Lease`: a grant in the hands of the caller. The rules once, a sync and an async shell below them.
 
-A lease belongs to whoever has the object, in whatever thread or task. Its state follows the local clock even
-if nothing is heard from the store, so `ensure_held()` is right in the instant a stopped process runs again.
+A lease belongs to the code that has the object, in any thread or task. Its state follows the local clock even if the
+store is silent, so `ensure_held()` is right in the instant in which a stopped process runs again.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import logging
-from collections.abc import Awaitable, Callable, Hashable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lockfast.client.export import Exported
-from lockfast.client.loss import AsyncLost, Lost
-from lockfast.core import release as core
 from lockfast.core.acquire import Grant
 from lockfast.core.lease_state import ALIVE, AT_RISK, LOST, RELEASED, LeaseState, State
-from lockfast.core.local_queue import SharedGrant
+from lockfast.core.local_handoff import SharedGrant
+from lockfast.core.release import BUDGET, release
 from lockfast.core.renewal import renew
 from lockfast.core.retry import retry
-from lockfast.errors import LeaseLost, Outcome, StoreUnavailable
+from lockfast.errors import ConfigurationError, LeaseLost, Outcome, StoreUnavailable
+from lockfast.events import Event, EventKind
 from lockfast.ports import Waker
 from lockfast.runtime.runner import run
-from lockfast.values import LEAST_TTL, Seconds, clean, seconds, shown
+from lockfast.values import LEAST_TTL, Seconds, clean, holder_id, lock_name, seconds, shown
 
 if TYPE_CHECKING:
-    from lockfast.client.base_lock import BaseLock
-    from lockfast.client.session import BaseLocks
+    from lockfast.client.lock import BaseLock
+    from lockfast.client.scope import Scope
 
 log = logging.getLogger("lockfast")
 
-Callback = Callable[["BaseLease"], Awaitable[Any] | Any]
-
 
 class BaseLease:
-    """What a lease is in both colours."""
+    """The rules of a lease in both flavours."""
 
-    __slots__ = (
-        "__weakref__",
-        "_cancelled",
-        "_cancelling",
-        "_client",
-        "_generation",
-        "_home",
-        "_keep_until",
-        "_lease_state",
-        "_left",
-        "_local_queue",
-        "_options",
-        "_origin",
-        "_shared_grant",
-        "_wakers",
-    )
-
-    # Set by `_begin`, and not before: until then nobody has the lease, though an error report may show it.
-    _generation: int
-    _shared_grant: SharedGrant | None
+    # The values of every new lease stand in the class, which makes construction cheap.
+    _generation = 0
+    _shared_grant: SharedGrant | None = None
+    _keep_until = 0.0
+    """After a release, the name stays taken until this moment on the clock of the runtime."""
+    _scope: Scope | None = None
+    _wakers: tuple[Waker, ...] = ()
+    _ended = False
+    """Whether `lock.release()` must not find this lease any more."""
 
     def __init__(self, lock: BaseLock[Any]) -> None:
-        """Of nothing yet, until `_begin`."""
-        client, chosen = lock._client, lock._options
-        self._client: BaseLocks[Any] = client
-        self._lease_state = LeaseState(client.runtime, chosen.renew, chosen.max_hold)
-        self._options = chosen
-        self._origin = lock._origin  # the user's client, if the lock was made on one: it must outlive the lease
-        self._local_queue = lock._local_queue  # a room lives as long as its leases do
-        self._wakers: list[Waker] = []
-        self._home: tuple[dict[Hashable, list[BaseLease]], Hashable] | None = None
-        self._left = False  # whether `lock.release()` is to find it no more
-        self._keep_until = 0.0  # when given back sooner, the name stays taken until then
-        self._cancelling = -1  # of these two, see `scopes.py`
-        self._cancelled = False
+        """Construct it before the claim is sent; `begin()` starts it."""
+        session, options = lock._session, lock._options
+        self._lock = lock  # keeps the user's client alive, if the lock was made on one
+        self._session = session
+        self._core = LeaseState(session.runtime, options.renew, options.max_hold)
 
     def _begin(self, grant: Grant) -> None:
-        """The store granted it."""
-        client, lease_state, local_queue = self._client, self._lease_state, self._local_queue
-        self._generation = client.generation  # now: this process may have been forked while it waited
+        """The store granted the claim."""
+        session = self._session
+        self._generation = session.generation  # now: this process may have been forked during the wait
         self._shared_grant = grant.shared_grant
-        lease_state.begin(grant, self._changed)
-        if local_queue is not None:
-            local_queue.latest = lease_state
-        client.keepalive.watch(lease_state)
+        self._core.begin(grant, self._on_change)
+        session.keepalive.watch(self._core)
 
     @property
     def name(self) -> str:
         """The lock's name."""
-        return self._lease_state.name
+        return self._core.name
 
     @property
     def holder(self) -> str:
-        """The unguessable id under which the store knows this lease. Leases that threads or tasks of one connection
-        passed to one another share it; their fences differ."""
-        return self._lease_state.holder
+        """The unguessable holder id of this lease in the store. Leases that were handed off locally share it; their
+        fences differ."""
+        return self._core.holder
 
     @property
     def fence(self) -> int:
-        """A number greater than that of every grant before; hand it to the resource that you protect."""
-        return self._lease_state.fence
+        """A number greater than that of every earlier grant. Pass it to the resource that the lock protects."""
+        return self._core.fence
 
     @property
     def ttl(self) -> float:
         """Seconds for which the store keeps the grant without a renewal."""
-        return self._lease_state.ttl
+        return self._core.ttl
 
     @property
     def acknowledged(self) -> int | None:
-        """How many replicas said that they have the grant too; None when nobody asked them (`connect(replicas=n)`).
-        It narrows what a failover can lose, and no more: another replica may take over."""
-        return self._lease_state.acknowledged
+        """How many replicas acknowledged the grant; None without `connect(replicas=n)`. It narrows what a failover can
+        lose, and no more: another replica may take over."""
+        return self._core.acknowledged
 
     @property
     def reasserted(self) -> int:
-        """How often a server had forgotten the lease, as after a failover, and it was free and went on."""
-        return self._lease_state.reasserted
+        """How often a server had lost the grant, as after a failover, and restored it because the lock was free."""
+        return self._core.reasserted
 
     @property
     def inherited(self) -> bool:
         """True in a process that was forked from the holder: it holds nothing."""
-        return self._generation != self._client.generation
+        return self._generation != self._session.generation
 
     @property
     def state(self) -> State:
         """Held, at risk, lost or released, by the local clock."""
-        client = self._client
-        if self._generation != client.generation:  # inherited
+        session, core = self._session, self._core
+        if self._generation != session.generation:  # inherited
             return LOST
-        lease_state, now = self._lease_state, client.runtime.now()
-        return lease_state.state if now < lease_state.valid_until else lease_state.check(now)
+        now = session.runtime.now()
+        return core.state if now < core.valid_until else core.check(now)
 
     @property
     def remaining(self) -> float:
-        """Seconds for which the lease is surely ours without another renewal; 0 when it is not ours."""
+        """Seconds for which the lease is certainly valid without another renewal; 0 if it has ended."""
         if self.state not in ALIVE:
             return 0.0
-        return max(0.0, self._lease_state.valid_until - self._client.runtime.now())
+        return max(0.0, self._core.valid_until - self._session.runtime.now())
 
     def __bool__(self) -> Literal[True]:
-        """A lease is true, whatever became of it: `if lease := lock.acquire(timeout=0)` asks whether there is one."""
+        """Always True: `if lease := lock.acquire(timeout=0)` checks whether there is a lease."""
         return True
 
     def ensure_held(self) -> None:
-        """Raise `LeaseLost` unless the lease is still ours. Asks nobody, so it costs next to nothing."""
+        """Raise `LeaseLost` unless the lease is valid. Sends nothing, so it costs next to nothing."""
         state = self.state
         if state is LOST:
             raise self._lost_error()
         if state is RELEASED:
             raise LeaseLost(
-                f"The lease on {shown(self.name)} was given back already: the lock may be another's. "
-                "Acquire it again before you go on.",
+                f"The lease on {shown(self.name)} was already released, so another client may hold the lock. Acquire "
+                "it again before you continue.",
                 name=self.name,
                 fence=self.fence,
             )
 
     def _lost_error(self) -> LeaseLost:
-        why = "this process was forked from its holder" if self.inherited else self._lease_state.reason
+        """The error that reports the loss of this lease."""
+        why = "this process was forked from the holder" if self.inherited else self._core.reason
         return LeaseLost(
-            f"The lease on {shown(self.name)} was lost: {why}. Another may hold the lock now, so treat what you "
-            "did since as unprotected: check it by its fence, or do it again under a new lease.",
+            f"The lease on {shown(self.name)} was lost: {why}. Another client may hold the lock now, so treat your "
+            "work since then as unprotected: check it by its fence, or repeat it under a new lease.",
             name=self.name,
             fence=self.fence,
         )
 
-    def _changed(self, state: State) -> None:
+    def _lose(self, reason: str) -> None:
+        """End the lease as lost, as if the store had reported it; for tests."""
+        self._session.keepalive.lose(self._core, reason)
+
+    def _watch_loss(self, scope: Scope) -> None:
+        """Cancel the body of `scope` when the lease is lost."""
+        self._scope = scope
+        if self._core.state not in ALIVE:  # lost before the scope began
+            scope.cancel_body()
+
+    def _stop_watching_loss(self) -> Scope | None:
+        scope, self._scope = self._scope, None
+        return scope
+
+    def _on_change(self, state: State) -> None:
+        core, session = self._core, self._session
+        if session.ports.emit is not None and state in (AT_RISK, LOST):
+            kind = EventKind.LOST if state is LOST else EventKind.AT_RISK
+            held = session.runtime.now() - core.sent_at
+            session.ports.emit(Event(kind, core.name, held, core.fence, core.reason))
         if state is LOST:
-            log.warning(
-                "The lease on %s (fence %d) was lost: %s", shown(self.name), self.fence, self._lease_state.reason
-            )
-            for waker in tuple(self._wakers):
+            log.warning("Lost the lease on lock %s (fence %d): %s", shown(core.name), core.fence, core.reason)
+            for waker in self._wakers:
                 waker.wake()
-            if self._cancelling >= 0:
-                from lockfast.client.cancel_scope import end_soon  # loaded by whoever has set `_cancelling`
-
-                end_soon(self)
-            self._end_tenancy()
-        callback = {AT_RISK: self._options.on_risk, LOST: self._options.on_lost}.get(state)
+            if self._scope is not None:
+                self._scope.cancel_body()
+            if self._shared_grant is not None:
+                self._shared_grant.end()
+        options = self._lock._options
+        callback = {AT_RISK: options.on_risk, LOST: options.on_lost}.get(state)
         if callback is not None:
-            # In a thread or task of its own: never inside an operation of the caller's, nor the keeper's.
-            self._client.callbacks.add(lambda: self._call(callback))
+            # In a background task: never inside an operation of the caller or of the keepalive.
+            session.callbacks.add(lambda: self._call(callback))
 
-    async def _call(self, callback: Callback) -> None:
+    async def _call(self, callback: Any) -> None:
         try:
             result = callback(self)
             if hasattr(result, "__await__"):
                 await result
         except BaseException as error:
-            if self._ends_us_too(error):
+            if self._ends_worker(error):
                 raise
-            log.exception("A callback of the lease on %s failed.", shown(self.name))
+            log.exception("A callback of the lease on lock %s failed.", shown(self.name))
 
-    def _ends_us_too(self, error: BaseException) -> bool:
-        """Whether what a callback raised is meant for the thread or task that called it."""
+    def _ends_worker(self, error: BaseException) -> bool:
+        """Whether an error of a callback is meant for the thread or task that called it."""
         return not isinstance(error, Exception)
 
-    def _leave_home(self) -> None:
-        """The lock object that handed this lease out need not remember it any more."""
-        self._left = True
-        home, self._home = self._home, None
-        if home is None:
-            return
-        table, caller = home
-        leases = table.get(caller, [])
-        try:
-            leases.remove(self)
-        except ValueError:
-            return  # another thread gives the same lease back
-        if not leases:
-            table.pop(caller, None)
-
     async def _release(self) -> bool:
-        """Give the lease back; False when it had gone already. May be called again after an error. With what came of a
-        `first` request, go on from there."""
-        return await self._give_back(self.state)
-
-    async def _give_back(self, state: State) -> bool:
-        """The same for a caller that has just looked at the state."""
-        lease_state, client = self._lease_state, self._client
-        again = released = False
-        if state not in ALIVE:
-            if self._generation != client.generation:
-                log.debug("A forked process does not give back its parent's lease on %s.", shown(self.name))
-                return False
-            again = state is RELEASED and not lease_state.settled  # an earlier call failed, and its clean-up goes on
-        elif self._shared_grant is not None and self._pass_on(self._shared_grant):
-            return True
-        ours = lease_state.give_back() or again
-        # If settled, another gave it back meanwhile, perhaps to one who holds it now under the same id. If not, and not
-        # ours, it was lost, and its key may still be there.
-        if ours or not lease_state.settled:
-            if (
-                self._shared_grant is not None
-            ):  # first, so that who asks next does so right behind the release, as a rule
-                self._shared_grant.end()
-            keep_until = self._keep_until if ours else 0.0
-            released = await core.release(
-                client.store,
-                client.runtime,
-                lease_state.name,
-                lease_state.holder,
-                lease_state.ttl,
-                ours,
-                again,
-                keep_until,
-            )
-            lease_state.settled = True
-            client.keepalive.unwatch(lease_state)
-            released = released and ours  # a lease that was lost before stays lost, though its key was still there
-        self._left = True
-        if self._home is not None:
-            self._leave_home()
+        """Release the lease; False if it had ended. May be called again after an error."""
+        session, core, shared = self._session, self._core, self._shared_grant
+        if self._generation != session.generation:
+            log.debug("A forked process does not release its parent's lease on lock %s.", shown(self.name))
+            return False
+        if shared is not None:
+            if self._hand_off():
+                return True
+            shared.end()  # first: then the next local waiter sends its claim right behind the release
+        released = await release(session.ports, core, self._keep_until)
+        session.keepalive.unwatch(core)
+        self._lock._forget(self)
         if not released:
-            self._warn_gone()
+            log.warning("The lease on lock %s (fence %d) had already ended on release.", shown(self.name), self.fence)
         return released
 
-    def _pass_on(self, shared_grant: SharedGrant) -> bool:
-        """Whether another thread or task of this connection has it now."""
-        client = self._client
-        now = client.runtime.now()
-        if now < self._keep_until or self._generation != client.generation:
+    def _hand_off(self) -> bool:
+        """Whether another thread or task of this process has the lock now."""
+        session, core, shared = self._session, self._core, self._shared_grant
+        if shared is None:
             return False
-        if not shared_grant.local_queue.pass_on(shared_grant, self._lease_state, now):
+        now = session.runtime.now()
+        if now < self._keep_until or self._generation != session.generation:
             return False
-        client.keepalive.unwatch(self._lease_state)
-        self._left = True
-        if self._home is not None:
-            self._leave_home()
+        if not shared.queue.hand_off(shared, core, now):
+            return False
+        session.keepalive.unwatch(core)
+        self._lock._forget(self)
+        if session.ports.emit is not None:
+            session.ports.emit(Event(EventKind.HANDED_OFF, core.name, now - core.sent_at, core.fence))
         return True
 
-    def _end_tenancy(self) -> None:
-        """Those who wait in this process for the lock to be passed to them are to ask the store."""
-        if self._shared_grant is not None:
-            self._shared_grant.end()
-
-    def _warn_gone(self) -> None:
-        log.warning(
-            "The lease on %s (fence %d) had already gone when it was given back.",
-            shown(self.name),
-            self.fence,
-        )
-
     async def _renew(self, ttl: float | None) -> None:
-        """Prolong the lease now, and with `ttl` renew it by that from now on; `LeaseLost` when it is gone."""
+        """Extend the lease now, and use `ttl` for later renewals."""
         self.ensure_held()
-        client, lease_state = self._client, self._lease_state
-        client.ensure_open()
+        session, core = self._session, self._core
+        session.ensure_open()
         if ttl is not None:
-            lease_state.change_ttl(client.runtime.now(), ttl)
+            core.change_ttl(session.runtime.now(), ttl)
 
-        async def once(until: float) -> None:
-            if await renew(client.store, client.runtime, [lease_state], client.keepalive.refused, until):
-                raise StoreUnavailable("The renewal was not answered; it may be tried again.", outcome=Outcome.UNKNOWN)
+        async def attempt(until: float) -> None:
+            if await renew(session.ports, [core], session.keepalive.lose, until):
+                raise StoreUnavailable(
+                    "The renewal got no answer, so the lease may not be extended. Try again before it expires.",
+                    outcome=Outcome.UNKNOWN,
+                )
 
-        await retry(client.runtime, once, core.BUDGET)
-        client.keepalive.reschedule(lease_state)
+        await retry(session.runtime, attempt, BUDGET)
+        session.keepalive.reschedule(core)
         self.ensure_held()
 
     def export(self) -> str:
-        """A string with which `locks.adopt()` takes the lease over, in another thread, process or host.
+        """Return a string with which `locks.adopt()` takes the lease over, in another thread, process or host.
 
-        From now on this side neither renews nor releases; the taker has `remaining` seconds to adopt. Whoever
-        has the string can take the lock, so keep it as you would a password.
+        From now on this side neither renews nor releases. The other side has `remaining` seconds to adopt. Anybody who
+        has the string can take the lock, so protect it like a password.
         """
         self.ensure_held()
-        if not self._lease_state.give_back(to_another=True):
-            self.ensure_held()  # another thread gave it back meanwhile: say so
-        self._client.keepalive.unwatch(self._lease_state)
-        self._leave_home()
-        self._end_tenancy()
-        return Exported(self.name, self.holder, self.ttl).encode()
+        if not self._core.release(handed_off=True):
+            self.ensure_held()  # another thread released it meanwhile: report that
+        self._session.keepalive.unwatch(self._core)
+        self._lock._forget(self)
+        if self._shared_grant is not None:
+            self._shared_grant.end()
+        return ExportedLease(self.name, self.holder, self.ttl).encode()
+
+    async def _wait_lost(self, timeout: Seconds | None) -> bool:
+        runtime = self._session.runtime
+        until = None if timeout is None else runtime.now() + seconds(timeout, "timeout")
+        waker = runtime.waker()
+        self._wakers = (*self._wakers, waker)
+        try:
+            while self.state is not LOST:
+                if not await waker.wait(until):
+                    return self.state is LOST
+            return True
+        finally:
+            self._wakers = tuple(other for other in self._wakers if other is not waker)
 
     def __repr__(self) -> str:
-        if not hasattr(self._lease_state, "fence"):  # an error report may show the locals of an acquisition that failed
-            return f"<{type(self).__name__} of nothing yet>"
+        if not self._core.fence:  # an error report may show the locals of an acquisition that failed
+            return f"<{type(self).__name__} without a grant>"
         return (
             f"<{type(self).__name__} {clean(self.name)!r} {self.state.value}, fence {self.fence}, "
             f"{self.remaining:.1f} s left>"
@@ -317,7 +277,7 @@ class BaseLease:
 
 
 class Lease(BaseLease):
-    """One grant, for threads.
+    """A lease for threads.
 
     >>> import lockfast
     >>> locks = lockfast.connect("memory://")
@@ -328,10 +288,8 @@ class Lease(BaseLease):
     True
     """
 
-    __slots__ = ()
-
-    def _ends_us_too(self, error: BaseException) -> bool:
-        return False  # sys.exit() ends a thread, and this one has other callbacks to call
+    def _ends_worker(self, error: BaseException) -> bool:
+        return False  # sys.exit() ends a thread, and this thread has other callbacks to call
 
     @property
     def lost(self) -> Lost:
@@ -339,27 +297,25 @@ class Lease(BaseLease):
         return Lost(self)
 
     def release(self) -> bool:
-        """Give the lease back; False, with a warning in the log, when it had gone already."""
+        """Release the lease; False, with a warning in the log, if it had already ended."""
         return run(self._release())
 
     def renew(self, ttl: Seconds | None = None) -> None:
-        """Keep the lease for at least its ttl from now; `LeaseLost` when it is no longer ours. A new `ttl` counts for
-        this and all further renewals; a shorter one does not take back what was granted before."""
+        """Extend the lease to at least its ttl from now; `LeaseLost` if it has ended. A new `ttl` applies to this and
+        all later renewals; a shorter one does not shorten the current grant."""
         run(self._renew(None if ttl is None else seconds(ttl, "ttl", least=LEAST_TTL)))
 
 
 class AsyncLease(BaseLease):
-    """One grant, for asyncio: the same names, awaited."""
+    """A lease for asyncio: the same names, awaited."""
 
-    __slots__ = ()
-
-    def _ends_us_too(self, error: BaseException) -> bool:
+    def _ends_worker(self, error: BaseException) -> bool:
         import asyncio  # here, so that threads need not load it
 
         if isinstance(error, asyncio.CancelledError):
-            task = asyncio.current_task()  # a callback may await what was cancelled; that is its own affair
+            task = asyncio.current_task()  # a callback may await something that was cancelled; that is its own affair
             return task is None or task.cancelling() > 0
-        return super()._ends_us_too(error)
+        return super()._ends_worker(error)
 
     @property
     def lost(self) -> AsyncLost:
@@ -367,10 +323,73 @@ class AsyncLease(BaseLease):
         return AsyncLost(self)
 
     async def release(self) -> bool:
-        """Give the lease back; False, with a warning in the log, when it had gone already."""
+        """Release the lease; False, with a warning in the log, if it had already ended."""
         return await self._release()
 
     async def renew(self, ttl: Seconds | None = None) -> None:
-        """Keep the lease for at least its ttl from now; `LeaseLost` when it is no longer ours. A new `ttl` counts for
-        this and all further renewals; a shorter one does not take back what was granted before."""
+        """Extend the lease to at least its ttl from now; `LeaseLost` if it has ended. A new `ttl` applies to this and
+        all later renewals; a shorter one does not shorten the current grant."""
         await self._renew(None if ttl is None else seconds(ttl, "ttl", least=LEAST_TTL))
+
+
+class BaseLost:
+    """The loss of a lease as an event; true once it happened."""
+
+    def __init__(self, lease: BaseLease) -> None:
+        self._lease = lease
+
+    def is_set(self) -> bool:
+        """Whether the lease is lost, by the local clock."""
+        return self._lease.state is LOST
+
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+
+class Lost(BaseLost):
+    """For threads: `wait()` blocks.
+
+    >>> import lockfast
+    >>> lease = lockfast.connect("memory://").lock("doc:lost").acquire()
+    >>> lease.lost.wait(timeout=0)
+    False
+    >>> lease.release()
+    True
+    """
+
+    def wait(self, timeout: Seconds | None = None) -> bool:
+        """Block until the lease is lost; False if `timeout` seconds passed first."""
+        return run(self._lease._wait_lost(timeout))
+
+
+class AsyncLost(BaseLost):
+    """For asyncio: `await wait()`."""
+
+    async def wait(self, timeout: Seconds | None = None) -> bool:
+        """Wait until the lease is lost; False if `timeout` seconds passed first."""
+        return await self._lease._wait_lost(timeout)
+
+
+class ExportedLease(NamedTuple):
+    """The content of the string that `lease.export()` returns and `locks.adopt()` takes."""
+
+    name: str
+    holder: str
+    ttl: float
+
+    def encode(self) -> str:
+        packed = json.dumps([self.name, self.holder, self.ttl], separators=(",", ":")).encode()
+        return "lf1." + base64.urlsafe_b64encode(packed).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> ExportedLease:
+        try:
+            version, _, packed = text.partition(".")
+            name, holder, ttl = json.loads(base64.b64decode(packed, altchars=b"-_", validate=True))
+            if version != "lf1":
+                raise ValueError(version)
+        except (AttributeError, TypeError, ValueError, RecursionError, binascii.Error):
+            raise ConfigurationError(
+                "This is not an exported lease. Pass locks.adopt() the string that lease.export() returned."
+            ) from None
+        return cls(lock_name(name), holder_id(holder), seconds(ttl, "ttl"))

@@ -1,26 +1,230 @@
-"""`Lock`: a named thing that one can try to hold, in two colours; what they have in common is in `locking.py`."""
+"""`Lock`: a named resource that clients compete for. The rules once, a sync and an async shell below them.
+
+A grant belongs to its lease. A `Lock` object only remembers, per thread or task, the leases that it returned there, so
+that `release()` and the end of a `with` block find theirs and never another's.
+"""
 
 from __future__ import annotations
 
 import functools
+import logging
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, Unpack, cast
 
-from lockfast.client.base_lock import BaseLock
 from lockfast.client.guard import check_function
-from lockfast.client.lease import AsyncLease, Lease
-from lockfast.errors import LockError
+from lockfast.client.lease import AsyncLease, BaseLease, Lease
+from lockfast.client.options import LockOptions, checked_timeout
+from lockfast.client.scope import Scope, pop_scope
+from lockfast.client.session import session_of
+from lockfast.core import local_handoff
+from lockfast.core.acquire import Grant
+from lockfast.core.lease_state import ALIVE, LOST, RELEASED
+from lockfast.core.local_handoff import ClaimTerms
+from lockfast.core.release import force_release
+from lockfast.core.retry import retry
+from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
 from lockfast.runtime.runner import run
-from lockfast.values import LockInfo, Seconds
+from lockfast.values import LockInfo, Seconds, clean, lock_name, shown
+
+log = logging.getLogger("lockfast")
+
+MOST_CALLERS = 1000
+"""Threads or tasks that a lock remembers before it drops those whose leases have ended."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
+LeaseT = TypeVar("LeaseT", bound=BaseLease)
+
+
+class BaseLock(Generic[LeaseT]):
+    """The rules of a lock in both flavours.
+
+    `_scopes` are the active `with` blocks, innermost last. `_leases` maps a thread or task to the leases that
+    `acquire()` returned there and that are not released.
+    """
+
+    _lease_class: type[LeaseT]
+    _is_async: ClassVar[bool]
+
+    def __init__(self, client: Any, name: str, **options: Unpack[LockOptions]) -> None:
+        """Make a lock on a client of redis-py or valkey-py, or on a connection; options as for `locks.lock()`."""
+        self._client = client  # must outlive the lock: it owns the session
+        self._session = session = session_of(client, is_async=self._is_async)
+        self._name = name = lock_name(name)
+        self._options = chosen = session.options(options)
+        self._terms = tuple.__new__(ClaimTerms, (name, chosen.ttl, chosen.owner))
+        self._leases: dict[Hashable, list[BaseLease]] = {}
+        self._scopes: list[Scope] = []
+
+    @property
+    def name(self) -> str:
+        """The lock's name, which is also its key in the store."""
+        return self._name
+
+    def _wait(self, blocking: bool, timeout: Seconds | None) -> float | None:
+        """Check the arguments of `acquire()`. Return how long to wait; None for no limit."""
+        if blocking is not True and blocking is not False:
+            raise ConfigurationError(f"blocking must be True or False, not {shown(blocking)}.")
+        if not blocking and timeout is not None:
+            raise ConfigurationError("A timeout makes no sense with blocking=False: use one of them.")
+        wait = self._options.timeout if timeout is None else checked_timeout(timeout)
+        return wait if blocking else 0.0
+
+    async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: int = 0) -> LeaseT | None:
+        """Acquire a lease. With the id of a `frame`, a `with` block begins there, and None becomes an error."""
+        session = self._session
+        wait = self._wait(blocking, timeout)
+        session.ensure_open()
+        queue = None
+        if self._options.local_handoff and session.store.capabilities.fence_blocks:
+            queue = session.local_queues.queue(self._name)
+        lease = self._lease_class(self)  # before the answer: every step after it delays the caller
+        try:
+            grant = await local_handoff.acquire(
+                session.ports, queue, self._terms, session.deadline(wait), blocking=wait != 0.0
+            )
+        except BaseException:
+            lease._core.caller = None  # a task keeps its error, and that this lease: it must not keep the task
+            raise
+        if grant is None:
+            if not frame:
+                return None
+            lease._core.caller = None
+            raise self._timeout_error()
+        try:
+            lease._begin(grant)
+            if queue is not None:
+                queue.last_lease = lease._core
+            if not session.closed:
+                if frame:
+                    self._enter_scope(lease, frame)
+                return lease
+        except BaseException:  # interrupted: nobody would release it
+            await self._undo(grant, lease)
+            raise
+        await lease._release()  # closed during the wait: `close()` may not have seen this lease
+        raise closed_error()
+
+    async def _undo(self, grant: Grant, lease: LeaseT) -> None:
+        """Release a grant after an interrupt, because nobody has its lease."""
+        self._session.keepalive.unwatch(lease._core)
+        lease._core.release()
+        for scope in tuple(self._scopes):
+            if scope.lease is lease:
+                self._scopes.remove(scope)
+        await local_handoff.return_grant(self._session.ports, grant)
+
+    def _enter_scope(self, lease: LeaseT, frame: int) -> Scope:
+        scope = Scope(lease._core.caller, frame, lease)
+        self._scopes.append(scope)
+        return scope
+
+    def _exit_scope(self, frame: int) -> LeaseT:
+        """End the scope of the block that ends, and return its lease."""
+        scopes = self._scopes
+        # Nearly always there is one. A scope that another thread adds meanwhile stands behind it.
+        scope = scopes.pop(0) if len(scopes) == 1 else pop_scope(scopes, self._session.runtime.caller(), frame)
+        if scope is None:
+            raise self._not_held()
+        return cast(LeaseT, scope.lease)
+
+    def _remember(self, lease: LeaseT | None) -> LeaseT | None:
+        """Let `release()` find the lease."""
+        if lease is not None and not self._has(lease):
+            table, caller = self._leases, lease._core.caller
+            if len(table) >= MOST_CALLERS:  # callers that let their leases expire
+                for one in [one for one, leases in table.items() if not any(lease.remaining for lease in leases)]:
+                    table.pop(one, None)
+            table.setdefault(caller, []).append(lease)
+        return lease
+
+    def _has(self, lease: BaseLease) -> bool:
+        return any(one is lease for one in self._leases.get(lease._core.caller, ()))
+
+    def _forget(self, lease: BaseLease) -> None:
+        """The lease has ended: `release()` must not find it."""
+        lease._ended = True
+        if not self._leases:
+            return
+        leases = self._leases.get(lease._core.caller, [])
+        try:
+            leases.remove(lease)
+        except ValueError:
+            return  # it came from a block, or another thread releases it too
+        if not leases:
+            self._leases.pop(lease._core.caller, None)
+
+    def _lease(self, grant: Grant) -> LeaseT:
+        """Return a lease on a grant that was not made by `_acquire()`."""
+        lease = self._lease_class(self)
+        lease._begin(grant)
+        return lease
+
+    def _timeout_error(self) -> AcquireTimeout:
+        return AcquireTimeout(
+            f"Lock {shown(self._name)} stayed taken for {self._options.timeout:g} s, so the block was not entered. "
+            "Nothing was left behind. lock.inspect() shows who holds it and who waits.",
+            name=self._name,
+            timeout=self._options.timeout,
+        )
+
+    def _last_lease(self) -> LeaseT:
+        """The lease that this thread or task acquired last and has not released, in a `with` block or not."""
+        caller = self._session.runtime.caller()
+        leases = self._leases.get(caller, [])[-1:]
+        leases += [scope.lease for scope in tuple(self._scopes) if scope.caller == caller and not scope.lease._ended]
+        if not leases:
+            raise self._not_held()
+        return cast(LeaseT, max(leases, key=lambda lease: (lease.state in ALIVE, lease.fence)))
+
+    def _not_held(self) -> NotHeld:
+        return NotHeld(
+            f"This thread or task acquired no lease of lock {shown(self._name)} from this object, so there is nothing "
+            "to release. To release from elsewhere, call release() on the lease."
+        )
+
+    async def _exit(self, lease: LeaseT) -> LeaseLost | None:
+        """End a `with` block. Return the loss to raise, if there was one."""
+        core, state = lease._core, lease.state
+        if state is RELEASED and core.cleared:
+            return None  # released or exported inside the block
+        try:
+            if state is not LOST:
+                if await lease._release():
+                    return None
+                core.reason = "the store no longer had it on release"
+        except LockError as failure:
+            # The body ran to its end under a valid lease, so the block did not fail.
+            log.warning(
+                "Could not release lock %s; retrying in the background. It expires in at most %g s: %s",
+                shown(self._name),
+                core.ttl,
+                failure,
+            )
+            return None
+        finally:
+            self._forget(lease)
+        return lease._lost_error()
+
+    async def _inspect(self) -> LockInfo:
+        session = self._session
+        session.ensure_open()
+        return await retry(
+            session.runtime, lambda until: session.store.inspect(self._name, until), session.store_timeout
+        )
+
+    async def _force_release(self, holder: str | None) -> LockInfo | None:
+        self._session.ensure_open()
+        return await force_release(self._session.ports, self._name, holder, self._session.store_timeout)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {clean(self._name)!r}, ttl {self._options.ttl:g} s>"
 
 
 class Lock(BaseLock[Lease]):
-    """A named lock, for threads. One object may be shared by many.
+    """A named lock, for threads. Threads may share one object.
 
     >>> import lockfast
     >>> lock = lockfast.connect("memory://").lock("doc:lock", ttl=10)
@@ -32,70 +236,65 @@ class Lock(BaseLock[Lease]):
     """
 
     _lease_class = Lease
-    _awaited = False
+    _is_async = False
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
-        """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
+        """Return a lease; None if the lock stayed taken for `timeout` seconds, or at all if not `blocking`."""
         try:
             return self._remember(run(self._acquire(blocking, timeout)))
         except LockError:
-            self._client._closed_under_us()
+            self._session.wait_for_exit()
             raise
 
     def release(self) -> bool:
-        """Give back the lease that this thread got from this object; False when it had gone already."""
-        return cast(Lease, self._last()).release()
+        """Release the lease that this thread acquired from this object; False if it had already ended."""
+        return self._last_lease().release()
 
     def locked(self) -> bool:
-        """Whether anyone holds the lock right now."""
+        """Whether anybody holds the lock now."""
         return self.inspect().locked
 
     def inspect(self) -> LockInfo:
-        """Who holds the lock, since when and how long, its fence, and who waits, in order."""
+        """Show the holder, since when and for how long, the fence, and the waiters in order."""
         return run(self._inspect())
 
     def force_release(self, holder: str | None = None) -> LockInfo | None:
-        """Take the lock away from whoever holds it, or only from `holder` as `inspect()` told it, and hand it on.
+        """End the lease of any holder, or only of `holder` as `inspect()` shows it, and grant the next waiter.
 
-        The fence moves on, and the old holder is told that its lease is lost. What it hit, as it was just before;
-        None when there was nobody to take it from. The old holder may still be at work: only a resource that
-        checks fences is safe from it.
+        The fence advances, and the old holder's lease is reported as lost. Return the lock as it was just before; None
+        if nobody held it. The old holder may still be working: only a resource that checks fences is safe from it.
 
         >>> import lockfast
-        >>> lock = lockfast.connect("memory://", label="stuck").lock("doc:break")
+        >>> lock = lockfast.connect("memory://", label="stuck").lock("doc:force-release")
         >>> lease = lock.acquire()
-        >>> lock.break_(lock.inspect().holder).owner.label
+        >>> lock.force_release(lock.inspect().holder).owner.label
         'stuck'
         >>> lock.locked()
         False
         """
-        return run(self._break(holder))
+        return run(self._force_release(holder))
 
     def __enter__(self) -> Lease:
         try:
-            return run(self._acquire(True, None, id(sys._getframe(1))))  # type: ignore[return-value]
+            return cast(Lease, run(self._acquire(True, None, id(sys._getframe(1)))))
         except LockError:
-            self._client._closed_under_us()
+            self._session.wait_for_exit()
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        blocks = self._blocks
-        # Nearly always there is but one; who begins another meanwhile stands behind it.
-        block = blocks.pop(0) if len(blocks) == 1 else self._find_block(id(sys._getframe(1)))
-        self._leave(block.lease, error)
+        self._leave(self._exit_scope(id(sys._getframe(1))), error)
 
     def _leave(self, lease: Lease, error: BaseException | None) -> None:
-        if lease._shared_grant is not None and not self._reenters and lease._pass_on(lease._shared_grant):
-            return
-        lost = run(self._exit(lease, error))
+        """End the block of `lease`; never masks the body's own error."""
+        lost = run(self._exit(lease))
         if lost is not None and error is None:
             raise lost
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """As a decorator: every call of `function` runs under the lock."""
-        check_function(function, awaited=False)
+        """Decorate a function: every call runs under the lock."""
+        check_function(function, is_async=False)
 
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -118,72 +317,61 @@ class AsyncLock(BaseLock[AsyncLease]):
     """
 
     _lease_class = AsyncLease
-    _awaited = True
+    _is_async = True
 
-    def __init__(self, client: Any, name: str, **chosen: Any) -> None:
-        super().__init__(client, name, **chosen)
-        if self._options.cancel_on_loss:
-            from lockfast.client.cancel_scope import open_scope  # here, so that threads need not load asyncio
-
-            self._open_scope = open_scope
-
-    async def acquire(
-        self,
-        blocking: bool = True,
-        timeout: Seconds | None = None,
-    ) -> AsyncLease | None:
-        """A lease, or None when the lock stayed taken: for `timeout` seconds, or at all if not `blocking`."""
+    async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> AsyncLease | None:
+        """Return a lease; None if the lock stayed taken for `timeout` seconds, or at all if not `blocking`."""
         return self._remember(await self._acquire(blocking, timeout))
 
     async def release(self) -> bool:
-        """Give back the lease that this task got from this object; False when it had gone already."""
-        return await self._last()._release()
+        """Release the lease that this task acquired from this object; False if it had already ended."""
+        return await self._last_lease().release()
 
     async def locked(self) -> bool:
-        """Whether anyone holds the lock right now."""
+        """Whether anybody holds the lock now."""
         return (await self.inspect()).locked
 
     async def inspect(self) -> LockInfo:
-        """Who holds the lock, since when and how long, its fence, and who waits, in order."""
+        """Show the holder, since when and for how long, the fence, and the waiters in order."""
         return await self._inspect()
 
     async def force_release(self, holder: str | None = None) -> LockInfo | None:
-        """Take the lock away from whoever holds it, or only from `holder`, and hand it on; as for `Lock.break_`."""
-        return await self._break(holder)
+        """End the lease of any holder, or only of `holder`, and grant the next waiter; see `Lock.force_release`."""
+        return await self._force_release(holder)
+
+    def _enter_scope(self, lease: AsyncLease, frame: int) -> Scope:
+        # Blocks of a re-entrant lock share a lease: the outermost watches for its loss.
+        outermost = not any(scope.lease is lease for scope in self._scopes)
+        scope = super()._enter_scope(lease, frame)
+        if outermost and self._options.cancel_on_loss:
+            scope.cancel_on_loss(lease)
+        return scope
 
     def __aenter__(self) -> Coroutine[Any, Any, AsyncLease]:
-        return self._acquire(True, None, id(sys._getframe(1)))  # type: ignore[return-value]
+        return cast(Coroutine[Any, Any, AsyncLease], self._acquire(True, None, id(sys._getframe(1))))
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Coroutine[Any, Any, None]:
-        blocks = self._blocks
-        block = blocks.pop(0) if len(blocks) == 1 else self._find_block(id(sys._getframe(1)))
-        return self._leave(block.lease, error)
+        return self._leave(self._exit_scope(id(sys._getframe(1))), error)
 
     async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
-        # A re-entrant lock's blocks share a lease; the outermost ends the scope.
+        """End the block of `lease`; never masks the body's own error."""
         our_cancel = False
-        if lease._cancelling >= 0 and not (self._blocks and any(block.lease is lease for block in self._blocks)):
-            if lease._cancelled:
-                from lockfast.client.cancel_scope import close_scope  # loaded by whoever has set `_cancelled`
-
-                our_cancel = close_scope(lease, error)
-            else:
-                lease._cancelling = -1
-        if lease._shared_grant is not None and not self._reenters and lease._pass_on(lease._shared_grant):
-            return
-        lost = await self._exit(lease, error)
+        if not any(scope.lease is lease for scope in self._scopes):
+            scope = lease._stop_watching_loss()
+            our_cancel = scope is not None and scope.end(error)
+        lost = await self._exit(lease)
         if lost is not None and (error is None or our_cancel):
             raise lost from error
 
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """As a decorator on a coroutine function: every call runs under the lock."""
-        check_function(function, awaited=True)
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        """Decorate a coroutine function: every call runs under the lock."""
+        check_function(function, is_async=True)
 
         @functools.wraps(function)
-        async def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
             async with self:
-                return await function(*args, **kwargs)  # type: ignore[misc]
+                return await function(*args, **kwargs)
 
-        return guarded  # type: ignore[return-value]
+        return guarded

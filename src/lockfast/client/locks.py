@@ -1,45 +1,98 @@
-"""`Locks`: what `connect()` returns. Makes locks on one store, keeps their leases, and closes it all.
-
-The rules are in `basis.py`; here are the two colours, and what happens at a fork and when the program ends.
-"""
+"""`Locks`: what `connect()` returns. Makes locks on one store; a sync and an async shell over one `Session`."""
 
 from __future__ import annotations
 
-import atexit
 import functools
-import logging
-import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from lockfast.client.guard import NameOf, check_function, name_function
-from lockfast.client.lock import AsyncLock, Lock
-from lockfast.client.options import options
-from lockfast.client.recipes import AsyncRecipes, Recipes
-from lockfast.client.session import BaseLocks, everyone, exiting
-from lockfast.core.lease_state import LeaseState
+from lockfast.client.lease import AsyncLease, ExportedLease, Lease
+from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
+from lockfast.client.options import CommonOptions, LockOptions
+from lockfast.client.session import Session
+from lockfast.core.acquire import Grant, adopt
+from lockfast.core.deadline import valid_until
 from lockfast.core.listing import Listing
-from lockfast.core.release import BUDGET
-from lockfast.errors import closed_error
-from lockfast.ports import Waker
+from lockfast.errors import LeaseLost
+from lockfast.ports import Observer, Runtime, Store
 from lockfast.runtime.runner import run
-from lockfast.values import LockInfo
+from lockfast.values import Claim, LockInfo, Owner, Seconds, shown
 
 if TYPE_CHECKING:
     from lockfast.client.guarantees import Guarantees
-    from lockfast.client.lease import AsyncLease, Lease
-
-log = logging.getLogger("lockfast")
-
-CLOSES_WITHIN = BUDGET + 1.0
-"""Seconds that `close()` takes at most: the budget for giving back, and a moment to hang up."""
+    from lockfast.client.once import AsyncOnce, Busy, Once, Skipped
+    from lockfast.client.rlock import AsyncRLock, RLock
 
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V", bound="bytes | str | int | float | None")
 
 
-class Locks(BaseLocks["Lease"], Recipes):
+class BaseLocks(Generic[LeaseT]):
+    """The rules of `Locks` in both flavours. `session` is the seam for extensions."""
+
+    _is_async: bool
+    _lock_class: type[BaseLock[LeaseT]]
+
+    def __init__(
+        self,
+        store: Store,
+        runtime: Runtime,
+        *,
+        owner: Owner,
+        store_timeout: float,
+        address: str,
+        observer: Observer | None = None,
+    ) -> None:
+        self.session = Session(
+            store,
+            runtime,
+            owner=owner,
+            store_timeout=store_timeout,
+            address=address,
+            is_async=self._is_async,
+            observer=observer,
+        )
+
+    async def _adopt(self, text: str, options: LockOptions) -> LeaseT:
+        session = self.session
+        session.ensure_open()
+        exported = ExportedLease.decode(text)
+        lock = self._lock_class(self, exported.name, **cast(LockOptions, {"ttl": exported.ttl, **options}))
+        claim = Claim(lock.name, session.runtime.new_holder_id(), lock._options.ttl, lock._options.owner)
+        grant = await adopt(session.ports, claim, exported.holder)
+        if grant is None:
+            raise LeaseLost(
+                f"The exported lease on {shown(exported.name)} has ended: it expired, was released, or was adopted "
+                "before. Acquire the lock again.",
+                name=exported.name,
+            )
+        return lock._lease(grant)
+
+    def _resume(self, name: str, holder: str, fence: int, sent_at: float, **options: Unpack[LockOptions]) -> LeaseT:
+        """Return a lease on a grant that was made, by a request sent at `sent_at`, before this session existed."""
+        self.session.ensure_open()
+        lock = self._lock_class(self, name, **options)
+        claim = Claim(lock.name, holder, lock._options.ttl, lock._options.owner)
+        return lock._lease(Grant(claim, fence, sent_at, valid_until(sent_at, claim.ttl)))
+
+    def _listing(self, pattern: str, free: bool) -> Listing:
+        self.session.ensure_open()
+        return Listing(self.session.ports, pattern, free=free, patience=self.session.store_timeout)
+
+    def _update(self, key: str, change: Callable[[bytes | None], Any], limits: tuple[int, Seconds, bool]) -> Any:
+        from lockfast.client import update
+
+        lock = self._lock_class(self, f"update:{key}", ttl=update.LOCK_TTL)
+        return update.Update(lock, key, change, update.limits(*limits)).run()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {self.session.address}{', closed' if self.session.closed else ''}>"
+
+
+class Locks(BaseLocks[Lease]):
     """Locks on one store, for threads; made by `lockfast.connect()`.
 
     >>> import lockfast
@@ -49,25 +102,93 @@ class Locks(BaseLocks["Lease"], Recipes):
     True
     """
 
+    _is_async = False
     _lock_class = Lock
 
-    def lock(self, name: str, **chosen: Any) -> Lock:
-        """The lock of that name. Options, all by keyword:
+    def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
+        """Return the lock of that name. Options, all by keyword:
 
-        `ttl` (30): seconds that the store keeps a grant without renewal, and so the longest that a crashed
-        holder blocks the others. `timeout` (None): seconds that `with` waits, None for as long as it takes.
-        `renew` (True): keep the lease alive while this process lives. `max_hold` (None): seconds after which
-        it ends all the same. `label`: who we are, for operators. `on_risk`, `on_lost`: called with the lease.
-        `passing` (True): threads of this connection may hand the lock to one another, for 50 ms at a time.
+        `ttl` (30): seconds that the store keeps a grant without a renewal, and so the longest that a crashed holder
+        blocks others. `timeout` (None): seconds that `with` waits; None for no limit. `renew` (True): renew the lease
+        while this process lives. `max_hold` (None): seconds after which it ends in any case. `label`: who you are, for
+        operators. `on_risk`, `on_lost`: called with the lease. `local_handoff` (True): threads of this connection may
+        hand the lock to each other without a round trip, for up to 50 ms.
 
         >>> import lockfast
         >>> lockfast.connect("memory://").lock("report", ttl=10)
         <Lock 'report', ttl 10 s>
         """
-        return Lock(self, name, **chosen)
+        return Lock(self, name, **options)
 
-    def guard(self, name: NameOf, **chosen: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """A decorator: each call runs under the lock that its arguments name.
+    def rlock(self, name: str, **options: Unpack[LockOptions]) -> RLock:
+        """Return a lock that the thread that holds it may acquire again, at no cost; options as for `lock`.
+
+        >>> import lockfast
+        >>> lock = lockfast.connect("memory://").rlock("doc:rlock")
+        >>> with lock as outer, lock as inner:
+        ...     inner.fence == outer.fence
+        True
+        """
+        from lockfast.client.rlock import RLock
+
+        return RLock(self, name, **options)
+
+    @overload
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: Literal["skip"] = "skip",
+        **options: Unpack[CommonOptions],
+    ) -> Once[Skipped]: ...
+
+    @overload
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: Literal["wait", "raise"],
+        **options: Unpack[CommonOptions],
+    ) -> Once[Never]: ...
+
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: Busy = "skip",
+        **options: Unpack[CommonOptions],
+    ) -> Once[Any]:
+        """Return a job that many start and one runs: `with locks.once("report") as run: if run: ...`, or a decorator.
+
+        `at_least`: seconds from its start during which nobody else starts it. `every`: the same after a successful run,
+        for nine tenths of that period. `at_most`: seconds after which a run loses its lease. `busy`: what the others
+        do: "skip" (and learn who runs it), "wait" or "raise" (`AcquireTimeout`). The rest as for `lock`.
+
+        >>> import lockfast
+        >>> locks = lockfast.connect("memory://")
+        >>> with locks.once("doc:once", at_least=60) as run:
+        ...     bool(run)
+        True
+        >>> with locks.once("doc:once", at_least=60) as run:
+        ...     bool(run)
+        False
+        """
+        from lockfast.client.once import Once, lock_options, schedule
+
+        chosen = schedule(every, at_least, at_most, busy)
+        return Once(Lock(self, name, **lock_options(chosen, options)), chosen)
+
+    def guard(self, name: NameOf, **options: Unpack[LockOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Return a decorator: each call runs under the lock that its arguments name.
 
         >>> import lockfast
         >>> locks = lockfast.connect("memory://")
@@ -77,24 +198,45 @@ class Locks(BaseLocks["Lease"], Recipes):
         >>> deposit(7, amount=100)
         True
         """
-
-        options(self._owner, chosen)  # what does not fit is said here, not at the first call
+        self.session.options(options)  # report wrong options here, not at the first call
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            check_function(function, awaited=False)
+            check_function(function, is_async=False)
             name_of = name_function(name, function)
 
             @functools.wraps(function)
             def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-                with self.lock(name_of(*args, **kwargs), **chosen):
+                with Lock(self, name_of(*args, **kwargs), **options):
                     return function(*args, **kwargs)
 
             return guarded
 
         return decorate
 
-    def adopt(self, text: str, **chosen: Any) -> Lease:
-        """Take over the lease that `lease.export()` wrote into `text`; exactly one taker gets it.
+    def update(
+        self,
+        key: str,
+        change: Callable[[bytes | None], V],
+        *,
+        attempts: int = 100,
+        timeout: Seconds = 10.0,
+        adaptive: bool = True,
+    ) -> V:
+        """Change the value of a key on the server: `locks.update("stock:7", lambda old: int(old or 0) - 1)`.
+
+        `change` gets the value as bytes, None if there is none, and returns the new one, or None to leave it unchanged.
+        It is called again after a conflict, up to `attempts` times and `timeout` seconds, then `UpdateConflict` is
+        raised. Returns the last result of `change`. `adaptive`: use a lock while conflicts are frequent.
+
+        >>> import lockfast
+        >>> lockfast.connect("memory://").update("stock:7", lambda old: 1)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        lockfast.errors.ConfigurationError: memory:// holds locks and no values, ...
+        """
+        return cast(V, run(self._update(key, change, (attempts, timeout, adaptive))))
+
+    def adopt(self, text: str, **options: Unpack[LockOptions]) -> Lease:
+        """Take over the lease that `lease.export()` wrote into `text`; exactly one client gets it.
 
         >>> import lockfast
         >>> locks = lockfast.connect("memory://")
@@ -103,25 +245,24 @@ class Locks(BaseLocks["Lease"], Recipes):
         >>> lease.release()
         True
         """
-        return run(self._adopt(text, chosen))
+        return run(self._adopt(text, options))
 
     def guarantees(self) -> Guarantees:
-        """What this connection promises and what not, from what its store tells: `print` it, or look at its lines. What
-        is dangerous is logged as a warning too, once.
+        """Describe what this connection promises and what not, from what its store reveals. Dangers are logged, once.
 
         >>> import lockfast
         >>> print(lockfast.connect("memory://").guarantees().about("one holder").text)
         At most one valid lease per name, within this process.
         """
-        return run(self._guarantees())
+        return run(self.session.guarantees())
 
     def list(self, pattern: str = "*", *, free: bool = False) -> Iterator[LockInfo]:
-        """The locks whose names fit `pattern` and that somebody holds or waits for, in no order; with `free` also those
-        that are free now and were used within a day. In a pattern `*` is any text, `?` any character, `[ab]` either.
+        """Iterate over the locks that match `pattern` and have a holder or waiters, in no order.
 
-        Found part by part while you iterate, so a busy server is not held up and what changes meanwhile may be
-        missing. `waiters` is left out: `lock.inspect()` has them. A lock that something else than lockfast took is
-        found only by its full name.
+        With `free` also those that are free and were used within a day. In a pattern `*` is any text, `?` any
+        character, `[ab]` one of them. Locks are found page by page while you iterate, so a busy server is not blocked,
+        and locks that change meanwhile may be missing. `waiters` is left out: see `lock.inspect()`. A lock that another
+        program took is found only by its full name.
 
         >>> import lockfast
         >>> locks = lockfast.connect("memory://doc-list")
@@ -129,15 +270,15 @@ class Locks(BaseLocks["Lease"], Recipes):
         ...     [info.name for info in locks.list("report:*")]
         ['report:nightly']
         """
-        return self._parts(self._survey(pattern, free))
+        return self._pages(self._listing(pattern, free))
 
-    def _parts(self, listing: Listing) -> Iterator[LockInfo]:
+    def _pages(self, listing: Listing) -> Iterator[LockInfo]:
         while not listing.done:
-            yield from run(listing.next_part())
+            yield from run(listing.next_page())
 
     def close(self) -> None:
-        """Give back what is held, within two seconds, and close the connections."""
-        run(self._close())
+        """Release all leases, within two seconds, and close the connections."""
+        run(self.session.close())
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +289,7 @@ class Locks(BaseLocks["Lease"], Recipes):
         self.close()
 
 
-class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
+class AsyncLocks(BaseLocks[AsyncLease]):
     """Locks on one store, for asyncio; made by `lockfast.aio.connect()`. Belongs to one event loop.
 
     >>> import asyncio, lockfast.aio
@@ -160,118 +301,116 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
     True
     """
 
+    _is_async = True
     _lock_class = AsyncLock
 
-    _ends_with_loop = False
-    """Whether nobody will close this, so that the end of the event loop has to (see `sharing.py`)."""
-    _loop_end: Waker | None = None
-
-    def _abandon(self) -> None:
-        self.runtime.spawn(self._close, "close")
-
-    def ensure_open(self) -> None:
-        if self._closed:
-            raise closed_error()
-        if self.runtime.attach():
-            for lease_state in self._left_behind():
-                self.keepalive.sweep(lease_state)
-        if self._ends_with_loop and self._loop_end is None:
-            self._loop_end = self.runtime.waker()
-            self.runtime.spawn(self._await_loop_end, "connection")
-
-    async def _await_loop_end(self) -> None:
-        """A loop that shuts down cancels its tasks: the last moment to hang up. A later loop may dial anew."""
-        try:
-            if self._loop_end is not None:
-                await self._loop_end.wait(None)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            give_up_at = self.runtime.now() + BUDGET
-            while self.keepalive.held() and self.runtime.now() < give_up_at:
-                await self.runtime.sleep(0.002)  # the keeper was cancelled too, and is giving it back
-            self.store.disconnect()
-            raise
-
-    async def _close(self) -> None:
-        try:
-            await super()._close()
-        finally:
-            if self._loop_end is not None:
-                self._loop_end.wake()
-
-    def _bind(self) -> list[LeaseState]:
-        """Belong to the running loop. What was held in another, which is closed and all that lived in it gone."""
-        return self._left_behind() if self.runtime.attach() else []
-
-    def _left_behind(self) -> list[LeaseState]:
-        left = self.keepalive.held()
-        for lease_state in left:
-            lease_state.give_back()
-        self._start_clean(forked=False)
-        return left
-
-    def _start_clean(self, *, forked: bool) -> None:
-        if forked:
-            self.runtime.after_fork()
-        super()._start_clean(forked=forked)
-        self._loop_end = None
-
-    @property
-    def _is_stranded(self) -> bool:
-        """Whether something is held, and the event loop closed in which it could have been given back."""
-        return bool(self.keepalive.held()) and self.runtime.loop_closed
-
-    def lock(self, name: str, **chosen: Any) -> AsyncLock:
-        """The lock of that name; options as for `Locks.lock`, and `cancel_on_loss` (True): cancel the body of
+    def lock(self, name: str, **options: Unpack[LockOptions]) -> AsyncLock:
+        """Return the lock of that name; options as for `Locks.lock`, and `cancel_on_loss` (True): cancel the body of
         the `async with` when the lease is lost.
 
         >>> import lockfast.aio
         >>> lockfast.aio.connect("memory://").lock("report", ttl=10)
         <AsyncLock 'report', ttl 10 s>
         """
-        return AsyncLock(self, name, **chosen)
+        return AsyncLock(self, name, **options)
 
-    def guard(self, name: NameOf, **chosen: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """A decorator for coroutine functions: each call runs under the lock that its arguments name."""
+    def rlock(self, name: str, **options: Unpack[LockOptions]) -> AsyncRLock:
+        """Return a lock that the task that holds it may acquire again, at no cost; options as for `lock`."""
+        from lockfast.client.rlock import AsyncRLock
 
-        options(self._owner, chosen)  # what does not fit is said here, not at the first call
+        return AsyncRLock(self, name, **options)
 
-        def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            check_function(function, awaited=True)
+    @overload
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: Literal["skip"] = "skip",
+        **options: Unpack[CommonOptions],
+    ) -> AsyncOnce[Skipped]: ...
+
+    @overload
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: Literal["wait", "raise"],
+        **options: Unpack[CommonOptions],
+    ) -> AsyncOnce[Never]: ...
+
+    def once(
+        self,
+        name: str,
+        *,
+        every: Seconds | None = None,
+        at_least: Seconds = 0.0,
+        at_most: Seconds | None = None,
+        busy: Busy = "skip",
+        **options: Unpack[CommonOptions],
+    ) -> AsyncOnce[Any]:
+        """Return a job that many start and one runs, for `async with` or coroutine functions; see `Locks.once`."""
+        from lockfast.client.once import AsyncOnce, lock_options, schedule
+
+        chosen = schedule(every, at_least, at_most, busy)
+        return AsyncOnce(AsyncLock(self, name, **lock_options(chosen, options)), chosen)
+
+    def guard(
+        self, name: NameOf, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
+        """Return a decorator for coroutine functions: each call runs under the lock that its arguments name."""
+        self.session.options(options)  # report wrong options here, not at the first call
+
+        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+            check_function(function, is_async=True)
             name_of = name_function(name, function)
 
             @functools.wraps(function)
-            async def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
-                async with self.lock(name_of(*args, **kwargs), **chosen):
-                    return await function(*args, **kwargs)  # type: ignore[misc]
+            async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+                async with AsyncLock(self, name_of(*args, **kwargs), **options):
+                    return await function(*args, **kwargs)
 
-            return guarded  # type: ignore[return-value]
+            return guarded
 
         return decorate
 
-    async def adopt(self, text: str, **chosen: Any) -> AsyncLease:
-        """Take over the lease that `lease.export()` wrote into `text`; exactly one taker gets it."""
-        return await self._adopt(text, chosen)
+    async def update(
+        self,
+        key: str,
+        change: Callable[[bytes | None], V | Awaitable[V]],
+        *,
+        attempts: int = 100,
+        timeout: Seconds = 10.0,
+        adaptive: bool = True,
+    ) -> V:
+        """Change the value of a key on the server; `change` may be a coroutine function. See `Locks.update`."""
+        return cast(V, await self._update(key, change, (attempts, timeout, adaptive)))
+
+    async def adopt(self, text: str, **options: Unpack[LockOptions]) -> AsyncLease:
+        """Take over the lease that `lease.export()` wrote into `text`; exactly one client gets it."""
+        return await self._adopt(text, options)
 
     async def guarantees(self) -> Guarantees:
-        """What this connection promises and what not, from what its store tells; see `Locks.guarantees`."""
-        return await self._guarantees()
+        """Describe what this connection promises and what not; see `Locks.guarantees`."""
+        return await self.session.guarantees()
 
     def list(self, pattern: str = "*", *, free: bool = False) -> AsyncIterator[LockInfo]:
-        """The locks whose names fit `pattern`, for `async for`; as `Locks.list`."""
-        return self._parts(self._survey(pattern, free))
+        """Iterate over the locks that match `pattern`, with `async for`; see `Locks.list`."""
+        return self._pages(self._listing(pattern, free))
 
-    async def _parts(self, listing: Listing) -> AsyncIterator[LockInfo]:
+    async def _pages(self, listing: Listing) -> AsyncIterator[LockInfo]:
         while not listing.done:
-            for info in await listing.next_part():
+            for info in await listing.next_page():
                 yield info
 
     async def close(self) -> None:
-        """Give back what is held, within two seconds, and close the connections."""
-        if not self._closed:
-            self._stranded = self._bind()
-        await self._close()
+        """Release all leases, within two seconds, and close the connections."""
+        await self.session.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -280,30 +419,3 @@ class AsyncLocks(BaseLocks["AsyncLease"], AsyncRecipes):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _after_fork() -> None:
-    for client in list(everyone):
-        client._start_clean(forked=True)
-
-
-def _at_exit() -> None:
-    exiting.append(True)
-    for client in list(everyone):
-        if isinstance(client, Locks):
-            client.close()
-        elif isinstance(client, AsyncLocks) and client._is_stranded:  # a loop that is open is its owner's to finish
-            _close_in_a_loop_of_its_own(client)
-
-
-def _close_in_a_loop_of_its_own(client: AsyncLocks) -> None:
-    import asyncio
-
-    try:
-        asyncio.run(client.close())
-    except Exception as error:
-        log.debug("What a closed event loop left behind frees itself later: %s", error)
-
-
-os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)

@@ -1,75 +1,114 @@
-"""How a lock is to be held: the options of `locks.lock()`, checked when they are given."""
+"""The options of a lock: their types for checkers and editors, and their values checked when they are given."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from lockfast.errors import ConfigurationError
 from lockfast.values import LEAST_TTL, Owner, Seconds, seconds, shown
 
 
+class CommonOptions(TypedDict, total=False):
+    """The options that locks and jobs (`locks.once`) share; `locks.lock` explains them."""
+
+    ttl: Seconds
+    timeout: Seconds | None
+    label: str | None
+    on_risk: Callable[[Any], object] | None
+    on_lost: Callable[[Any], object] | None
+    cancel_on_loss: bool
+    local_handoff: bool
+
+
+class LockOptions(CommonOptions, total=False):
+    """The options of `locks.lock()`, which explains them."""
+
+    renew: bool
+    max_hold: Seconds | None
+
+
+class StoreOptions(TypedDict, total=False):
+    """The options of `connect()` that depend on the store; `connect` explains them."""
+
+    replicas: int
+    replica_timeout: Seconds
+    aof: bool
+    reassert: bool | None
+    service: str | None
+    scripts: bool | None
+    sits_out: Seconds
+
+
 class Options(NamedTuple):
-    """Checked when built by `options()`."""
+    """Checked options; built by `checked()`."""
 
     ttl: float
     timeout: float | None
     renew: bool
     max_hold: float | None
     owner: str
-    on_risk: Callable[..., Any] | None
-    on_lost: Callable[..., Any] | None
+    on_risk: Callable[[Any], object] | None
+    on_lost: Callable[[Any], object] | None
     cancel_on_loss: bool
-    passing: bool
+    local_handoff: bool
 
 
-DEFAULTS: dict[str, Any] = {
-    "ttl": 30.0,
-    "timeout": None,
-    "renew": True,
-    "max_hold": None,
-    "label": None,
-    "on_risk": None,
-    "on_lost": None,
-    "cancel_on_loss": True,
-    "passing": True,
-}
+NAMES = (*CommonOptions.__annotations__, "renew", "max_hold")
 
 
-def options(owner: Owner, chosen: dict[str, Any]) -> Options:
-    """What was chosen, and the defaults for the rest."""
-    if not chosen.keys() <= DEFAULTS.keys():
-        unknown = next(option for option in chosen if option not in DEFAULTS)
-        raise ConfigurationError(f"A lock has no option {shown(unknown)}. It knows {', '.join(DEFAULTS)}.")
-    given = {**DEFAULTS, **chosen}
-    for what in ("renew", "cancel_on_loss", "passing"):
-        if not isinstance(given[what], bool):
-            raise ConfigurationError(f"{what} must be True or False, not {shown(given[what])}.")
-    for what in ("on_risk", "on_lost"):
-        if given[what] is not None and not callable(given[what]):
-            raise ConfigurationError(f"{what} must be callable with the lease, not {shown(given[what])}.")
-    kept = seconds(given["ttl"], "ttl", least=LEAST_TTL)
-    longest = None if given["max_hold"] is None else seconds(given["max_hold"], "max_hold", least=LEAST_TTL)
-    label = given["label"]
-    who = owner if label is None else Owner(owner.host, owner.pid, label)
+def checked(owner: Owner, options: LockOptions) -> Options:
+    """Check `options` and fill in the defaults."""
+    try:
+        return _checked(owner, **options)
+    except TypeError:
+        unknown = next((option for option in options if option not in NAMES), None)
+        if unknown is None:
+            raise
+        raise ConfigurationError(f"A lock has no option {shown(unknown)}. Options are {', '.join(NAMES)}.") from None
+
+
+def _checked(
+    owner: Owner,
+    *,
+    ttl: Seconds = 30.0,
+    timeout: Seconds | None = None,
+    renew: bool = True,
+    max_hold: Seconds | None = None,
+    label: str | None = None,
+    on_risk: Callable[[Any], object] | None = None,
+    on_lost: Callable[[Any], object] | None = None,
+    cancel_on_loss: bool = True,
+    local_handoff: bool = True,
+) -> Options:
+    for what, flag in (("renew", renew), ("cancel_on_loss", cancel_on_loss), ("local_handoff", local_handoff)):
+        if flag is not True and flag is not False:
+            raise ConfigurationError(f"{what} must be True or False, not {shown(flag)}.")
+    for what, callback in (("on_risk", on_risk), ("on_lost", on_lost)):
+        if callback is not None and not callable(callback):
+            raise ConfigurationError(f"{what} must be callable with the lease, not {shown(callback)}.")
+    kept = seconds(ttl, "ttl", least=LEAST_TTL)
+    longest = None if max_hold is None else seconds(max_hold, "max_hold", least=LEAST_TTL)
+    if label is not None:
+        owner = Owner(owner.host, owner.pid, label)
     return Options(
-        ttl=kept if longest is None else min(kept, longest),
-        timeout=limit(given["timeout"]),
-        renew=given["renew"],
-        max_hold=longest,
-        owner=who.encode(),
-        on_risk=given["on_risk"],
-        on_lost=given["on_lost"],
-        cancel_on_loss=given["cancel_on_loss"],
-        passing=given["passing"],
+        kept if longest is None else min(kept, longest),
+        checked_timeout(timeout),
+        renew,
+        longest,
+        owner.encode(),
+        on_risk,
+        on_lost,
+        cancel_on_loss,
+        local_handoff,
     )
 
 
-def limit(value: Seconds | None) -> float | None:
-    """A timeout in seconds; None for as long as it takes."""
+def checked_timeout(value: Seconds | None) -> float | None:
+    """Return a timeout in seconds; None for no limit."""
     if value is None:
         return None
     try:
         return seconds(value, "timeout")
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error} Leave it out to wait as long as it takes.") from None
+        raise ConfigurationError(f"{error} Leave it out to wait without a limit.") from None

@@ -1,107 +1,121 @@
-"""`RLock`: a lock that its thread or task may take again; the rules once, the two colours below them.
+"""`RLock`: a lock that its thread or task may acquire again. The rules once, a sync and an async shell below them.
 
-Rules kept here (`core/reentry.py` decides):
+    the lease is     acquire again                 release one level
+    alive            one level deeper, no request  one level less; the outermost releases the lease
+    lost             LeaseLost                     one level less; at the outermost nothing is left to release
+    released         as if it were new             nothing is held
 
-- Taking it again asks nobody and gives the same lease, with the same fence; only the outermost release gives it back.
-- The count lives here and ends with the lease. Once the lease is lost, taking it again raises `LeaseLost`, and so does
-  the end of each block up to the outermost, unless an error is on its way through already: one error comes out.
-- Who may go deeper is the thread or task that has the lease. A forked child and a child task have nothing.
+Rules: the count belongs to one lease and ends with it, so it never says "held" of a lock that another client has. A
+lost lease gets no new level, so all levels unwind; the end of each block raises `LeaseLost`, unless an error passes
+through it. Each thread or task counts for itself; a forked child and a child task have nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Unpack
 
-from lockfast.client.base_lock import MOST_CALLERS, BaseLock, LeaseT
 from lockfast.client.lease import AsyncLease, Lease
-from lockfast.client.lock import AsyncLock, Lock
-from lockfast.core.lease_state import State
-from lockfast.core.reentry import Levels, Step
+from lockfast.client.lock import MOST_CALLERS, AsyncLock, BaseLock, LeaseT, Lock
+from lockfast.client.options import LockOptions
+from lockfast.core.lease_state import ALIVE, State
 from lockfast.errors import LeaseLost
 from lockfast.runtime.runner import run
 from lockfast.values import Seconds
 
 
 class Reentrant(BaseLock[LeaseT]):
-    """What a re-entrant lock is in both colours."""
+    """The rules of a re-entrant lock in both flavours. `_levels` maps a caller to its lease and depth, at least 1.
 
-    _reenters = True
+    Each caller changes only its own entry, so no mutex is needed.
+    """
 
-    def __init__(self, client: Any, name: str, **chosen: Any) -> None:
-        super().__init__(client, name, **chosen)
-        self._levels: Levels[LeaseT] = Levels()
+    def __init__(self, client: Any, name: str, **options: Unpack[LockOptions]) -> None:
+        super().__init__(client, name, **options)
+        self._levels: dict[Hashable, tuple[LeaseT, int]] = {}
 
     @property
     def depth(self) -> int:
-        """How many times the running thread or task has taken the lock and not given it back; asks nobody."""
-        return self._levels.depth_of(self._client.runtime.caller())
+        """How often the running thread or task has acquired the lock and not released it. Sends nothing."""
+        level = self._levels.get(self._session.runtime.caller())
+        return 0 if level is None else level[1]
 
     async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: int = 0) -> LeaseT | None:
-        self._wait_of(blocking, timeout)
-        caller = self._client.runtime.caller()
-        lease = self._levels.lease_of(caller)
-        # What a parent process or an ended event loop held is not ours, and its levels are not to be unwound here.
-        state = None if lease is None or lease.inherited else lease.state
-        step = self._levels.take(caller, state)
-        if lease is not None and step is Step.DEEPER:
-            if frame:
-                self._begin_block(lease, frame)
-            return lease
-        if lease is not None and step is Step.REFUSE:
-            raise lease._lost_error()
+        caller = self._session.runtime.caller()
+        level = self._levels.get(caller)
+        if level is not None:
+            self._wait(blocking, timeout)
+            held, depth = level
+            # Leases of a parent process or of a closed event loop are not ours, so their levels are dropped.
+            state = State.RELEASED if held.inherited else held.state
+            if state in ALIVE:
+                self._levels[caller] = held, depth + 1
+                if frame:
+                    self._enter_scope(held, frame)
+                return held
+            if state is State.LOST:
+                raise held._lost_error()
+            del self._levels[caller]
         try:
             lease = await super()._acquire(blocking, timeout, frame)
         except BaseException:
             caller = None  # a task keeps its error, and that this frame: it must not keep the task
             raise
         if lease is not None:
-            self._begin(caller, lease)
+            if len(self._levels) >= MOST_CALLERS:  # callers that let their leases expire
+                for one in [one for one, (held, _) in list(self._levels.items()) if not held.remaining]:
+                    self._levels.pop(one, None)
+            self._levels[caller] = lease, 1
         return lease
 
-    def _begin(self, caller: Hashable, lease: LeaseT) -> None:
-        if len(self._levels) >= MOST_CALLERS:  # callers that let their leases expire and never came back
-            self._levels.reset([one for one, held in self._levels.items() if not held.remaining])
-        self._levels.begin(caller, lease)
+    def _leave_level(self, caller: Hashable) -> bool:
+        """Leave one level; True if it was the outermost."""
+        lease, depth = self._levels[caller]
+        if depth > 1:
+            self._levels[caller] = lease, depth - 1
+            return False
+        del self._levels[caller]
+        return True
 
-    async def _give_back(self) -> bool:
-        """Give one level back; whether the lease was still ours."""
-        caller = self._client.runtime.caller()
-        lease = self._levels.lease_of(caller)
-        if lease is None or lease.state is State.RELEASED:
-            self._levels.reset([caller])
-            return await self._last()._release()  # again after an error; else it says that nothing is held
-        if self._levels.leave(caller) is Step.OUT:
-            return lease.state is not State.LOST
-        return await lease._release()
+    async def _release(self) -> bool:
+        """Release one level; whether the lease was still valid."""
+        caller = self._session.runtime.caller()
+        level = self._levels.get(caller)
+        if level is None or level[0].state is State.RELEASED:
+            self._levels.pop(caller, None)
+            return await self._last_lease()._release()  # again after an error; else it raises NotHeld
+        if not self._leave_level(caller):
+            return level[0].state is not State.LOST
+        return await level[0]._release()
 
-    async def _exit(self, lease: LeaseT, error: BaseException | None) -> LeaseLost | None:
-        # A generator may be ended by another than began it, so it is the lease that knows whose levels these are.
-        caller = lease._lease_state.caller
-        if self._levels.lease_of(caller) is lease and self._levels.leave(caller) is Step.OUT:
+    async def _exit(self, lease: LeaseT) -> LeaseLost | None:
+        # Another thread may end a generator's block, so the lease knows the caller that entered it.
+        caller = lease._core.caller
+        level = self._levels.get(caller)
+        if level is not None and level[0] is lease and not self._leave_level(caller):
             return lease._lost_error() if lease.state is State.LOST else None
-        return await super()._exit(lease, error)
+        return await super()._exit(lease)
 
     def __repr__(self) -> str:
         depth = self.depth
-        return f"{super().__repr__()[:-1]}{f', {depth} deep here' if depth else ''}>"
+        return f"{super().__repr__()[:-1]}{f', depth {depth}' if depth else ''}>"
 
 
 class RLock(Reentrant[Lease], Lock):
-    """A re-entrant lock, for threads. One object may be shared by many; each thread counts for itself.
+    """A re-entrant lock, for threads. Threads may share one object; each counts for itself.
 
     >>> import lockfast
     >>> lock = lockfast.connect("memory://").rlock("doc:re-entrant", ttl=10)
     >>> with lock, lock:
     ...     lock
-    <RLock 'doc:re-entrant', ttl 10 s, 2 deep here>
+    <RLock 'doc:re-entrant', ttl 10 s, depth 2>
     >>> lock.locked()
     False
     """
 
     def release(self) -> bool:
-        """Give one level back, and with the outermost the lease; False when it had gone already."""
-        return run(self._give_back())
+        """Release one level, and with the outermost the lease; False if the lease had already ended."""
+        return run(self._release())
 
 
 class AsyncRLock(Reentrant[AsyncLease], AsyncLock):
@@ -118,5 +132,5 @@ class AsyncRLock(Reentrant[AsyncLease], AsyncLock):
     """
 
     async def release(self) -> bool:
-        """Give one level back, and with the outermost the lease; False when it had gone already."""
-        return await self._give_back()
+        """Release one level, and with the outermost the lease; False if the lease had already ended."""
+        return await self._release()

@@ -1,149 +1,263 @@
-"""What a connection is in both colours: a store, its keeper, and the leases that it looks after.
+"""`Session`: a store with its keepalive, its local queues and its leases. `Locks` and every lock share one.
 
-A process that was forked from one that had connections starts clean: it drops what it inherited without
-touching it, and holds none of its parent's leases (`generation` tells them apart).
+A forked process starts over: it drops inherited connections without touching them, and holds none of its parent's
+leases (`generation` tells them apart). The same happens when a new event loop uses the session after its loop was
+closed.
+
+Locks that are made directly on a client (`lockfast.Lock(client, name)`) share one session per client. It lives as long
+as the client and is closed after it; for asyncio also at the end of the event loop, because nobody else would. Locks
+and leases keep the client alive. The client is read, never changed.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Generic
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, Any
 
-from lockfast.client.base_lock import BaseLock, LeaseT
-from lockfast.client.export import Exported
-from lockfast.core.acquire import Grant
-from lockfast.core.adopt import adopt
-from lockfast.core.background import BackgroundTasks
-from lockfast.core.deadline import ATTEMPT, Deadline
+from lockfast.client.options import LockOptions, Options, checked
+from lockfast.core.background import BackgroundTasks, SingleFlight
+from lockfast.core.deadline import Deadline
 from lockfast.core.keepalive import Keepalive
 from lockfast.core.lease_state import LeaseState
-from lockfast.core.listing import Listing
-from lockfast.core.local_queue import Passing
-from lockfast.core.release import BUDGET, give_back
-from lockfast.core.retry import retry
-from lockfast.core.single_flight import Once
-from lockfast.core.validity import valid_until
-from lockfast.errors import LeaseLost, closed_error
-from lockfast.ports import Runtime, Store
-from lockfast.values import Claim, Owner, shown
+from lockfast.core.local_handoff import LocalQueues
+from lockfast.core.release import BUDGET, clean_up
+from lockfast.errors import ConfigurationError, closed_error
+from lockfast.events import Event
+from lockfast.ports import Observer, Ports, Runtime, Store, Waker
+from lockfast.values import Owner
 
 if TYPE_CHECKING:
     from lockfast.client.guarantees import Guarantees
 
 log = logging.getLogger("lockfast")
 
-MOST_CALLBACKS = 16
-"""Callbacks of one connection that may run at the same time."""
+CALLBACK_WORKERS = 16
+"""Callbacks of one session that may run at the same time."""
 
 CLOSES_WITHIN = BUDGET + 1.0
-"""Seconds that `close()` takes at most: the budget for giving back, and a moment to hang up."""
+"""Seconds that `close()` takes at most: the budget for releases, and a moment to disconnect."""
 
-exiting: list[bool] = []
-"""Not empty once the program ends."""
-everyone: weakref.WeakSet[BaseLocks[Any]] = weakref.WeakSet()
+_exiting: list[bool] = []
+"""Not empty once the program exits."""
+sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_of_client: MutableMapping[Any, Session] = weakref.WeakKeyDictionary()
 
 
-class BaseLocks(Generic[LeaseT]):
-    """What a connection is in both colours."""
+class Session:
+    """One connection to a store, for either flavour."""
 
-    _lock_class: type[BaseLock[LeaseT]]
+    closes_with_loop = False
+    """Whether nobody closes this session, so that the end of the event loop must."""
+    _loop_end: Waker | None = None
 
-    def __init__(self, store: Store, runtime: Runtime, *, owner: Owner, store_timeout: float, address: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        runtime: Runtime,
+        *,
+        owner: Owner,
+        store_timeout: float,
+        address: str,
+        is_async: bool,
+        observer: Observer | None = None,
+    ) -> None:
+        self.ports = Ports(store, runtime, None if observer is None else _guarded(observer))
         self.store = store
         self.runtime = runtime
-        self.keepalive = Keepalive(store, runtime)
-        self.passing = Passing(runtime)
-        self.callbacks = BackgroundTasks(runtime, "callback", MOST_CALLBACKS)
         self.store_timeout = store_timeout
         self.no_deadline = Deadline(None, store_timeout)
-        self.patience = min(store_timeout, ATTEMPT)
+        self.address = address
+        self.is_async = is_async
         self.generation = 0
-        self._owner = owner
-        self._address = address
-        self._closed = False
+        self.closed = False
         self._warned: set[str] = set()
-        self._ending = Once(runtime, "close")
-        self._stranded: list[LeaseState] = []
-        everyone.add(self)
+        self._left_behind: list[LeaseState] = []
+        self._start(owner)
+        sessions.add(self)
+
+    def _start(self, owner: Owner) -> None:
+        self.owner = owner
+        self.default_options = checked(owner, {})
+        self.keepalive = Keepalive(self.ports)
+        self.local_queues = LocalQueues(self.runtime)
+        self.callbacks = BackgroundTasks(self.runtime, "callback", CALLBACK_WORKERS)
+        self._closing = SingleFlight(self.runtime, "close")
+
+    def options(self, options: LockOptions) -> Options:
+        return checked(self.owner, options) if options else self.default_options
+
+    def deadline(self, wait: float | None) -> Deadline:
+        """The deadline of an operation that may wait for that many seconds; None for no limit."""
+        return self.no_deadline if wait is None else Deadline(self.runtime.now() + wait, self.store_timeout)
 
     def ensure_open(self) -> None:
-        if self._closed:
+        """Raise if closed, and attach to the running event loop."""
+        if self.closed:
             raise closed_error()
+        if self.runtime.attach():
+            for lease in self._abandon_loop():
+                self.keepalive.clean_up(lease)
+        if self.closes_with_loop and self._loop_end is None:
+            self._loop_end = self.runtime.waker()
+            self.runtime.spawn(self._disconnect_at_loop_end, "session")
 
-    def _start_clean(self, *, forked: bool) -> None:
-        """In a forked child, or a new event loop: nothing of what was before is ours."""
+    def _abandon_loop(self) -> list[LeaseState]:
+        """The event loop was closed, and its tasks with it. Return the leases that they held."""
+        left = self.keepalive.held()
+        for lease in left:
+            lease.release()
+        self.start_over(forked=False)
+        return left
+
+    def start_over(self, *, forked: bool) -> None:
+        """In a forked child, or after the event loop was closed: drop everything without touching it."""
+        if forked:
+            self.runtime.after_fork()
         self.generation += 1
         self.store.reset(forked=forked)
-        self.keepalive = Keepalive(self.store, self.runtime)
-        self.passing = Passing(self.runtime)
-        self.callbacks = BackgroundTasks(self.runtime, "callback", MOST_CALLBACKS)
-        self._ending = Once(self.runtime, "close")
-        self._owner = Owner(self._owner.host, os.getpid(), self._owner.label)
+        self._start(Owner(self.owner.host, os.getpid(), self.owner.label))
+        self._loop_end = None
 
-    def _abandon(self) -> None:
-        """Hang up, when nobody can use this any more, and so nothing is held. Called by the garbage collector, in
-        whatever thread and in the midst of anything: so it takes no mutex and starts no thread."""
-        self.keepalive.close()
-        self.store.disconnect()
+    async def _disconnect_at_loop_end(self) -> None:
+        """An event loop that shuts down cancels its tasks: the last chance to disconnect."""
+        try:
+            if self._loop_end is not None:
+                await self._loop_end.wait(None)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            give_up_at = self.runtime.now() + BUDGET
+            while self.keepalive.held() and self.runtime.now() < give_up_at:
+                await self.runtime.sleep(0.002)  # the keepalive was cancelled too, and releases the leases
+            self.store.disconnect()
+            raise
 
-    def _closed_under_us(self) -> None:
-        """A thread that waited is told that the connection was closed. When that is because the program ends, nobody
-        is there to be told: a daemon thread waits for the end, which comes at once, rather than complain."""
-        if self._closed and exiting and threading.current_thread().daemon:
+    def abandon(self) -> None:
+        """Nobody can use this session any more, so nothing is held.
+
+        The garbage collector calls this in any thread and in the middle of anything, so it takes no mutex.
+        """
+        if self.is_async:
+            self.runtime.spawn(self.close, "close")
+        else:
+            self.keepalive.close()
+            self.store.disconnect()
+
+    def wait_for_exit(self) -> None:
+        """In a daemon thread whose session was closed because the program exits: wait for that instead of raising."""
+        if self.closed and _exiting and threading.current_thread().daemon:
             threading.Event().wait()
 
-    async def _close(self) -> None:
-        self._closed = True
+    async def close(self) -> None:
+        """Release all leases, within `BUDGET` seconds, and disconnect."""
+        if not self.closed and self.runtime.attach():
+            self._left_behind = self._abandon_loop()
+        self.closed = True
         self.keepalive.close()
-        await self._ending.request(self._end, CLOSES_WITHIN)
-
-    async def _end(self) -> None:
         try:
-            await self.store.cancel_waits()  # first: what is given back must not go to who waits here
-            for claim in self.passing.close():
-                await give_back(self.store, self.runtime, claim.name, claim.holder, claim.ttl, inline=True)
-            await self.keepalive.give_back([*self._stranded, *self.keepalive.held()])
+            await self._closing.run(self._close, CLOSES_WITHIN)
+        finally:
+            if self._loop_end is not None:
+                self._loop_end.wake()
+
+    async def _close(self) -> None:
+        try:
+            await self.store.cancel_waits()  # first: released locks must not go to waiters of this session
+            for claim in self.local_queues.close():
+                await clean_up(self.ports, claim.name, claim.holder, claim.ttl, inline=True)
+            await self.keepalive.release([*self._left_behind, *self.keepalive.held()])
         finally:
             await self.store.close()
 
-    async def _adopt(self, text: str, chosen: dict[str, Any]) -> LeaseT:
-        self.ensure_open()
-        exported = Exported.decode(text)
-        lock = self._lock_class(self, exported.name, **{"ttl": exported.ttl, **chosen})
-        claim = Claim(lock.name, self.runtime.new_holder_id(), lock._options.ttl, lock._options.owner)
-        grant = await adopt(self.store, self.runtime, claim, exported.holder)
-        if grant is None:
-            raise LeaseLost(
-                f"The exported lease on {shown(exported.name)} is no longer there: it expired, was given back, or "
-                "someone adopted it before. Acquire the lock anew.",
-                name=exported.name,
-            )
-        return lock._lease(grant)
-
-    def _resume(self, name: str, holder: str, fence: int, sent_at: float, chosen: dict[str, Any]) -> LeaseT:
-        """A lease on what was granted to `holder` by a request sent at `asked_at`, before this connection was."""
-        self.ensure_open()
-        lock = self._lock_class(self, name, **chosen)
-        claim = Claim(lock.name, holder, lock._options.ttl, lock._options.owner)
-        return lock._lease(Grant(claim, fence, sent_at, valid_until(sent_at, claim.ttl)))
-
-    async def _guarantees(self) -> Guarantees:
+    async def guarantees(self) -> Guarantees:
+        """Describe the guarantees of this session, and log each danger once."""
         self.ensure_open()
         from lockfast.client.guarantees import guarantees_of
+        from lockfast.core.retry import retry
 
         found = guarantees_of(await retry(self.runtime, self.store.facts, self.store_timeout))
         for line in found.dangers:
             if line.topic not in self._warned:
                 self._warned.add(line.topic)
-                log.warning("%s: %s: %s", self._address, line.topic, line.text)
+                log.warning("%s: %s: %s", self.address, line.topic, line.text)
         return found
 
-    def _survey(self, pattern: str, free: bool) -> Listing:
-        self.ensure_open()
-        return Listing(self.store, self.runtime, pattern, free=free, patience=self.store_timeout)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} on {self._address}{', closed' if self._closed else ''}>"
+def _guarded(observer: Observer) -> Callable[[Event], None]:
+    """Call the observer, and log its errors: they must not harm a lock."""
+
+    def emit(event: Event) -> None:
+        try:
+            observer.observe(event)
+        except Exception:
+            log.exception("An observer failed on the event %r.", event.kind.value)
+
+    return emit
+
+
+def session_of(client: Any, *, is_async: bool) -> Session:
+    """Return the session of a `Locks` object, or the one that all locks on a redis-py or valkey-py client share."""
+    session = getattr(client, "session", None)
+    if isinstance(session, Session):
+        if session.is_async is not is_async:
+            use = "lockfast.aio.Lock" if session.is_async else "lockfast.Lock"
+            kind = "asyncio" if session.is_async else "threads"
+            raise ConfigurationError(f"This connection is made for {kind}; use {use} with it.")
+        return session
+    try:
+        found = _of_client.get(client)
+    except TypeError:
+        found = None  # not a client at all: the error comes below
+    return _connect(client, is_async=is_async) if found is None or found.closed else found
+
+
+def _connect(client: Any, *, is_async: bool) -> Session:
+    from lockfast.client.connect import connect, connect_asyncio
+
+    if client is None or isinstance(client, str):
+        raise ConfigurationError(
+            "A lock is made on a client of redis-py or valkey-py. For a URL or the embedded store, call connect() and "
+            "then lock(name) on the result."
+        )
+    made = connect_asyncio(client).session if is_async else connect(client).session
+    made.closes_with_loop = is_async
+    kept = _of_client.setdefault(client, made)  # another thread may have been faster; then ours is unused
+    if kept.closed:
+        kept = _of_client[client] = made
+    if kept is made:
+        weakref.finalize(client, made.abandon).atexit = False
+    return kept
+
+
+def _after_fork() -> None:
+    for session in list(sessions):
+        session.start_over(forked=True)
+
+
+def _at_exit() -> None:
+    from lockfast.runtime.runner import run
+
+    _exiting.append(True)
+    for session in list(sessions):
+        if not session.is_async:
+            run(session.close())
+        elif session.runtime.loop_closed and session.keepalive.held():  # an open loop is its owner's to finish
+            _close_in_new_loop(session)
+
+
+def _close_in_new_loop(session: Session) -> None:
+    import asyncio
+
+    try:
+        asyncio.run(session.close())
+    except Exception as error:
+        log.debug("Leases of a closed event loop could not be released; they expire by their ttl: %s", error)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,47 +1,90 @@
-"""`locks.update(key, change)`: change a value without a lock, again when another came in between, and with a lock when
-that happens often.
+"""`locks.update(key, change)`: change a value optimistically, and under a lock while conflicts are frequent.
 
-Rules kept here:
+    mode          becomes         when
+    OPTIMISTIC    LOCKING         contention rises to `LOCK_AT`: a conflict adds one, a change without one takes one
+    LOCKING       OPTIMISTIC      contention falls to 0: a free lock takes one, a taken lock adds one
 
-- It is WATCH that keeps every change whole, also under the lock: a lock that is lost costs time and no change, and
-  those who change the same value in another way are noticed too.
-- Attempts are bounded, in number and in time; each conflict is followed by a random pause that grows. Too many raise
-  `UpdateConflict`, and nothing was written.
-- `change` may be called several times, so it must do nothing but compute. What it raises passes through, and nothing
-  was written; None leaves the value as it is.
-- A write that got no answer may have been carried out, and is not repeated: `StoreUnavailable`, outcome unknown.
+Rules:
 
-`core/optimism.py` decides when to go over to the lock, which is called "update:" and the key, and when to come back.
+- WATCH keeps every change atomic, also under the lock: a lost lock costs time and no change, and clients that change
+  the value without lockfast are noticed too.
+- The two thresholds differ, so that the mode does not flicker. Contention is bounded, so that it is soon forgotten.
+- Attempts are limited in number and time. Each conflict is followed by a random pause that grows, so that clients that
+  lost together do not come back together. Too many conflicts raise `UpdateConflict`, and nothing was written.
+- `change` may be called several times, so it must only compute. Its error passes through, and nothing was written.
+  None leaves the value unchanged.
+- A write without an answer is not repeated: `StoreUnavailable` with an unknown outcome.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from lockfast.core import contention as optimism
+from lockfast.client.lease import BaseLease
+from lockfast.client.lock import BaseLock
+from lockfast.client.session import Session
 from lockfast.core.retry import retry
 from lockfast.errors import ConfigurationError, LockError, UpdateConflict
 from lockfast.ports import WatchedValue
 from lockfast.values import Seconds, lock_name, seconds, shown
 
-if TYPE_CHECKING:
-    from lockfast.client.lease import BaseLease
-    from lockfast.client.session import BaseLocks
-
 Value = bytes | str | int | float
 V = TypeVar("V", bound=Value | None)
 
 LOCK_TTL = 10.0
-MOST_HEATS = 1000
-"""Values whose heat one connection remembers."""
+LOCK_AT = 4
+MOST_CONTENTION = 12
+FIRST_PAUSE = 0.0005
+LONGEST_PAUSE = 0.05
+MOST_KEYS = 1000
+"""Keys whose contention one session remembers."""
 
-_heats: WeakKeyDictionary[Any, dict[str, optimism.Heat]] = WeakKeyDictionary()
+
+class Contention:
+    """How often one client recently met conflicts on one value."""
+
+    def __init__(self) -> None:
+        self._level = 0
+        self.locking = False
+
+    def conflict(self) -> None:
+        """Another client changed the value in between, or held the lock."""
+        self._level = min(MOST_CONTENTION, self._level + 1)
+        if self._level >= LOCK_AT:
+            self.locking = True
+
+    def no_conflict(self) -> None:
+        self._level = max(0, self._level - 1)
+        if self._level == 0:
+            self.locking = False
+
+
+_contention: WeakKeyDictionary[Session, dict[str, Contention]] = WeakKeyDictionary()
+
+
+def _contention_of(session: Session, key: str) -> Contention:
+    known = _contention.setdefault(session, {})
+    found = known.get(key)
+    if found is None:
+        if len(known) >= MOST_KEYS:
+            known.pop(next(iter(known)), None)
+        found = known.setdefault(key, Contention())
+    return found
+
+
+def conflict_pause(conflicts: int, random: float) -> float:
+    """Return the seconds to pause after that many conflicts in a row; `random` is from 0 up to 1.
+
+    >>> conflict_pause(1, 0.5), conflict_pause(3, 1.0), conflict_pause(50, 1.0)
+    (0.00025, 0.002, 0.05)
+    """
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(conflicts - 1, 16)) * random
 
 
 class Limits(NamedTuple):
-    """How long to try; checked when built by `limits()`."""
+    """How long to try; checked by `limits()`."""
 
     attempts: int
     timeout: float
@@ -49,16 +92,16 @@ class Limits(NamedTuple):
 
 
 def limits(attempts: object, timeout: Seconds, adaptive: object) -> Limits:
-    """The options of `locks.update()`, checked."""
+    """Check the options of `locks.update()`."""
     if not isinstance(attempts, int) or isinstance(attempts, bool) or attempts < 1:
-        raise ConfigurationError(f"attempts must be a whole number from 1 on, not {shown(attempts)}.")
+        raise ConfigurationError(f"attempts must be a whole number of at least 1, not {shown(attempts)}.")
     if not isinstance(adaptive, bool):
         raise ConfigurationError(f"adaptive must be True or False, not {shown(adaptive)}.")
     return Limits(attempts, seconds(timeout, "timeout"), adaptive)
 
 
 def encoded(value: Value) -> bytes:
-    """A value as the server keeps it.
+    """Return a value as the server stores it.
 
     >>> encoded("ü"), encoded(7), encoded(0.5)
     (b'\\xc3\\xbc', b'7', b'0.5')
@@ -70,112 +113,87 @@ def encoded(value: Value) -> bytes:
     return str(value).encode()
 
 
-async def update(
-    client: BaseLocks[Any],
-    key: str,
-    change: Callable[[bytes | None], V | Awaitable[V]],
-    chosen: Limits,
-) -> V:
-    """What `change` made of the value, once it is written."""
-    client.ensure_open()
-    if not client.store.capabilities.values:
-        raise ConfigurationError(
-            f"{client!r} holds locks and no values, so there is nothing to update. This needs one server of Redis or "
-            "Valkey."
-        )
-    value: V = await _Update(client, lock_name(key), change, chosen).run()
-    return value
+class Update:
+    """One change under way. `lock` guards it while conflicts are frequent."""
 
-
-class _Update:
-    """One change under way; `conflicts` counts how often another came in between."""
-
-    def __init__(self, client: BaseLocks[Any], key: str, change: Any, chosen: Limits) -> None:
-        self._client = client
-        self._key = key
+    def __init__(self, lock: BaseLock[Any], key: str, change: Callable[[bytes | None], Any], chosen: Limits) -> None:
+        session = lock._session
+        session.ensure_open()
+        if not session.store.capabilities.values:
+            raise ConfigurationError(
+                f"{session.address} holds locks and no values, so there is nothing to update. Use a single Redis or "
+                "Valkey server."
+            )
+        self._session = session
+        self._lock = lock
+        self._key = lock_name(key)
         self._change = change
         self._chosen = chosen
-        self._give_up_at = client.runtime.now() + chosen.timeout
-        self._heat = _heat_of(client, key)
+        self._give_up_at = session.runtime.now() + chosen.timeout
+        self._contention = _contention_of(session, key)
         self._conflicts = 0
 
     async def run(self) -> Any:
-        runtime = self._client.runtime
+        """Return the result of `change` once it is written."""
+        runtime = self._session.runtime
         while True:
-            if self._chosen.adaptive and self._heat.locking:
-                written, value = await self._under_lock()
+            if self._chosen.adaptive and self._contention.locking:
+                written, value = await self._attempt_locked()
             else:
                 written, value = await self._attempt()
                 if written and not self._conflicts:
-                    self._heat.undisputed()
+                    self._contention.no_conflict()
             if written:
                 return value
             self._conflicts += 1
-            self._heat.disputed()
+            self._contention.conflict()
             left = self._give_up_at - runtime.now()
             if self._conflicts >= self._chosen.attempts or left <= 0:
-                raise self._conflict()
-            await runtime.sleep(min(left, optimism.pause(self._conflicts, runtime.random())))
+                raise self._conflict_error()
+            await runtime.sleep(min(left, conflict_pause(self._conflicts, runtime.random())))
 
     async def _attempt(self) -> tuple[bool, Any]:
-        """Read, change, write: whether nobody came in between, and what `change` made."""
-        draft = await retry(
-            self._client.runtime, lambda until: self._client.store.watch(self._key, until), self._client.store_timeout
+        """Read, change and write. Return whether there was no conflict, and the result of `change`."""
+        session = self._session
+        watched = await retry(
+            session.runtime, lambda until: session.store.watch(self._key, until), session.store_timeout
         )
         try:
-            made = self._change(draft.value)
-            value = await made if isinstance(made, Awaitable) else made
+            result = self._change(watched.value)
+            value = await result if isinstance(result, Awaitable) else result
             new = None if value is None else encoded(value)
         except BaseException:
-            draft.abandon()
+            watched.abandon()
             raise
-        return await self._write(draft, new), value
+        return await self._write(watched, new), value
 
-    async def _write(self, draft: WatchedValue, new: bytes | None) -> bool:
+    async def _write(self, watched: WatchedValue, new: bytes | None) -> bool:
         if new is None:
-            draft.abandon()
+            watched.abandon()
             return True
-        return await draft.commit(new, self._until())
+        return await watched.commit(new, self._session.runtime.now() + self._session.store_timeout)
 
-    def _until(self) -> float:
-        return self._client.runtime.now() + self._client.store_timeout
-
-    async def _under_lock(self) -> tuple[bool, Any]:
-        lock: Any = self._client._lock_class(self._client, f"update:{self._key}", ttl=LOCK_TTL)
-        lease: BaseLease | None = await lock._acquire(False, None)
+    async def _attempt_locked(self) -> tuple[bool, Any]:
+        lease: BaseLease | None = await self._lock._acquire(False, None)
         if lease is not None:
-            self._heat.undisputed()
+            self._contention.no_conflict()
         else:
-            self._heat.disputed()
-            lease = await lock._acquire(True, max(0.0, self._give_up_at - self._client.runtime.now()))
+            self._contention.conflict()
+            lease = await self._lock._acquire(True, max(0.0, self._give_up_at - self._session.runtime.now()))
         if lease is None:
-            raise self._conflict()
+            raise self._conflict_error()
         try:
             return await self._attempt()
         finally:
-            await _give_back(lease)
+            try:
+                await lease._release()
+            except LockError:
+                pass  # the change is decided by WATCH; the release continues in the background
 
-    def _conflict(self) -> UpdateConflict:
+    def _conflict_error(self) -> UpdateConflict:
         return UpdateConflict(
-            f"The value of {shown(self._key)} was changed by others under each of {self._conflicts} attempts, or their "
-            "lock stayed taken; nothing was written. Try again later, or give it more attempts or time.",
+            f"Other clients changed the value of {shown(self._key)} during each of {self._conflicts} attempts, or held "
+            "its lock; nothing was written. Try again later, or allow more attempts or time.",
             key=self._key,
             attempts=self._conflicts,
         )
-
-
-async def _give_back(lease: BaseLease) -> None:
-    try:
-        await lease._release()
-    except LockError:
-        pass  # the change is done or not, whatever becomes of the lock; the background goes on with it
-
-
-def _heat_of(client: BaseLocks[Any], key: str) -> optimism.Heat:
-    heats = _heats.setdefault(client, {})
-    heat = heats.get(key)
-    if heat is None:
-        if len(heats) >= MOST_HEATS:
-            heats.pop(next(iter(heats)), None)
-        heat = heats.setdefault(key, optimism.Heat())
-    return heat

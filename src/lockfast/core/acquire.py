@@ -1,23 +1,23 @@
-"""Acquire: ask, queue, wait, take the grant; leave nothing behind when it does not come to that.
+"""Acquire a lock from the store: send the claim, wait in the queue, return the grant, clean up if anything fails.
 
-    FREE ──ask──▶ ASKING ──granted──▶ HELD
-                  │  ▲ ▲
-         queued   │  │ └─ no answer: the same request again, until the deadline
-                  ▼  │
-                 QUEUED ──push, young enough──▶ HELD
-                  └─ timer, stale push, missed pushes: ask again
+    IDLE ──send──▶ SENT ──granted──▶ HELD
+                   │ ▲ ▲
+            queued │ │ └─ no answer: send again until the deadline
+                   ▼ │
+                 QUEUED ──notified, current attempt──▶ HELD
+                   └─ timer, stale or missed notification: send again
 
-Rules kept here:
+Rules:
 
-- A grant counts from when the request was sent that led to it. For a pushed grant that is the last request
-  answered "still queued", and the push must name that request's turn: an older push is stale.
-- A reply may be on its way for longer than the ttl, or meet a process that was stopped. Nobody is handed a grant that
-  has run out: the same request again tells whether it is still ours, and makes it last.
-- Unknown is a third answer. A request that got no reply is sent again, which changes nothing if it had been
-  executed; and "not acquired" is said only after trying to remove what it may have left.
-- Who waits asks again at least every third of its ttl: that keeps its place alive and its `asked_at` young.
-- Expiry is not an event. The waiter in front asks when the holder's ttl is over, those behind a little later
-  each, so that a crashed holder is noticed at once and a long queue does not come running together.
+- A grant is valid from the moment its request was sent. For a notified grant that is the last request answered
+  "queued", and the notification must carry the attempt number of that request; otherwise it is stale.
+- An answer may take longer than the ttl, or meet a stopped process. An expired grant is never returned: the claim is
+  sent again, which shows whether the grant still exists and extends it.
+- A request without an answer has an unknown outcome. Sending it again is harmless, and "not acquired" is returned only
+  after an attempt to remove the grant or ticket that it may have left.
+- A waiter refreshes its ticket at least every ttl/3, which also keeps `sent_at` recent.
+- Expiry sends no event. The first waiter sends its claim when the holder's ttl ends, each waiter behind it a little
+  later, so that a crashed holder is noticed at once without a thundering herd.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from lockfast.core import backoff
-from lockfast.core.deadline import Deadline
-from lockfast.core.release import give_back
-from lockfast.core.validity import valid_until, worth
+from lockfast.core.deadline import Deadline, useful, valid_until
+from lockfast.core.release import BUDGET, clean_up
+from lockfast.core.retry import backoff, retry
 from lockfast.errors import Outcome, StoreUnavailable
-from lockfast.ports import Mailbox, Runtime, Store
+from lockfast.events import Event, EventKind
+from lockfast.ports import Mailbox, Ports
 from lockfast.values import Claim, Enqueue, FirstNotification, Granted, Queued, Taken, shown
 
 if TYPE_CHECKING:
-    from lockfast.core.local_queue import SharedGrant
+    from lockfast.core.local_handoff import SharedGrant
 
 log = logging.getLogger("lockfast")
 
-LOOK_AGAIN = 1.0
-"""Seconds after which the waiter in front looks for itself: a push may be lost, and a lock that something
-else than lockfast took is freed without one. The waiter at place n looks every n+1 times that, which adds up
-to few requests however long the queue; it is told when it becomes the first."""
+POLL_AFTER = 1.0
+"""Seconds after which the first waiter polls: a notification may be lost, and other programs release without one. The
+waiter at position n polls every n+1 times that, which keeps the load of a long queue low."""
 
 EXPIRY_SLACK = 0.002
 EXPIRY_STAGGER = 0.004
@@ -49,9 +48,11 @@ EXPIRY_STAGGER = 0.004
 
 @final
 class Grant(NamedTuple):
-    """The lock is ours, as `ask` has it, up to `valid_until`; `asked_at` is the earliest moment it may have become so.
-    `last` is the last fence that the store reserved for it, if that is not `fence` itself; `tenancy` is what it is a
-    part of, if anything."""
+    """A granted claim. `sent_at` is the earliest moment at which the lock may have been granted.
+
+    `queued`: the claim waited in the store's queue. `last_fence` is the last fence that the store reserved, 0 if that
+    is `fence`. `shared_grant` is the store grant that this one is a part of, if threads or tasks share one.
+    """
 
     claim: Claim
     fence: int
@@ -59,203 +60,218 @@ class Grant(NamedTuple):
     valid_until: float
     acknowledged: int | None = None
     queued: bool = False
-    last: int = 0
+    last_fence: int = 0
     shared_grant: SharedGrant | None = None
 
 
-class Attempt:
-    """One acquisition. `_traces` is true while the store may hold a grant or a place of ours; `_askers` is where it is
-    noted that we ask, for as long as we do; `_spare` is how much of the ttl the holder has no use of; `_first` is what
-    came of a request without a place that was made before, until we have looked at it."""
+class Acquisition:
+    """One claim on its way through the store.
 
-    __slots__ = (
-        "_ask",
-        "_asked_at",
-        "_askers",
-        "_attempt",
-        "_blocking",
-        "_box",
-        "_deadline",
-        "_failures",
-        "_late_since",
-        "_runtime",
-        "_silent_since",
-        "_spare",
-        "_store",
-        "_ticket",
-        "_traces",
-    )
+    Invariant: `_traces` is True while the store may hold a grant or a ticket of the claim. `spare` is the part of the
+    ttl that the caller does not need.
+    """
 
-    def __init__(
-        self,
-        store: Store,
-        runtime: Runtime,
-        claim: Claim,
-        deadline: Deadline,
-        blocking: bool,
-        askers: dict[str, None] | None = None,
-        spare: float = 0.0,
-    ) -> None:
-        self._store = store
-        self._runtime = runtime
-        self._ask = claim
+    # The values of every new acquisition stand in the class, which makes construction cheap.
+    _mailbox: Mailbox | None = None
+    _ticket: int | None = None
+    _late_since: float | None = None
+    _attempt = _failures = 0
+    _sent_at = _silent_since = _started = 0.0
+    _traces = False
+
+    def __init__(self, ports: Ports, claim: Claim, deadline: Deadline, blocking: bool, spare: float = 0.0) -> None:
+        self._ports = ports
+        self._store, self._runtime, self._emit = ports
+        self._claim = claim
         self._deadline = deadline
         self._blocking = blocking
-        self._askers = askers
         self._spare = spare
-        self._box: Mailbox | None = None
-        self._ticket: int | None = None
-        self._attempt = 0
-        self._asked_at = 0.0
-        self._traces = False
-        self._late_since: float | None = None
-        self._failures = 0
-        self._silent_since = 0.0
 
     async def run(self) -> Grant | None:
-        """The grant; None when the lock stayed taken until the deadline (or at all, when not blocking)."""
-        store, runtime, claim, deadline = self._store, self._runtime, self._ask, self._deadline
-        if self._askers is not None:
-            self._askers[claim.holder] = None
+        """Return the grant; None if the lock stayed taken until the deadline, or at all if not blocking."""
+        store, runtime, claim, deadline = self._store, self._runtime, self._claim, self._deadline
+        if self._emit is not None:
+            self._started = runtime.now()
+            self._event(EventKind.CLAIM_SENT)
         try:
             while True:
-                if self._box is None and self._blocking and store.inbox_open:
+                if self._blocking and self._mailbox is None and store.inbox_open:
                     await self._open_mailbox()
                 sent_at = runtime.now()
                 self._attempt += 1
-                enqueue = None if self._box is None else Enqueue(self._box.address, self._attempt, self._ticket)
+                mailbox = self._mailbox
+                enqueue = None if mailbox is None else Enqueue(mailbox.address, self._attempt, self._ticket)
                 traces, self._traces = self._traces, True
                 try:
-                    answer = await store.acquire(claim, enqueue, deadline.attempt(sent_at, store))
+                    answer = await store.acquire(claim, enqueue, deadline.request_until(sent_at, store.grace))
                 except StoreUnavailable as error:
                     self._traces = traces or error.outcome is not Outcome.NOT_DONE
-                    await self._ask_again_after(error, sent_at)
+                    await self._pause_after(error, sent_at)
                     continue
-                self._asked_at = sent_at
+                self._sent_at = sent_at
                 self._failures = 0
                 if type(answer) is Granted:
                     grant = self._grant(answer.fence, answer.acknowledged)
                     if runtime.now() < grant.valid_until - self._spare:
                         return grant
-                    if self._ask_once_more():
+                    if self._send_once_more():
                         continue
                 elif type(answer) is Queued:
+                    if self._ticket is None:
+                        self._event(EventKind.QUEUED)
                     self._ticket = answer.ticket
-                    pushed = await self._wait_turn(answer)
-                    if pushed is not None:
-                        return pushed
+                    notified = await self._wait_for_notification(answer)
+                    if notified is not None:
+                        return notified
                 else:
                     self._traces = traces
-                listening = self._is_over() or type(answer) is not Taken or await self._open_mailbox()
-                if not listening or self._is_over():
-                    await self._abandon(inline=True)
+                can_wait = self._is_over() or type(answer) is not Taken or await self._open_mailbox()
+                if not can_wait or self._is_over():
+                    await self._clean_up(inline=True)
+                    self._event(EventKind.TIMED_OUT)
                     return None
         except GeneratorExit:
-            raise  # the coroutine is being destroyed: no await is possible any more
+            raise  # the coroutine is being destroyed: it cannot await any more
         except BaseException as error:  # cancelled and interrupted included: nothing may be left behind
-            await self._abandon(inline=not isinstance(error, StoreUnavailable))
+            await self._clean_up(inline=not isinstance(error, StoreUnavailable))
+            if isinstance(error, StoreUnavailable):
+                self._event(EventKind.UNAVAILABLE, detail=str(error))
             raise
         finally:
-            if self._askers is not None:
-                del self._askers[claim.holder]
-            if self._box is not None:
-                self._box.close()
+            if self._mailbox is not None:
+                self._mailbox.close()
+
+    def _event(self, kind: EventKind, fence: int | None = None, detail: str = "") -> None:
+        if self._emit is not None:
+            self._emit(Event(kind, self._claim.name, self._runtime.now() - self._started, fence, detail))
 
     def _is_over(self) -> bool:
         return not self._blocking or self._deadline.passed(self._runtime.now())
 
     def _grant(self, fence: int, acknowledged: int | None = None) -> Grant:
-        claim, sent_at = self._ask, self._asked_at
+        claim, sent_at = self._claim, self._sent_at
+        if self._emit is not None:
+            self._event(EventKind.GRANTED, fence)
         until = valid_until(sent_at, claim.ttl)
+        # All fields of a NamedTuple through tuple.__new__: half the cost of its own constructor.
         return tuple.__new__(Grant, (claim, fence, sent_at, until, acknowledged, self._ticket is not None, 0, None))
 
-    def _ask_once_more(self) -> bool:
-        """Whether to ask at once, time or no time, since a grant ran out on its way; or report it when all do."""
+    def _send_once_more(self) -> bool:
+        """Whether to send again at once because a grant expired before its answer arrived; raise if all do."""
         now = self._runtime.now()
         if self._late_since is None:
             self._late_since = now
             return True
-        if not self._deadline.passed(now) and self._deadline.out_of_patience(now, self._late_since):
+        if not self._deadline.passed(now) and self._deadline.gives_up(now, self._late_since):
             raise StoreUnavailable(
-                f"Each answer of the store took longer than the lock's ttl of {self._ask.ttl:g} s, so every grant had "
-                "run out when it came. Nothing is left behind. Give the lock a longer ttl, or see why the store is "
-                "slow.",
+                f"Every answer of the store took longer than the lock's ttl of {self._claim.ttl:g} s, so each grant "
+                "had expired on arrival. The lock was not acquired and nothing is left behind. Use a longer ttl, or "
+                "find out why the store is slow.",
                 outcome=Outcome.UNKNOWN,
             )
         return False
 
-    async def _ask_again_after(self, error: StoreUnavailable, sent_at: float) -> None:
-        """Pause, when a request of that moment got no answer; or report it when the deadline allows no other."""
+    async def _pause_after(self, error: StoreUnavailable, sent_at: float) -> None:
+        """After a request without an answer: pause, or raise if the deadline allows no other request."""
         if not self._failures:
             self._silent_since = sent_at
         self._failures += 1
-        await self._endure(error, self._silent_since, self._failures)
+        await self._pause_or_raise(error, self._silent_since, self._failures)
 
     async def _open_mailbox(self) -> bool:
-        """Listen before asking for a place: a grant pushed to nobody would go to the next one. False when the caller's
-        time is up first; if the store has answered before, its last word stands: the lock is taken."""
-        if self._box is None:
-            self._box = self._store.mailbox(self._ask.holder)
+        """Subscribe before enqueueing: a notification that nobody receives would go to the next waiter.
+
+        False if the deadline passed first, and then the store's last answer stands: the lock is taken.
+        """
+        if self._mailbox is None:
+            self._mailbox = self._store.mailbox(self._claim.holder)
         silent_since = self._runtime.now()
         failures = 0
         while True:
             try:
-                await self._box.open(self._deadline.attempt(self._runtime.now(), self._store))
+                await self._mailbox.open(self._deadline.request_until(self._runtime.now(), self._store.grace))
                 return True
             except StoreUnavailable as error:
                 if self._attempt and self._deadline.passed(self._runtime.now()):
-                    log.warning("The lock %s is taken, and could not be waited for: %s", shown(self._ask.name), error)
+                    log.warning("Lock %s is taken, and waiting for it failed: %s", shown(self._claim.name), error)
                     return False
                 failures += 1
-                await self._endure(error, silent_since, failures)
+                await self._pause_or_raise(error, silent_since, failures)
 
-    async def _endure(self, error: StoreUnavailable, silent_since: float, failures: int) -> None:
-        """Leave a failing store alone for a moment, or report it when the caller's time is up."""
+    async def _pause_or_raise(self, error: StoreUnavailable, silent_since: float, failures: int) -> None:
         now = self._runtime.now()
-        if self._deadline.out_of_patience(now, silent_since):
-            # Who does not wait gets a second try all the same: a connection may have died while it lay idle.
+        if self._deadline.gives_up(now, silent_since):
+            # A caller that does not wait still gets a second attempt: an idle connection may have died unnoticed.
             if self._blocking or failures > 1 or now - silent_since > self._store.grace / 2:
                 raise error
             return
-        pause = backoff.pause(failures, self._runtime.random())
+        pause = backoff(failures, self._runtime.random())
         await self._runtime.sleep(self._deadline.earliest(now + pause) - now)
 
-    async def _wait_turn(self, answer: Queued) -> Grant | None:
-        """Wait for the push that answers our last request; None when it is time to ask again."""
-        if self._box is None:
+    async def _wait_for_notification(self, answer: Queued) -> Grant | None:
+        """Wait for the notification that answers the last request; None when it is time to send again."""
+        if self._mailbox is None:
             return None
         try:
-            push = await self._box.wait(self._deadline.earliest(self._next_look(answer)))
-            while isinstance(push, FirstNotification):
-                if push.attempt == self._attempt:
-                    answer = Queued(answer.ticket, 0, push.ttl_left)
-                push = await self._box.wait(self._deadline.earliest(self._next_look(answer)))
+            notification = await self._mailbox.wait(self._deadline.earliest(self._poll_at(answer)))
+            while isinstance(notification, FirstNotification):
+                if notification.attempt == self._attempt:
+                    answer = Queued(answer.ticket, 0, notification.ttl_left)
+                notification = await self._mailbox.wait(self._deadline.earliest(self._poll_at(answer)))
         except StoreUnavailable:
-            # The next request tells whether the store is back, and bears the limits; but a store that
-            # answers requests and refuses mailboxes must not be asked without a pause.
+            # The next request shows whether the store is back. The pause protects a store that answers requests and
+            # refuses subscriptions.
             now = self._runtime.now()
-            await self._runtime.sleep(self._deadline.earliest(now + LOOK_AGAIN / 4) - now)
+            await self._runtime.sleep(self._deadline.earliest(now + POLL_AFTER / 4) - now)
             return None
-        if push is None or push.attempt != self._attempt:
+        if notification is None or notification.attempt != self._attempt:
             return None
         if self._store.capabilities.replica_acks:
-            return None  # no replica is known to have it: the answer to a request implies that
-        grant = self._grant(push.fence)
-        if not worth(grant.valid_until - self._runtime.now(), self._ask.ttl):
-            return None  # the push lay about too long: confirm it with a request
-        return grant
+            return None  # only the answer to a request shows that replicas have the grant
+        if not useful(valid_until(self._sent_at, self._claim.ttl) - self._runtime.now(), self._claim.ttl):
+            return None  # the notification is old: confirm it with a request
+        return self._grant(notification.fence)
 
-    def _next_look(self, answer: Queued) -> float:
-        """When to ask again if nothing is pushed."""
+    def _poll_at(self, answer: Queued) -> float:
+        """When to send the claim again if no notification arrives."""
         now = self._runtime.now()
-        moment = min(self._asked_at + self._ask.ttl / 3, now + LOOK_AGAIN * (1 + answer.position))
+        moment = min(self._sent_at + self._claim.ttl / 3, now + POLL_AFTER * (1 + answer.position))
         if answer.ttl_left is not None:
             moment = min(moment, now + answer.ttl_left + EXPIRY_SLACK + EXPIRY_STAGGER * answer.position)
         return moment
 
-    async def _abandon(self, *, inline: bool) -> None:
-        """Remove what the store may hold of us. A store that just failed us is left to the background."""
-        if not self._traces:
-            return
-        self._traces = False
-        await give_back(self._store, self._runtime, self._ask.name, self._ask.holder, self._ask.ttl, inline)
+    async def _clean_up(self, *, inline: bool) -> None:
+        """Remove the grant or ticket that the store may hold; in the background if the store has just failed."""
+        if self._traces:
+            self._traces = False
+            await clean_up(self._ports, self._claim.name, self._claim.holder, self._claim.ttl, inline=inline)
+
+
+async def adopt(ports: Ports, claim: Claim, old_holder: str) -> Grant | None:
+    """Become the holder in place of `old_holder`, which exported its lease; None if it lost the lock.
+
+    The rules are those of an acquisition: validity starts when the request is sent, an expired grant is requested
+    again, and after a failure the grant that the store may hold is removed.
+    """
+
+    async def attempt(until: float) -> Grant | None:
+        sent_at = ports.runtime.now()
+        granted = await ports.store.adopt(claim, old_holder, until)
+        if granted is None:
+            return None
+        grant = Grant(claim, granted.fence, sent_at, valid_until(sent_at, claim.ttl), granted.acknowledged)
+        if ports.runtime.now() >= grant.valid_until:
+            raise StoreUnavailable(
+                f"The store's answer took longer than the ttl of {claim.ttl:g} s, so the adopted lease had expired on "
+                "arrival. Use a longer ttl, or find out why the store is slow.",
+                outcome=Outcome.UNKNOWN,
+            )
+        return grant
+
+    try:
+        return await retry(ports.runtime, attempt, BUDGET)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        await clean_up(ports, claim.name, claim.holder, claim.ttl, inline=True)
+        raise

@@ -1,56 +1,96 @@
-"""Work that must not hold up who causes it: done in the background, in order, by a bounded number of workers."""
+"""Work that must not delay the caller: a bounded pool of background tasks, and work that runs exactly once."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
 
-from lockfast.ports import Runtime
+from lockfast.ports import Runtime, Waker, Work
 
 log = logging.getLogger("lockfast")
 
-Errand = Callable[[], Coroutine[Any, Any, None]]
-
 
 class BackgroundTasks:
-    """Invariant: while something waits in `_waiting`, at least one worker is under way; unless none could be started,
-    and then the next errand tries again."""
+    """Runs tasks in the background, at most `workers` at a time.
+
+    Invariant: while a task is in `_pending`, at least one worker runs. If no worker could be started, the next `add()`
+    tries again.
+    """
 
     def __init__(self, runtime: Runtime, name: str, workers: int) -> None:
         self._runtime = runtime
         self._name = name
         self._most = workers
         self._mutex = runtime.mutex()
-        self._waiting: deque[Errand] = deque()
+        self._pending: deque[Work] = deque()
         self._workers = 0
 
-    def add(self, errand: Errand) -> None:
+    def add(self, task: Work) -> None:
         with self._mutex:
-            self._waiting.append(errand)
+            self._pending.append(task)
             if self._workers >= self._most:
                 return
             self._workers += 1
-        self._start()
-
-    def _start(self) -> None:
         if not self._runtime.spawn(self._work, self._name):
             with self._mutex:
-                self._workers -= 1  # what waits is done by whoever is started next
+                self._workers -= 1
 
     async def _work(self) -> None:
         while True:
             with self._mutex:
-                if not self._waiting:
+                if not self._pending:
                     self._workers -= 1
                     return
-                errand = self._waiting.popleft()
+                task = self._pending.popleft()
             try:
-                await errand()
+                await task()
             except Exception:
-                log.exception("Background work of lockfast failed: %s", self._name)
+                log.exception("A background task of lockfast failed: %s", self._name)
             except BaseException:
                 with self._mutex:
-                    self._workers -= 1  # this worker's own end: the event loop shuts down, or the process does
+                    self._workers -= 1  # the event loop or the process is shutting down
                 raise
+
+
+class SingleFlight:
+    """Work that runs once to its end, however many callers request it and even if one of them is cancelled.
+
+    Invariant: at most one caller runs the work; the others wait for its end. Interrupted work is started again by the
+    next caller.
+    """
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self._runtime = runtime
+        self._name = name
+        self._mutex = runtime.mutex()
+        self._started = False
+        self._ended = False
+        self._waiting: list[Waker] = []
+
+    async def run(self, work: Work, patience: float) -> None:
+        """Return when the work has ended or `patience` seconds have passed."""
+        waker = None
+        with self._mutex:
+            if self._started:
+                if self._ended:
+                    return
+                waker = self._runtime.waker()
+                self._waiting.append(waker)
+            self._started = True
+        if waker is None:
+            await self._runtime.finish(lambda: self._run(work), self._name, patience)
+        else:
+            await waker.wait(self._runtime.now() + patience)
+
+    async def _run(self, work: Work) -> None:
+        try:
+            await work()
+            self._ended = True
+        except BaseException:
+            self._started = False
+            raise
+        finally:
+            with self._mutex:
+                waiting, self._waiting = self._waiting, []
+            for waker in waiting:
+                waker.wake()

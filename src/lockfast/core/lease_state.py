@@ -1,32 +1,34 @@
-"""One lease as its holder sees it: a small state machine, and the local deadline.
+"""The state of one lease as its holder sees it, and its local deadline.
 
-    state      may become               by
-    HELD       AT_RISK                  a renewal failed
-    HELD       LOST, RELEASED           found not ours or time ran out; given back
-    AT_RISK    HELD                     a renewal got through
-    AT_RISK    LOST, RELEASED
-    LOST       —
-    RELEASED   —
+    state      can become                because
+    HELD       AT_RISK                   a renewal failed
+    HELD       LOST, RELEASED            the store lost it or its time ran out; the holder released it
+    AT_RISK    HELD                      a renewal succeeded
+    AT_RISK    LOST, RELEASED            as for HELD
+    LOST       -
+    RELEASED   -
 
-One begins as released, since nothing is held; what is granted to it, once, makes it held.
+A state starts as RELEASED; `begin()` moves it to HELD, once.
 
-Rules kept here: a move that the table does not have is not made; the clock alone suffices to lose a lease, so
-`check` is right in the very instant a stopped process runs again; each change that is not the holder's own doing is
-told once.
+Rules: a transition that the table lacks does not happen. The local clock alone can lose a lease, so `check()` is right
+in the instant in which a stopped process runs again. Each transition that the holder did not cause is reported once.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
 
-from lockfast.core.acquire import Grant
-from lockfast.core.validity import valid_until
+from lockfast.core.deadline import valid_until
 from lockfast.ports import Runtime
+
+if TYPE_CHECKING:
+    from lockfast.core.acquire import Grant
 
 
 class State(enum.Enum):
-    """What a lease is worth.
+    """The state of a lease.
 
     >>> State.HELD.value
     'held'
@@ -37,13 +39,13 @@ class State(enum.Enum):
     LOST = "lost"
     RELEASED = "released"
 
-    __hash__ = object.__hash__  # an enum's own is computed in Python, and a lease asks often
+    __hash__ = object.__hash__  # the hash of Enum is computed in Python, and every lease uses it
 
 
 HELD, AT_RISK, LOST, RELEASED = State
-"""By names of their own, since Python looks up a member of an enum slowly, and a lease asks often."""
+"""Module globals, because looking up a member of an enum is slow."""
 ALIVE = frozenset({HELD, AT_RISK})
-MOVES = {
+TRANSITIONS = {
     HELD: frozenset({AT_RISK, LOST, RELEASED}),
     AT_RISK: frozenset({HELD, LOST, RELEASED}),
     LOST: frozenset[State](),
@@ -52,116 +54,87 @@ MOVES = {
 
 
 class LeaseState:
-    """Invariant: while the state is alive and the clock is before `valid_until`, the store has our grant.
+    """Invariant: while the state is alive and the clock is before `valid_until`, the store has the grant.
 
-    `settled` is true once the store holds nothing of ours as far as we know, so a release need not ask again.
-    `caller` is the thread or task that got it.
+    `cleared` is True once the store holds nothing of this claim as far as known, so a release need not send a request.
+    `caller` is the thread or task that acquired it. `last_fence` is the last fence that the grant reserved.
     """
 
-    __slots__ = (
-        "_max_hold",
-        "_mutex",
-        "acknowledged",
-        "caller",
-        "ends_at",
-        "fence",
-        "holder",
-        "last_fence",
-        "name",
-        "next_renewal",
-        "on_change",
-        "owner",
-        "reason",
-        "reasserted",
-        "renewing",
-        "settled",
-        "state",
-        "ttl",
-        "valid_until",
-    )
+    # The values of every new state stand in the class, which makes construction cheap.
+    name = holder = owner = reason = ""
+    fence = last_fence = reasserted = 0
+    ttl = sent_at = valid_until = next_renewal = 0.0
+    acknowledged: int | None = None
+    ends_at: float | None = None
+    state = RELEASED
+    cleared = True
+    on_change: Callable[[State], None] | None = None
 
-    # Set by `begin`, and not before: until then nobody uses a holding.
-    name: str
-    holder: str
-    owner: str
-    fence: int
-    last_fence: int
-    ttl: float
-    valid_until: float
-    next_renewal: float
-    acknowledged: int | None
-
-    def __init__(self, runtime: Runtime, renewing: bool, max_hold: float | None) -> None:
-        """Of nothing yet: it is made before a grant is asked for, so that `begin` is soon done."""
+    def __init__(self, runtime: Runtime, renews: bool, max_hold: float | None) -> None:
+        """Construct it before the claim is sent: every step after the answer delays the caller."""
         self._mutex = runtime.mutex()
         self._max_hold = max_hold
-        self.renewing = renewing
-        self.reason = ""
-        self.reasserted = 0
-        self.ends_at: float | None = None
-        self.state = RELEASED
-        self.settled = True
+        self.renews = renews
         self.caller: Hashable = runtime.caller()
-        self.on_change: Callable[[State], None] | None = None
 
     def begin(self, grant: Grant, on_change: Callable[[State], None] | None = None) -> None:
-        """The store granted it. Called once, before anybody else knows of this holding."""
+        """Start the lease of `grant`. Called once, before another thread sees this object."""
         claim, self.fence, sent_at, until, self.acknowledged, _, last, _ = grant
         self.name, self.holder, self.ttl, self.owner, _, _ = claim
         self.last_fence = last or self.fence
+        self.sent_at = sent_at
         self.valid_until = until
         if self._max_hold is not None:
             self.ends_at = sent_at + self._max_hold
             self.valid_until = min(until, self.ends_at)
         self.next_renewal = sent_at + self.ttl / 3
         self.on_change = on_change
-        self.settled = False
+        self.cleared = False
         self.state = HELD
 
-    def _move(self, state: State, reason: str = "", *, settled: bool = False) -> bool:
+    def _move(self, state: State, reason: str = "", *, cleared: bool = False) -> bool:
         with self._mutex:
-            if state not in MOVES[self.state]:
+            if state not in TRANSITIONS[self.state]:
                 return False
-            self.settled = self.settled or settled  # before anybody sees the state or is told of it
+            self.cleared = self.cleared or cleared  # before another thread sees the state
             self.state = state
             self.reason = reason
-            tell = self.on_change
+            callback = self.on_change
             if state is LOST:
-                self.on_change = None  # the last change: let go of the lease, so that nothing is left to collect
-        if tell is not None:
-            tell(state)
+                self.on_change = None  # the last change: break the reference cycle with the lease
+        if callback is not None:
+            callback(state)
         return True
 
     def check(self, now: float) -> State:
-        """The state at `now`, by the local clock alone."""
+        """Return the state at `now`, by the local clock alone."""
         if now >= self.valid_until and self.state in ALIVE:
             if self.ends_at is not None and now >= self.ends_at:
-                self._move(LOST, "its longest hold (max_hold) is over")
-            elif self.renewing:
-                self._move(LOST, "its time ran out before a renewal got through")
+                self._move(LOST, "max_hold, the longest time it may be held, is over")
+            elif self.renews:
+                self._move(LOST, "its time ran out before a renewal succeeded")
             else:
                 self._move(LOST, "its ttl ran out and it is not renewed (renew=False)")
         return self.state
 
     def renewal_ttl(self, now: float) -> float | None:
-        """The ttl to ask for now; None when the longest hold allows no more."""
+        """Return the ttl to request now; None if `max_hold` allows no more."""
         if self.ends_at is None:
             return self.ttl
         left = self.ends_at - now
-        # The last stretch is asked for in full: the store may free the lock a little late, never early.
+        # The last stretch is requested in full: the store may free the lock a little late, never early.
         return None if self.valid_until >= self.ends_at or left <= 0 else min(self.ttl, left * 1.01 + 0.01)
 
     def change_ttl(self, now: float, ttl: float) -> None:
-        """From now on renew by another ttl. What was granted already stays: stores never shorten."""
+        """Use another ttl for renewals from now on. Stores never shorten the current grant."""
         self.ttl = ttl
         self.next_renewal = min(self.next_renewal, now + ttl / 3)
 
     def renewed(self, sent_at: float, ttl: float) -> None:
-        """The store prolonged the grant by a request sent at `asked_at`."""
+        """The store extended the grant by a request sent at `sent_at`."""
         until = valid_until(sent_at, ttl)
         with self._mutex:
-            # A renewal that comes back after the deadline passed must not bring the lease back: its holder
-            # may have been told already that it is lost.
+            # A renewal that is answered after the deadline must not revive the lease: the holder may know of the loss.
             if self.state not in ALIVE:
                 return
             self.valid_until = max(self.valid_until, until if self.ends_at is None else min(until, self.ends_at))
@@ -170,32 +143,32 @@ class LeaseState:
             self._move(HELD)
 
     def reassert(self, sent_at: float, ttl: float) -> bool:
-        """The store had forgotten the grant, and has it again by a request sent at `asked_at`; False when the lease
-        had ended by then."""
+        """The store had lost the grant and restored it. False if the lease ended in the meantime."""
         self.renewed(sent_at, ttl)
         if self.state not in ALIVE:
             return False
         self.reasserted += 1
         return True
 
-    def failing(self, retry_at: float) -> None:
-        """A renewal got no answer; try again at `retry_at`."""
+    def renewal_failed(self, retry_at: float) -> None:
         self.next_renewal = retry_at
         if self.state is HELD:
             self._move(AT_RISK, "the last renewal got no answer")
 
-    def refused(self, reason: str) -> None:
-        """The store says that the grant is not ours."""
-        self._move(LOST, reason, settled=True)
+    def lose(self, reason: str) -> None:
+        """The store reports that another holder, or nobody, has the lock."""
+        self._move(LOST, reason, cleared=True)
 
-    def give_back(self, *, to_another: bool = False) -> bool:
-        """The holder is done with it; True when it was alive until now. Its doing, so nobody is told. `to_another`: who
-        has it from now on has it under the same holder id, so this side is never to ask the store to free it."""
+    def release(self, *, handed_off: bool = False) -> bool:
+        """The holder ends the lease; True if it was alive. This is not reported to callbacks.
+
+        `handed_off`: the next holder uses the same holder id, so this side must never ask the store to free it.
+        """
         with self._mutex:
             if self.state not in ALIVE:
                 return False
-            if to_another:
-                self.settled = True  # before anybody sees the state
+            if handed_off:
+                self.cleared = True  # before another thread sees the state
             self.state = RELEASED
-            self.on_change = None  # let go of the lease, so that nothing is left to collect
+            self.on_change = None  # break the reference cycle with the lease
             return True

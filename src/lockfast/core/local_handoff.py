@@ -1,149 +1,450 @@
-"""Passing on: threads or tasks of one connection hand a lock to one another without asking the store.
+"""Local hand-off: threads or tasks of one connection pass a lock to each other without a round trip.
 
-What the store grants is then a *tenancy*: one holder id, a block of fences, and a little more ttl than a lease has. Its
-leases follow one another: whoever gives one back hands the tenancy to the first who waits in the same *room*, which is
+For that the store grants a *shared grant*: one holder id, a block of fences, and a little more ttl than a lease has.
+Its leases follow one another: a release hands the shared grant to the first waiter of the same *local queue*, which is
 one name on one connection.
 
-    in the room                                        who comes now
-    nobody asks or holds                               asks the store for a lease
-    one asks or holds, with a lease of its own         asks the store for a tenancy
-    one asks for a tenancy, or has one to pass on      takes a seat
+    state of the local queue                                a new acquisition
+    nobody claims or holds the lock                         claims a lease of its own
+    somebody claims or holds a lease of its own             claims a shared grant
+    somebody claims a shared grant, or can hand one off     waits in the local queue
 
-Rules kept here:
+Rules:
 
-- A tenancy is passed on for `SPAN` seconds from when it was granted. Then it is given back to the store, which hands
-  the lock to whoever waits there: nobody who waits elsewhere is kept out for longer than that and the last hold.
-- A passed lease is worth what a fresh one is: `EXTRA` is asked for on top of the ttl. Only leases of equal ttl follow
-  one another, so that a crash never blocks the others for longer than the crashed one's own ttl and that.
-- Each lease has a fence of its own, greater than the one before and less than that of any later grant.
-- Seats are served first come, first served. Who waits in one for its patience and is not passed the lock goes to the
-  store for a place of its own. Of those that waited in the store, one within two spans is passed on: however many
-  places a room has there, who waits behind them waits for no more than twice as long as for their holds alone, and one
-  span.
-- What is lost is not passed on, and neither is what is at risk: who waits then asks the store.
-- Without others of its own room, an acquisition asks the store just as it would without passing.
+- A shared grant is handed off for `SPAN` seconds after it was granted. Then it is released to the store, so a remote
+  waiter waits at most for that span and the last hold.
+- A handed-off lease is worth as much as a fresh one, because `EXTRA` is requested on top of the ttl. Only leases with
+  the same ttl follow one another, so a crash never blocks others for longer than that ttl and `EXTRA`.
+- Each lease has its own fence, greater than the one before and less than that of any later grant.
+- Local waiters are served first come, first served. A waiter that is not served within its patience claims the lock
+  from the store itself.
+- Of the shared grants that waited in the store's queue, only the first within two spans is handed off. So however many
+  tickets a process has there, a remote waiter waits at most twice the local hold time plus one span.
+- A lost lease, or one at risk, is not handed off: the next waiter claims the lock from the store.
+
+Threads run concurrently, so each change of a local queue happens under its mutex, and wakers are called outside of it.
+The two fields outside the mutex, `claiming` and `last_lease`, only decide which path is likely to be cheaper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
+import math
+from collections import deque
+from typing import NamedTuple, final
 
-from lockfast.core.acquire import Attempt, Grant
-from lockfast.core.deadline import Deadline
-from lockfast.core.local_queue import SPAN, ClaimTerms, Lead, LocalQueue, LocalWaiter, SharedGrant
-from lockfast.core.release import give_back
-from lockfast.core.validity import DRIFT, worth
-from lockfast.ports import Runtime, Store
+from lockfast.core.acquire import Acquisition, Grant
+from lockfast.core.deadline import DRIFT, Deadline, useful, valid_until
+from lockfast.core.lease_state import ALIVE, HELD, LeaseState
+from lockfast.core.release import clean_up
+from lockfast.errors import closed_error
+from lockfast.events import Event, EventKind
+from lockfast.ports import Ports, Runtime
 from lockfast.values import Claim
 
+SPAN = 0.05
+"""Seconds for which a shared grant is handed off."""
 EXTRA = SPAN / (1 - DRIFT) + 0.0005
-"""Seconds of ttl asked for on top, so that the last lease of the span is worth as much as the first."""
+"""Seconds of ttl requested on top, so that the last lease of the span is worth as much as the first."""
+PATIENCE = 0.1
+LONG_PATIENCE = 1.0
+"""Seconds that a local waiter waits before it claims the lock itself; the longer if waiters were served recently."""
+FEWEST_FENCES = 16
+MOST_FENCES = 8_192
+"""A block has about twice the fences that the last shared grant used. A fence is a microsecond of the store's clock, so
+blocks must not run ahead of it by more than a restart of the store takes: a store that lost the last fence continues
+from its clock."""
 
 
-def acquire(
-    local_queue: LocalQueue | None,
-    store: Store,
-    runtime: Runtime,
-    terms: ClaimTerms,
-    deadline: Deadline,
-    blocking: bool,
-) -> Coroutine[Any, Any, Grant | None]:
-    """A grant, passed on or of the store; None when there was none until the deadline. Without a room, nothing is
-    passed on. With what `begun` gave, it goes on from there. To be awaited at once: it may have a seat already."""
-    askers = None
-    if local_queue is not None:
-        askers = local_queue.askers
-        begun = local_queue.enter(runtime, terms) if blocking else None
-        if type(begun) is LocalWaiter:
-            return _sit(local_queue, store, runtime, begun, deadline)
-        if type(begun) is Lead:
-            return _ask_for_tenancy(local_queue, store, runtime, terms, deadline, begun)
-    name, ttl, owner = terms
-    claim = tuple.__new__(Claim, (name, runtime.new_holder_id(), ttl, owner, 1, 0))
-    return Attempt(store, runtime, claim, deadline, blocking, askers).run()
+MOST_IDLE = 1000
+"""Idle local queues that a connection keeps: they remember how many fences were useful."""
 
 
-async def _ask_for_tenancy(
-    local_queue: LocalQueue, store: Store, runtime: Runtime, terms: ClaimTerms, deadline: Deadline, lead: Lead
+class ClaimTerms(NamedTuple):
+    """A claim without a holder id: a local waiter that is handed the lock never needs one."""
+
+    name: str
+    ttl: float
+    owner: str
+
+
+@final
+class SharedClaim(NamedTuple):
+    """Permission to claim a shared grant from the store, under this holder id and with that many fences."""
+
+    holder: str
+    fences: int
+
+
+@final
+class LocalWaiter:
+    """One waiter of a local queue; `grant` is set between the hand-off and the moment it is taken up."""
+
+    __slots__ = ("grant", "patient_until", "started", "terms", "waker")
+
+    def __init__(self, runtime: Runtime, terms: ClaimTerms, now: float, patience: float) -> None:
+        self.terms = terms
+        self.started = now
+        self.patient_until = now + patience
+        self.grant: Grant | None = None
+        self.waker = runtime.waker()
+
+
+class SharedGrant:
+    """One grant of the store, for several leases in a row.
+
+    Invariants: the fences above `_used` up to `_last` are unused; at most one lease is alive; `receiver` is the waiter
+    that was handed the lock and has not taken it up yet.
+    """
+
+    def __init__(self, queue: LocalQueue, claim: Claim, grant: Grant, fences: int, now: float) -> None:
+        self.queue = queue
+        self.claim = claim
+        self.receiver: LocalWaiter | None = None
+        self.span_ends = now + SPAN
+        self.handoffs = 0
+        self._granted_at = now
+        self._acknowledged = grant.acknowledged
+        self._age = now - grant.sent_at
+        self._lasts = valid_until(0.0, claim.ttl)
+        self._until = grant.valid_until
+        self._last = grant.fence
+        self._used = grant.fence - fences + 1
+
+    def first(self, grant: Grant) -> Grant:
+        """The grant for the acquisition that claimed it."""
+        until = grant.sent_at + self._lasts
+        return grant._replace(
+            claim=self.claim, fence=self._used, valid_until=until, last_fence=self._last, shared_grant=self
+        )
+
+    @property
+    def had_span(self) -> bool:
+        """Whether it was ever allowed to be handed off."""
+        return self.span_ends > self._granted_at
+
+    @property
+    def used_up(self) -> bool:
+        """Whether more fences might have been useful."""
+        return self._used == self._last
+
+    def can_hand_off(self, now: float) -> bool:
+        return now < self.span_ends and self._used < self._last
+
+    def next(self, waiter: LocalWaiter, now: float) -> Grant:
+        """The grant for `waiter`: as recent now as the first one was when the store granted it."""
+        used = self._used = self._used + 1
+        self.handoffs += 1
+        claim, owner, sent_at = self.claim, waiter.terms.owner, now - self._age
+        until = min(sent_at + self._lasts, self._until)
+        if owner != claim.owner:
+            claim = claim._replace(owner=owner)
+        return tuple.__new__(Grant, (claim, used, sent_at, until, self._acknowledged, False, self._last, self))
+
+    def end(self) -> None:
+        """It is about to be released, or is lost or exported: it cannot be handed off any more."""
+        self.queue.end_shared(self)
+
+
+class LocalQueue:
+    """The local waiters of one name on one connection.
+
+    Invariants: a waiter in `_waiters` has no grant; a closed queue has no waiters; while somebody waits and nobody
+    claims a shared grant, the first waiter was woken or its patience ends.
+
+    `_shared_claims` maps the holder ids of shared claims under way to whether they ask for few fences because they must
+    not be handed off. `claiming` has the holder ids of individual claims under way, and `last_lease` is the lease that
+    was granted last: an acquisition that meets any of them is not alone.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._mutex = runtime.mutex()
+        self._waiters: deque[LocalWaiter] = deque()
+        self._shared_claims: dict[str, bool] = {}
+        self._shared: SharedGrant | None = None
+        self._span_began = -math.inf
+        self._no_handoff_until = -math.inf
+        self._fences = FEWEST_FENCES
+        self._productive = False  # whether the last shared grant was handed off at all
+        self.claiming: dict[str, None] = {}
+        self.closed = False
+        self._retired = False
+        self.last_lease: LeaseState | None = None
+
+    def enter(self, runtime: Runtime, terms: ClaimTerms) -> LocalWaiter | SharedClaim | None:
+        """Join the queue or get permission for a shared claim; None if the acquisition is alone."""
+        if not (self.claiming or self._shared_claims or self._shared or self._productive):
+            last = self.last_lease
+            if last is None or last.state not in ALIVE:
+                return None  # as nearly always
+        now = runtime.now()
+        with self._mutex:
+            if self.closed:
+                raise closed_error()
+            if self._retired:
+                return None  # a queue that `close()` does not see must not have waiters
+            if not self._waiters and not self._may_hand_off(now):
+                return self._shared_claim(runtime, now)
+            waiter = LocalWaiter(runtime, terms, now, LONG_PATIENCE if self._serves else PATIENCE)
+            self._waiters.append(waiter)
+            return waiter
+
+    @property
+    def _serves(self) -> bool:
+        """Whether local waiters were served recently."""
+        return self._productive or (self._shared is not None and self._shared.handoffs > 0)
+
+    def _may_hand_off(self, now: float) -> bool:
+        return bool(self._shared_claims) or (self._shared is not None and self._shared.can_hand_off(now))
+
+    def _shared_claim(self, runtime: Runtime, now: float) -> SharedClaim:
+        no_handoff = now < self._no_handoff_until
+        few = bool(self._shared_claims) or no_handoff
+        claim = SharedClaim(runtime.new_holder_id(), FEWEST_FENCES if few else self._fences)
+        self._shared_claims[claim.holder] = no_handoff
+        return claim
+
+    def poll(self, runtime: Runtime, waiter: LocalWaiter, now: float) -> Grant | SharedClaim | None:
+        """After a wake-up or a timer: a grant, permission for a shared claim, or None to keep waiting."""
+        with self._mutex:
+            if self.closed:
+                raise closed_error()
+            if waiter.grant is not None:
+                return self._take_up(waiter)
+            if self._serves:
+                waiter.patient_until = waiter.started + LONG_PATIENCE
+            if now < waiter.patient_until and self._may_hand_off(now):
+                return None
+            self._waiters.remove(waiter)
+            return self._shared_claim(runtime, now)
+
+    def _take_up(self, waiter: LocalWaiter) -> Grant | None:
+        grant, waiter.grant = waiter.grant, None
+        if grant is not None and grant.shared_grant is not None:
+            grant.shared_grant.receiver = None
+        return grant
+
+    def leave(self, waiter: LocalWaiter) -> Grant | None:
+        """Leave the queue; return the grant that arrived meanwhile, if any."""
+        with self._mutex:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            grant = self._take_up(waiter)
+            head = self._next_to_claim()  # the wake-up may have been meant for the leaving waiter
+        if head is not None:
+            head.waker.wake()
+        return grant
+
+    def _next_to_claim(self) -> LocalWaiter | None:
+        """The waiter to wake if nobody is left that could hand off the lock."""
+        return self._waiters[0] if self._waiters and not self._shared_claims and self._shared is None else None
+
+    def shared_granted(self, shared: SharedGrant, queued: bool, now: float) -> None:
+        """A shared claim was granted. If it waited in the store, remote clients may wait behind it."""
+        with self._mutex:
+            no_handoff = self._shared_claims.pop(shared.claim.holder, False)
+            self._shared = shared
+            if queued and (no_handoff or now - self._span_began < 2 * SPAN):
+                shared.span_ends = now
+                self._no_handoff_until = self._span_began + 2 * SPAN
+            else:
+                self._no_handoff_until = -math.inf
+                self._span_began = self._span_began if no_handoff else now
+
+    def shared_claim_failed(self, holder: str) -> None:
+        with self._mutex:
+            self._shared_claims.pop(holder, None)
+            head = self._next_to_claim()
+        if head is not None:
+            head.waker.wake()
+
+    def end_shared(self, shared: SharedGrant) -> None:
+        """`shared` has ended: if nobody claims another one, the first waiter must."""
+        with self._mutex:
+            if self._shared is not shared:
+                return
+            self._shared = None
+            if shared.had_span:
+                self._productive = shared.handoffs > 0
+                known = self._fences if shared.used_up else FEWEST_FENCES
+                self._fences = min(MOST_FENCES, max(known, 2 * shared.handoffs))
+            head = self._next_to_claim()
+        if head is not None:
+            head.waker.wake()
+
+    def hand_off(self, shared: SharedGrant, lease: LeaseState | None, now: float) -> bool:
+        """Hand `shared` to the first waiter, if `lease`, its current lease, is still valid.
+
+        False if it must be released to the store instead.
+        """
+        waiters = self._waiters
+        if not waiters:
+            return False
+        ttl = shared.claim.ttl
+        with self._mutex:
+            if not waiters or self.closed or not shared.can_hand_off(now) or waiters[0].terms.ttl != ttl:
+                return False
+            if lease is not None:
+                if lease.ttl != ttl or lease.state is not HELD or now >= lease.valid_until:
+                    return False
+                if not lease.release(handed_off=True):
+                    return False
+            waiter = waiters.popleft()
+            waiter.grant = shared.next(waiter, now)
+            shared.receiver = waiter
+        waiter.waker.wake()
+        return True
+
+    def retire(self) -> bool:
+        """Refuse waiters from now on, if the queue is idle."""
+        last = self.last_lease
+        with self._mutex:
+            busy = self._waiters or self._shared_claims or self._shared or self.claiming
+            self._retired = not busy and (last is None or last.state not in ALIVE)
+            return self._retired
+
+    def close(self) -> Claim | None:
+        """Wake all waiters. Return the claim of a shared grant that was on its way to one of them."""
+        with self._mutex:
+            self.closed = True
+            waiting = list(self._waiters)
+            self._waiters.clear()
+            shared, revoked = self._shared, None
+            if shared is not None and shared.receiver is not None:
+                waiting.append(shared.receiver)
+                self._take_up(shared.receiver)
+                revoked = shared.claim
+        for waiter in waiting:
+            waiter.waker.wake()
+        return revoked
+
+
+class LocalQueues:
+    """The local queues of one connection. Idle ones are dropped when there are many."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._queues: dict[str, LocalQueue] = {}
+        self._sweep_at = MOST_IDLE
+        self._closed = False
+
+    def queue(self, name: str) -> LocalQueue:
+        queue = self._queues.get(name)
+        return self._add(name) if queue is None else queue
+
+    def _add(self, name: str) -> LocalQueue:
+        with self._mutex:
+            queue = self._queues.get(name)
+            if queue is None:
+                if len(self._queues) >= self._sweep_at:
+                    self._queues = {name: queue for name, queue in self._queues.items() if not queue.retire()}
+                    self._sweep_at = 2 * len(self._queues) + MOST_IDLE
+                queue = self._queues[name] = LocalQueue(self._runtime)
+                queue.closed = self._closed
+            return queue
+
+    def close(self) -> list[Claim]:
+        """Close all queues. Return the claims that must be released to the store."""
+        with self._mutex:
+            self._closed = True
+            queues = list(self._queues.values())
+        return [claim for claim in [queue.close() for queue in queues] if claim is not None]
+
+
+async def acquire(
+    ports: Ports, queue: LocalQueue | None, terms: ClaimTerms, deadline: Deadline, blocking: bool
 ) -> Grant | None:
-    claim = Claim(terms.name, lead.holder, terms.ttl, terms.owner)
-    wide = claim._replace(ttl=claim.ttl + EXTRA, fences=lead.fences)
+    """Return a grant, handed off locally or from the store; None if there was none until the deadline.
+
+    Without a `queue` there is no local hand-off.
+    """
+    entered = queue.enter(ports.runtime, terms) if queue is not None and blocking else None
+    if queue is not None and entered is not None:
+        if isinstance(entered, LocalWaiter):
+            return await _wait(ports, queue, entered, deadline)
+        return await _claim_shared(ports, queue, terms, deadline, entered)
+    return await _claim(ports, queue, terms, deadline, blocking)
+
+
+async def _claim(
+    ports: Ports, queue: LocalQueue | None, terms: ClaimTerms, deadline: Deadline, blocking: bool
+) -> Grant | None:
+    """Claim a lease from the store, for this acquisition alone."""
+    name, ttl, owner = terms
+    holder = ports.runtime.new_holder_id()
+    claim = tuple.__new__(Claim, (name, holder, ttl, owner, 1, 0))
+    if queue is None:
+        return await Acquisition(ports, claim, deadline, blocking).run()
+    queue.claiming[holder] = None  # no call between this and `try`: an interrupt could come there
+    try:
+        return await Acquisition(ports, claim, deadline, blocking).run()
+    finally:
+        del queue.claiming[holder]
+
+
+async def _claim_shared(
+    ports: Ports, queue: LocalQueue, terms: ClaimTerms, deadline: Deadline, shared_claim: SharedClaim
+) -> Grant | None:
+    claim = Claim(terms.name, shared_claim.holder, terms.ttl, terms.owner)
+    wide = claim._replace(ttl=claim.ttl + EXTRA, fences=shared_claim.fences)
     grant: Grant | None = None
     try:
-        grant = await Attempt(store, runtime, wide, deadline, blocking=True, spare=EXTRA).run()
+        grant = await Acquisition(ports, wide, deadline, blocking=True, spare=EXTRA).run()
     finally:
         if grant is None:
-            local_queue.gave_up(lead.holder)
+            queue.shared_claim_failed(shared_claim.holder)
     if grant is None:
         return None
-    now = runtime.now()
-    shared_grant = SharedGrant(local_queue, claim, grant, lead.fences, now)
-    local_queue.granted(shared_grant, grant.queued, now)
-    return shared_grant.first(grant)
+    now = ports.runtime.now()
+    shared = SharedGrant(queue, claim, grant, shared_claim.fences, now)
+    queue.shared_granted(shared, grant.queued, now)
+    return shared.first(grant)
 
 
-async def _sit(
-    local_queue: LocalQueue, store: Store, runtime: Runtime, local_waiter: LocalWaiter, deadline: Deadline
-) -> Grant | None:
-    """Wait in a seat to be passed the lock, or until it is time to ask the store."""
-    ends = deadline.at
+async def _wait(ports: Ports, queue: LocalQueue, waiter: LocalWaiter, deadline: Deadline) -> Grant | None:
+    """Wait to be handed the lock, or until it is time to claim it from the store."""
+    runtime, ends = ports.runtime, deadline.at
     try:
         while True:
-            await local_waiter.waker.wait(
-                local_waiter.patient_until if ends is None else deadline.earliest(local_waiter.patient_until)
-            )
+            await waiter.waker.wait(waiter.patient_until if ends is None else deadline.earliest(waiter.patient_until))
             now = runtime.now()
             over = ends is not None and deadline.passed(now)
-            outcome = local_queue.leave(local_waiter) if over else local_queue.look(runtime, local_waiter, now)
+            outcome = queue.leave(waiter) if over else queue.poll(runtime, waiter, now)
             if outcome is None:
                 if over:
+                    _emit(ports, EventKind.TIMED_OUT, waiter, now)
                     return None
-            elif type(outcome) is Lead:
+            elif type(outcome) is SharedClaim:
                 break
-            elif worth(outcome.valid_until - now, outcome.claim.ttl):
+            elif useful(outcome.valid_until - now, outcome.claim.ttl):
+                _emit(ports, EventKind.GRANTED, waiter, now, outcome.fence)
                 return outcome
             else:
-                await _send_on(store, runtime, outcome)  # we slept too long: let the store decide anew
-                claim = Claim(
-                    local_waiter.terms.name, runtime.new_holder_id(), local_waiter.terms.ttl, local_waiter.terms.owner
-                )
-                return await Attempt(store, runtime, claim, deadline, True, local_queue.askers).run()
+                await return_grant(ports, outcome)  # this thread slept too long: let the store decide
+                return await _claim(ports, queue, waiter.terms, deadline, blocking=True)
     except GeneratorExit:
-        local_queue.leave(local_waiter)
-        raise  # the coroutine is being destroyed: no await is possible any more
-    except BaseException:  # cancelled or interrupted: what was passed to us meanwhile goes on to the next
-        await withdraw(local_queue, store, runtime, local_waiter)
-        raise
-    return await _ask_for_tenancy(local_queue, store, runtime, local_waiter.terms, deadline, outcome)
-
-
-async def withdraw(
-    local_queue: LocalQueue | None, store: Store, runtime: Runtime, reached: Grant | LocalWaiter | Lead
-) -> None:
-    """Undo what an acquisition has reached that was interrupted before anybody had the lease. What it has undone itself
-    by then is undone once more, which changes nothing."""
-    if type(reached) is Grant:
-        await _send_on(store, runtime, reached)
-    elif local_queue is not None and type(reached) is LocalWaiter:
-        grant = local_queue.leave(reached)
+        queue.leave(waiter)
+        raise  # the coroutine is being destroyed: it cannot await any more
+    except BaseException:  # cancelled or interrupted: the next waiter gets a grant that arrived meanwhile
+        grant = queue.leave(waiter)
         if grant is not None:
-            await _send_on(store, runtime, grant)
-    elif local_queue is not None and type(reached) is Lead:
-        local_queue.gave_up(reached.holder)
+            await return_grant(ports, grant)
+        raise
+    return await _claim_shared(ports, queue, waiter.terms, deadline, outcome)
 
 
-async def _send_on(store: Store, runtime: Runtime, grant: Grant) -> None:
-    """Get rid of a grant that its taker can't use."""
-    claim, shared_grant, now = grant.claim, grant.shared_grant, runtime.now()
-    if (
-        shared_grant is not None
-        and worth(grant.valid_until - now, claim.ttl)
-        and shared_grant.local_queue.pass_on(shared_grant, None, now)
-    ):
+def _emit(ports: Ports, kind: EventKind, waiter: LocalWaiter, now: float, fence: int | None = None) -> None:
+    if ports.emit is not None:
+        ports.emit(Event(kind, waiter.terms.name, now - waiter.started, fence))
+
+
+async def return_grant(ports: Ports, grant: Grant) -> None:
+    """Hand off or release a grant that its receiver cannot use, or was interrupted before it could."""
+    claim, shared, now = grant.claim, grant.shared_grant, ports.runtime.now()
+    if shared is not None and useful(grant.valid_until - now, claim.ttl) and shared.queue.hand_off(shared, None, now):
         return
     try:
-        await give_back(store, runtime, claim.name, claim.holder, claim.ttl + EXTRA, inline=True)
+        await clean_up(ports, claim.name, claim.holder, claim.ttl + EXTRA, inline=True)
     finally:
-        if shared_grant is not None:
-            shared_grant.end()
+        if shared is not None:
+            shared.end()

@@ -1,119 +1,163 @@
-"""Release: give back a grant or a place, and know what to say when the store does not answer.
+"""Release a lock, remove what a failed operation left behind, and end another's lease by force.
 
-Rules kept here: releasing is idempotent, so it is repeated within its budget; a caller waits for it for
-`BUDGET` seconds at most; what the store did not answer by then, and the clean-up after a cancelled or timed-out
-acquisition, goes on in the background until the store has answered or the ttl has removed the trace anyway. Who
-wants the name to stay taken for a while (`keep_until`) leaves the grant in the store with that much time and no
-renewals, instead of removing it.
+Rules:
+
+- A release is idempotent and is retried within its budget. The caller waits at most `BUDGET` seconds.
+- A release that was not answered by then continues in the background, and so does the clean-up after a cancelled or
+  timed-out acquisition, until the store answers or the ttl has removed the grant.
+- If the name must stay taken for a while (`keep_until`), the grant stays in the store with that ttl and is not renewed.
+- A force release ends only the lease that was inspected, never that of the next holder. After a lost reply, a retry
+  that finds nothing means that the first request worked.
 """
 
 from __future__ import annotations
 
 import logging
 
-from lockfast.core import backoff
+from lockfast.core.lease_state import LeaseState, State
+from lockfast.core.retry import backoff, retry
 from lockfast.errors import LockError, Outcome, StoreRefused, StoreUnavailable
-from lockfast.ports import Runtime, Store
-from lockfast.values import Renewal
+from lockfast.events import Event, EventKind
+from lockfast.ports import Ports
+from lockfast.values import LockInfo, Renewal, shown
 
 log = logging.getLogger("lockfast")
 
 BUDGET = 2.0
 
 CLEAN_UP_PATIENCE = 0.08
-"""Seconds for which a caller whose time is up, or who was cancelled, still waits for the clean-up."""
+"""Seconds that a caller whose deadline passed, or which was cancelled, still waits for the clean-up."""
 
-
-async def _end(store: Store, runtime: Runtime, name: str, holder: str, keep_until: float, until: float) -> bool:
-    """Remove the grant, or let it end at `keep_until`; a repeat asks for what is left by then, never for less."""
-    keep = keep_until - runtime.now()
-    if keep <= 0:
-        return await store.release(name, holder, until)
-    (ours,) = await store.renew([Renewal(name, holder, keep, final=True)], until)
-    if ours is None:
-        raise StoreUnavailable("The lock may or may not have been given back.", outcome=Outcome.UNKNOWN)
-    return ours
+FORCE_RELEASE_ATTEMPTS = 100
+"""How often a lock may change hands while an operator tries to free it from any holder."""
 
 
 async def release(
-    store: Store,
-    runtime: Runtime,
-    name: str,
-    holder: str,
-    ttl: float,
-    ours: bool,
-    maybe_done: bool = False,
-    keep_until: float = 0.0,
-    *,
-    budget: float = BUDGET,
-    goes_on: bool = True,
+    ports: Ports, lease: LeaseState, keep_until: float = 0.0, *, budget: float = BUDGET, background: bool = True
 ) -> bool:
-    """Whether the lock was still the holder's.
+    """Release a lease; True if the store still had it. May be called again after an error.
 
-    `ours` says that the lease was valid when this began, `maybe_done` that an earlier call failed. If a reply is lost
-    and the repeat finds nothing, it was the first request that freed the lock. Not `goes_on`: nothing is left to the
-    background, because the store is about to be closed.
+    Without `background`, nothing continues after the budget, because the store is about to be closed.
     """
-    give_up_at = runtime.now() + budget
+    store, runtime, emit = ports
+    started = runtime.now()
+    lease.check(started)
+    # A RELEASED lease that is not cleared: an earlier release failed, and its clean-up may still run.
+    maybe_done = not (valid := lease.release()) and lease.state is State.RELEASED
+    if lease.cleared:
+        return False  # released, handed off or lost before
+    ours = valid or maybe_done
+    keep_until = keep_until if ours else 0.0
     failures = 0
     try:
         while True:
             try:
-                until = give_up_at - budget / 2 if failures == 0 else give_up_at
-                if keep_until:  # else straight to the store
-                    released = await _end(store, runtime, name, holder, keep_until, until)
+                until = started + (budget if failures else budget / 2)
+                if keep_until:
+                    released = await _end(ports, lease.name, lease.holder, keep_until, until)
                 else:
-                    released = await store.release(name, holder, until)
-                return released or (maybe_done and ours)
+                    released = await store.release(lease.name, lease.holder, until)
+                break
             except StoreUnavailable as error:
                 failures += 1
                 maybe_done = maybe_done or error.outcome is Outcome.UNKNOWN
-                left = give_up_at - runtime.now()
+                left = started + budget - runtime.now()
                 if left <= 0:
                     raise
-                await runtime.sleep(min(left, backoff.pause(failures, runtime.random())))
+                await runtime.sleep(min(left, backoff(failures, runtime.random())))
     except GeneratorExit:
         raise
-    except BaseException as error:  # the caller meant it to be free, so see to it
-        if goes_on and (isinstance(error, StoreUnavailable) or not isinstance(error, LockError)):
-            await give_back(store, runtime, name, holder, ttl, inline=False, keep_until=keep_until)
+    except BaseException as error:  # the holder wants it free, also if it is cancelled now
+        if background and (isinstance(error, StoreUnavailable) or not isinstance(error, LockError)):
+            await clean_up(ports, lease.name, lease.holder, lease.ttl, inline=False, keep_until=keep_until)
         raise
+    lease.cleared = True
+    # If a reply was lost and the retry finds nothing, the first request freed the lock. A lost lease stays lost, even
+    # if its key still existed.
+    released = ours and (released or maybe_done)
+    if released and emit is not None:
+        emit(Event(EventKind.RELEASED, lease.name, runtime.now() - lease.sent_at, lease.fence))
+    return released
 
 
-async def give_back(
-    store: Store, runtime: Runtime, name: str, holder: str, ttl: float, inline: bool, *, keep_until: float = 0.0
-) -> None:
-    """Remove a grant or place that may be there, at once if the store answers, else in the background."""
+async def _end(ports: Ports, name: str, holder: str, keep_until: float, until: float) -> bool:
+    """Remove the grant, or let it end at `keep_until`. A retry requests the time that is left."""
+    keep = keep_until - ports.runtime.now()
+    if keep <= 0:
+        return await ports.store.release(name, holder, until)
+    (ours,) = await ports.store.renew([Renewal(name, holder, keep, final=True)], until)
+    if ours is None:
+        raise StoreUnavailable("The store did not say whether the lock was released.", outcome=Outcome.UNKNOWN)
+    return ours
+
+
+async def clean_up(ports: Ports, name: str, holder: str, ttl: float, *, inline: bool, keep_until: float = 0.0) -> None:
+    """Remove a grant or ticket that may exist: at once if the store answers, else in the background."""
+    runtime = ports.runtime
 
     async def persist() -> None:
         gone_at = runtime.now() + ttl
         failures = 0
         while runtime.now() < gone_at:
             try:
-                await _end(store, runtime, name, holder, keep_until, runtime.now() + BUDGET)
+                await _end(ports, name, holder, keep_until, runtime.now() + BUDGET)
                 return
             except StoreUnavailable:
                 failures += 1
-                await runtime.sleep(backoff.pause(failures, runtime.random()))
+                await runtime.sleep(backoff(failures, runtime.random()))
             except LockError as error:
-                _give_up(error)
+                _log_refusal(name, error)
                 return
 
-    async def first_try() -> None:
+    async def first_attempt() -> None:
         try:
-            await _end(store, runtime, name, holder, keep_until, runtime.now() + CLEAN_UP_PATIENCE)
+            await _end(ports, name, holder, keep_until, runtime.now() + CLEAN_UP_PATIENCE)
         except StoreUnavailable:
             runtime.spawn(persist, "clean-up")
         except LockError as error:
-            _give_up(error)
+            _log_refusal(name, error)
 
     if inline:
-        await runtime.finish(first_try, "clean-up", CLEAN_UP_PATIENCE)
+        await runtime.finish(first_attempt, "clean-up", CLEAN_UP_PATIENCE)
     else:
         runtime.spawn(persist, "clean-up")
 
 
-def _give_up(error: LockError) -> None:
-    """Refused, or closed meanwhile: only the ttl can remove it, and nobody but the log can be told."""
+def _log_refusal(name: str, error: LockError) -> None:
+    """Denied, or closed meanwhile: only the ttl can remove the grant now."""
     if isinstance(error, StoreRefused):
-        log.warning("A clean-up failed, and what it left frees itself later: %s", error)
+        log.warning("Clean-up of lock %s was denied; it expires by its ttl: %s", shown(name), error)
+
+
+async def force_release(ports: Ports, name: str, holder: str | None, patience: float) -> LockInfo | None:
+    """End the lease of `holder`, or of any holder. Return the lock as it was just before.
+
+    None if nobody holds the lock, or another than `holder` does.
+    """
+    store, runtime, emit = ports
+    for _ in range(FORCE_RELEASE_ATTEMPTS):
+        seen = await retry(runtime, lambda until: store.inspect(name, until), patience)
+        if seen.holder is None or (holder is not None and seen.holder != holder):
+            return None
+        if await _force_release(ports, name, seen.holder, patience):
+            log.warning("Lock %s was force-released from %s", shown(name), seen.owner or "an unknown holder")
+            if emit is not None:
+                emit(Event(EventKind.FORCE_RELEASED, name, seen.held_for or 0.0, seen.fence))
+            return seen
+        if holder is not None:
+            return None
+    return None
+
+
+async def _force_release(ports: Ports, name: str, holder: str, patience: float) -> bool:
+    maybe_done = False
+
+    async def attempt(until: float) -> bool:
+        nonlocal maybe_done
+        try:
+            return await ports.store.force_release(name, holder, until)
+        except StoreUnavailable as error:
+            maybe_done = maybe_done or error.outcome is Outcome.UNKNOWN
+            raise
+
+    return await retry(ports.runtime, attempt, patience) or maybe_done

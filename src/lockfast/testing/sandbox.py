@@ -144,8 +144,7 @@ class Sandbox:
         with self._hub.lock:
             if self._hub.space.inspect(lease.name, self.now()).holder == lease.holder:
                 self._hub.space.drop(lease.name)
-        lease._client.keepalive.unwatch(lease._lease_state)
-        lease._lease_state.refused("the test took it away")
+        lease._lose("the test took it away")
         self._settle()
 
     def unreachable(self) -> None:

@@ -20,20 +20,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Coroutine, MutableMapping
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from lockfast.client.session import BaseLocks
-from lockfast.client.shared_session import locks_of
+from lockfast.client.session import Session, session_of
 from lockfast.compat.redis_py.errors import LockError, LockNotOwnedError, translated
-from lockfast.core import acquire as core
-from lockfast.core.deadline import Deadline
+from lockfast.core.acquire import Acquisition, Grant
+from lockfast.core.deadline import valid_until
 from lockfast.core.lease_state import LeaseState, State
 from lockfast.core.release import release
-from lockfast.core.validity import valid_until
 from lockfast.errors import ConfigurationError
 from lockfast.ports import Runtime
 from lockfast.runtime.asyncio import AsyncioRuntime
@@ -122,7 +121,7 @@ def _current_task() -> asyncio.Task[Any] | None:
 
 
 class BaseLock:
-    """`_leases` are the renewed grants (those without a timeout), by token. `_unanswered` are tokens whose release got
+    """`_leases` are the renewed grants (those without a timeout), by token. `_releasing` are tokens whose release got
     no reply: if a repeat finds no grant, the first release removed it."""
 
     _flavour: str
@@ -154,13 +153,13 @@ class BaseLock:
         self._key = KeyLock(self._runtime, redis, self._flavour, name)
         self._locks = self._session()
         self._leases: dict[bytes, LeaseState] = {}
-        self._unanswered: set[bytes] = set()
+        self._releasing: dict[bytes, LeaseState] = {}
 
-    def _session(self) -> BaseLocks[Any] | None:
+    def _session(self) -> Session | None:
         """The session for the queue; None if it does not accept the name or the client."""
         try:
             lock_name(self.name)
-            return locks_of(self.redis, awaited=self._flavour == "asyncio")
+            return session_of(self.redis, is_async=self._flavour == "asyncio")
         except ConfigurationError:
             return None
 
@@ -193,11 +192,10 @@ class BaseLock:
             self.local.token = ours
         return acquired
 
-    async def _queued(self, locks: BaseLocks[Any], token: bytes, timeout: float | None) -> bool:
+    async def _queued(self, locks: Session, token: bytes, timeout: float | None) -> bool:
         locks.ensure_open()
         claim = self._claim(locks, token.decode(), self.timeout)
-        deadline = Deadline(None if timeout is None else locks.runtime.now() + timeout, locks.store_timeout)
-        grant = await core.Attempt(locks.store, locks.runtime, claim, deadline, blocking=timeout != 0).run()
+        grant = await Acquisition(locks.ports, claim, locks.deadline(timeout), blocking=timeout != 0).run()
         if grant is None:
             return False
         self._watch(locks, grant)
@@ -226,17 +224,17 @@ class BaseLock:
         if acquired and locks is not None and holder is not None:
             locks.ensure_open()
             claim = self._claim(locks, holder, ttl)
-            self._watch(locks, core.Grant(claim, 0, sent_at, valid_until(sent_at, claim.ttl)))
+            self._watch(locks, Grant(claim, 0, sent_at, valid_until(sent_at, claim.ttl)))
         return acquired
 
-    def _claim(self, locks: BaseLocks[Any], holder: str, ttl: float | None) -> Claim:
-        return Claim(self.name, holder, ttl or UNLIMITED, locks._owner.encode())
+    def _claim(self, locks: Session, holder: str, ttl: float | None) -> Claim:
+        return Claim(self.name, holder, ttl or UNLIMITED, locks.owner.encode())
 
-    def _watch(self, locks: BaseLocks[Any], grant: core.Grant) -> None:
+    def _watch(self, locks: Session, grant: Grant) -> None:
         """Renew a grant without a timeout until it is released or lost."""
         if self.timeout:
             return
-        lease_state = LeaseState(locks.runtime, renewing=True, max_hold=None)
+        lease_state = LeaseState(locks.runtime, renews=True, max_hold=None)
         lease_state.begin(grant, lambda state: self._log_loss(lease_state, state))
         self._leases[lease_state.holder.encode()] = lease_state
         locks.keepalive.watch(lease_state)
@@ -273,15 +271,16 @@ class BaseLock:
         if locks is None or holder is None:
             return await self._key.release(token)
         locks.ensure_open()
-        lease_state = self._leases.get(token)
-        if lease_state is not None:
-            lease_state.give_back()
-            locks.keepalive.unwatch(lease_state)
-        ttl = self.timeout or UNLIMITED
-        repeated = token in self._unanswered
-        self._unanswered.add(token)
-        released = await release(locks.store, locks.runtime, self.name, holder, ttl, ours=True, maybe_done=repeated)
-        self._unanswered.discard(token)
+        renewed = self._leases.get(token)
+        if renewed is not None:
+            renewed.release()
+            locks.keepalive.unwatch(renewed)
+        lease = self._releasing.get(token)
+        if lease is None:
+            lease = self._releasing[token] = LeaseState(locks.runtime, renews=False, max_hold=None)
+            lease.begin(Grant(self._claim(locks, holder, self.timeout), 0, locks.runtime.now(), math.inf))
+        released = await release(locks.ports, lease)
+        del self._releasing[token]
         self._leases.pop(token, None)
         return released
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lockfast.core import backoff
 from lockfast.core.quorum.members import TOO_FEW_INBOXES
 from lockfast.core.quorum.rules import Standing
+from lockfast.core.retry import backoff
 from lockfast.errors import StoreError, StoreUnavailable, closed_error
 from lockfast.ports import Mailbox
 from lockfast.values import Enqueue, FirstNotification, Granted, GrantNotification, Queued
@@ -91,7 +91,7 @@ class QuorumMailbox:
 
     def _schedule_yield(self) -> None:
         runtime = self._store.runtime
-        self._yield_at = runtime.now() + backoff.pause(self._splits + 1, runtime.random())
+        self._yield_at = runtime.now() + backoff(self._splits + 1, runtime.random())
 
     async def wait(self, until: float) -> GrantNotification | FirstNotification | None:
         runtime, members = self._store.runtime, self._store.members

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from lockfast.core import backoff
 from lockfast.core.quorum.rules import FenceFloor, majority
+from lockfast.core.retry import backoff
 from lockfast.errors import (
     ConfigurationError,
     LockError,
@@ -217,7 +217,7 @@ class Members:
                 except ConfigurationError:
                     return  # closed meanwhile
                 self._wake(self._wakers)
-                await waker.wait(self._runtime.now() + 4 * backoff.pause(failures, self._runtime.random()))
+                await waker.wait(self._runtime.now() + 4 * backoff(failures, self._runtime.random()))
         finally:
             self._probe_wakers.discard(waker)
             member.probing = False

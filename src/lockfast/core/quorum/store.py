@@ -20,12 +20,12 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from lockfast.core import backoff
 from lockfast.core.quorum import rules
 from lockfast.core.quorum.mailbox import QuorumMailbox
 from lockfast.core.quorum.members import REPLY_TIMEOUT, Member, Members
 from lockfast.core.quorum.rules import Standing
 from lockfast.core.quorum.votes import RenewalVotes, Votes, failure
+from lockfast.core.retry import backoff
 from lockfast.errors import QuorumNotReached, StoreError
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, MemberStore, Runtime, Store
@@ -205,7 +205,7 @@ class QuorumStore(Store):
                 break
             if standing is Standing.BEHIND:
                 await self._undo(record, until)
-            pause = backoff.pause(failures, self.runtime.random()) / 4
+            pause = backoff(failures, self.runtime.random()) / 4
             if self.runtime.now() + pause >= until:
                 break
             await self.runtime.sleep(pause)
