@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 import pytest
 
-from lockfast.core import acquire, adopt, lease_state, release, validity
+from lockfast.core import acquire, deadline, release
+from lockfast.core.acquire import Acquisition
 from lockfast.core.deadline import Deadline
+from lockfast.core.lease_state import LeaseState
+from verify import thread_models
 from verify.explorer import Explorer, Report
 from verify.models import LOCK, TTL, adopter, exporter, user
 from verify.mutation import attribute, lua, python
@@ -66,26 +69,26 @@ def mutant(plant: Callable[[], AbstractContextManager[None]], model: Model, *kil
     return Mutant(plant, model, frozenset(killed_by))
 
 
-ATTEMPT = acquire.Acquisition
 once, renewing = user(), user(renew=True)
+THREADS = {model.name.removeprefix("threads: "): model for model in thread_models.quick()}
 
 MUTANTS = {
     "validity counted from the reply": mutant(
-        lambda: python(ATTEMPT, "run", "self._asked_at = sent_at", "self._asked_at = runtime.now()"),
+        lambda: python(Acquisition, "run", "self._sent_at = sent_at", "self._sent_at = runtime.now()"),
         world(once, once, seconds=3.1, slow=1),
         "SG",
         "ME",
     ),
     "no allowance for drift": mutant(
-        lambda: attribute(validity, "DRIFT", 0.0), world(once, seconds=3.1, rates=(0.998,), pause=1), "SG"
+        lambda: attribute(deadline, "DRIFT", 0.0), world(once, seconds=3.1, rates=(0.998,), pause=1), "SG"
     ),
     "a renewal counted from the reply": mutant(
-        lambda: python(lease_state.LeaseState, "renewed", "valid_until(sent_at, ttl)", "self.valid_until + ttl"),
+        lambda: python(LeaseState, "renewed", "valid_until(sent_at, ttl)", "self.valid_until + ttl"),
         world(renewing, once, seconds=5.1, pause=1),
         "SG",
     ),
     "renewals are too rare": mutant(
-        lambda: python(lease_state.LeaseState, "renewed", "sent_at + self.ttl / 3", "sent_at + self.ttl * 3"),
+        lambda: python(LeaseState, "renewed", "sent_at + self.ttl / 3", "sent_at + self.ttl * 3"),
         world(renewing, seconds=5.1),
         "KP",
     ),
@@ -96,7 +99,7 @@ MUTANTS = {
     ),
     "a late renewal revives a lost lease": mutant(
         lambda: python(
-            lease_state.LeaseState,
+            LeaseState,
             "renewed",
             "if self.state not in ALIVE:\n            return",
             "self.state = State.HELD",
@@ -106,63 +109,63 @@ MUTANTS = {
     ),
     "a notified grant counts from its arrival": mutant(
         lambda: python(
-            ATTEMPT,
-            "_wait_turn",
-            "grant = self._grant(push.fence)\n    if not worth(",
-            "self._asked_at = self._runtime.now()\n    grant = self._grant(push.fence)\n    if False and not worth(",
+            Acquisition,
+            "_wait_for_notification",
+            "if not useful(",
+            "self._sent_at = self._runtime.now()\n    if not useful(",
         ),
         world(once, once, seconds=3.1, pause=1, mortal="B"),
         "SG",
     ),
     "a stale notification is not confirmed": mutant(
-        lambda: python(ATTEMPT, "_wait_turn", "if not worth(", "if False and not worth("),
+        lambda: python(Acquisition, "_wait_for_notification", "if not useful(", "if False and not useful("),
         world(once, once, seconds=3.1, rules=frozenset({"AL"}), pause=1, mortal="B"),
         "AL",
     ),
     "an expired grant is returned": mutant(
-        lambda: python(ATTEMPT, "run", "if runtime.now() < grant.valid_until - self._spare:", "if True:"),
+        lambda: python(Acquisition, "run", "if runtime.now() < grant.valid_until - self._spare:", "if True:"),
         world(once, seconds=3.1, pause=1),
         "AL",
     ),
     "an expired adopted lease is returned": mutant(
-        lambda: python(adopt, "_adopt_once", "if runtime.now() >= grant.valid_until:", "if False:"),
+        lambda: python(acquire, "adopt", "if ports.runtime.now() >= grant.valid_until:", "if False:"),
         adopting(seconds=3.1, pause=1),
         "AL",
     ),
     "the attempt of a notification is not checked": mutant(
-        lambda: python(ATTEMPT, "_wait_turn", "push is None or push.attempt != self._attempt", "push is None"),
+        lambda: python(Acquisition, "_wait_for_notification", " or notification.attempt != self._attempt", ""),
         world(early_and_late, once, seconds=3.1, rules=ALL_RULES - {"CL"}, pause=1, mortal="B"),
         "SG",
         "FT",
     ),
     "no timer at the holder's expiry": mutant(
-        lambda: python(ATTEMPT, "_next_look", "if answer.ttl_left is not None:", "if False:"),
+        lambda: python(Acquisition, "_poll_at", "if answer.ttl_left is not None:", "if False:"),
         world(once, setup=FOREIGN),
         "LW",
     ),
     "the first waiter does not poll": mutant(
         lambda: python(
-            ATTEMPT,
-            "_next_look",
-            "min(self._asked_at + self._ask.ttl / 3, now + LOOK_AGAIN * (1 + answer.position))",
+            Acquisition,
+            "_poll_at",
+            "min(self._sent_at + self._claim.ttl / 3, now + POLL_AFTER * (1 + answer.position))",
             "now + 1000.0",
         ),
         world(once, once, lose_notification=1),
         "LW",
     ),
     "a timed-out waiter keeps its ticket": mutant(
-        lambda: python(ATTEMPT, "run", "await self._abandon(inline=True)", "pass"),
+        lambda: python(Acquisition, "run", "await self._clean_up(inline=True)", "pass"),
         world(once, user(timeout=0.5)),
         "CL",
     ),
     "a cancelled waiter keeps its ticket": mutant(
-        lambda: python(ATTEMPT, "_abandon", "if not self._traces:", "if True:"),
+        lambda: python(Acquisition, "_clean_up", "if self._traces:", "if False:"),
         world(once, once, cancel=1, cancellable="B"),
         "CL",
     ),
     "a lost reply counts as denied": mutant(
         lambda: python(
-            ATTEMPT,
+            Acquisition,
             "run",
             "self._traces = traces or error.outcome is not Outcome.NOT_DONE",
             "self._traces = traces",
@@ -176,7 +179,7 @@ MUTANTS = {
         "BD",
     ),
     "a repeated release returns False": mutant(
-        lambda: python(release, "release", "released or (maybe_done and ours)", "released"),
+        lambda: python(release, "release", "ours and (released or maybe_done)", "ours and released"),
         world(once, lose_reply=1),
         "RL",
     ),
@@ -254,6 +257,39 @@ MUTANTS = {
     ),
     "an adoption does not check the old holder": mutant(
         lambda: lua("adopt", "held ~= ARGV[4]", "not held"), adopting(), "OW", "SG"
+    ),
+    "sync: validity counted from the reply": mutant(
+        lambda: python(Acquisition, "run", "self._sent_at = sent_at", "self._sent_at = runtime.now()"),
+        THREADS["pause"],
+        "SG",
+    ),
+    "sync: an expired grant is returned": mutant(
+        lambda: python(Acquisition, "run", "if runtime.now() < grant.valid_until - self._spare:", "if True:"),
+        THREADS["pause"],
+        "AL",
+    ),
+    "sync: an interrupted acquisition is not cleaned up": mutant(
+        lambda: python(Acquisition, "run", "except BaseException as error:", "except Exception as error:"),
+        THREADS["interrupt"],
+        "CL",
+    ),
+    "sync: an interrupted release does not continue in the background": mutant(
+        lambda: python(release, "release", "except BaseException as error:", "except Exception as error:"),
+        THREADS["clean-up"],
+        "CF",
+    ),
+    "sync: a released lease stays HELD": mutant(
+        lambda: python(LeaseState, "release", "self.state = RELEASED", "pass"), THREADS["mutex"], "SG"
+    ),
+    "sync: a lost reply to a release counts as not released": mutant(
+        lambda: python(release, "release", "ours and (released or maybe_done)", "ours and released"),
+        THREADS["lost reply"],
+        "RL",
+    ),
+    "sync: a lost reply to a release counts as released": mutant(
+        lambda: python(release, "release", "failures += 1\n", "released = True\n                break\n"),
+        THREADS["clean-up"],
+        "CF",
     ),
 }
 
