@@ -24,7 +24,7 @@ import lockfast.aio
 from bench import pages, plots
 from bench.__main__ import CLAIMS, stolen_time
 from bench.harness import Report, Spread, Verdict, in_turns, jain, laid_out, percentile, ratio
-from lockfast.core import local_handoff, local_queue
+from lockfast.core import local_handoff
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -236,7 +236,7 @@ async def test_a_cycle_stays_within_its_calls_with_asyncio(valkey: Server) -> No
 def unlimited_local_handoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even on a slow machine, no time limit ends local hand-off."""
     for name in ("SPAN", "PATIENCE", "LONG_PATIENCE"):
-        monkeypatch.setattr(local_queue, name, 60.0)
+        monkeypatch.setattr(local_handoff, name, 60.0)
     monkeypatch.setattr(local_handoff, "EXTRA", 61.0)
 
 
