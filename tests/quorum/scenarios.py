@@ -7,10 +7,10 @@ import asyncio
 
 import pytest
 
+from lockfast.core.deadline import valid_until
 from lockfast.core.quorum import members, rules
 from lockfast.core.quorum.mailbox import QuorumMailbox
 from lockfast.core.quorum.store import QuorumStore
-from lockfast.core.validity import valid_until
 from lockfast.errors import ConfigurationError, QuorumNotReached
 from lockfast.values import Enqueue, Granted, GrantNotification, Queued, Renewal, Taken
 from tests.quorum.virtual import LATENCY, NAME, World, claim

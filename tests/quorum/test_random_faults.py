@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
+from lockfast.core.deadline import valid_until
 from lockfast.core.quorum.store import QuorumStore
-from lockfast.core.validity import valid_until
 from lockfast.errors import StoreUnavailable
 from lockfast.values import Claim, Enqueue, Granted, GrantNotification, Queued, Renewal
 from tests.quorum.virtual import LATENCY, NAME, Server, World, claim, play
