@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import lockfast
+from lockfast import ports
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
@@ -186,6 +187,12 @@ def test_the_files_that_a_page_names_exist(page: str) -> None:
     named = [name for name in NAMED_FILE.findall((ROOT / page).read_text("utf-8")) if "NAME" not in name]
     assert named
     assert [name for name in named if not any(any(place.glob(name)) for place in PLACES)] == []
+
+
+def test_the_ports_that_the_architecture_page_names_exist() -> None:
+    named = re.findall(r"`ports\.(\w+)`", (ROOT / "docs" / "architecture.md").read_text("utf-8"))
+    assert named
+    assert [name for name in named if name != "py" and not hasattr(ports, name)] == []
 
 
 def test_links_between_pages_lead_somewhere() -> None:
