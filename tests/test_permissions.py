@@ -20,7 +20,7 @@ from lockfast import LockError, LockInfo, StoreRefused
 from tests.conftest import require
 from tests.support.servers import KINDS, Server
 from tests.support.waiting import until
-from tests.traps.flavours import FLAVOURS, Client, Colour
+from tests.traps.flavours import FLAVOURS, Client, Flavour
 from tests.traps.watching import Stopwatch, await_nothing_left, await_queue
 
 PAGE = (Path(__file__).parents[1] / "docs" / "permissions.md").read_text()
@@ -119,7 +119,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 @pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
     with FLAVOURS[request.param]() as flavour:
         yield flavour
 
@@ -131,7 +131,7 @@ def refusals(server: Server) -> set[str]:
 
 
 class TestSufficient:
-    def test_every_operation_works(self, server: Server, flavour: Colour) -> None:
+    def test_every_operation_works(self, server: Server, flavour: Flavour) -> None:
         server.raw("ACL", "SETUSER", "billing", *acl_rules())
         server.raw("ACL", "LOG", "RESET")
         url = url_of(server, "billing")
@@ -145,7 +145,7 @@ class TestSufficient:
         assert refusals(server) <= {"client|setinfo", "client"}  # sent by redis-py
         await_nothing_left(server, "billing:report")
 
-    def test_silent_inbox_is_pinged(self, server: Server, flavour: Colour, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_silent_inbox_is_pinged(self, server: Server, flavour: Flavour, monkeypatch: pytest.MonkeyPatch) -> None:
         """Normally after ten seconds, here much sooner. A denied PING is an answer too."""
         monkeypatch.setattr("lockfast.stores.redis.transport.inbox.MAX_SILENCE", 0.05)
         for number, without in enumerate((None, "+ping")):

@@ -7,23 +7,23 @@ import pytest
 from tests.keepalive import measuring
 from tests.keepalive.listening import Listener
 from tests.support.servers import Server
-from tests.traps.flavours import FLAVOURS, Client, Colour
+from tests.traps.flavours import FLAVOURS, Client, Flavour
 
 
 @pytest.fixture(params=FLAVOURS)
-def flavour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+def flavour(request: pytest.FixtureRequest) -> Iterator[Flavour]:
     with FLAVOURS[request.param]() as flavour:
         yield flavour
 
 
 @pytest.fixture
-def us(flavour: Colour, valkey: Server) -> Client:
+def us(flavour: Flavour, valkey: Server) -> Client:
     """A client of the shared server."""
     return flavour.connect(valkey.url)
 
 
 @pytest.fixture
-def them(flavour: Colour, valkey: Server) -> Client:
+def them(flavour: Flavour, valkey: Server) -> Client:
     """Another one, as in another process."""
     return flavour.connect(valkey.url)
 

@@ -17,7 +17,7 @@ from tests.keepalive.programs import Program
 from tests.support.lateness import lateness
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.flavours import Colour
+from tests.traps.flavours import Flavour
 
 pytestmark = pytest.mark.timing
 
@@ -65,7 +65,7 @@ class TestAStoppedProcess:
 
 
 class TestAHoggedInterpreter:
-    def test_is_told_when_it_runs_again(self, url: str, flavour: Colour, listener: Listener) -> None:
+    def test_is_told_when_it_runs_again(self, url: str, flavour: Flavour, listener: Listener) -> None:
         client = flavour.connect(url)
         lease = client.acquire("report", ttl=TTL, **listener.options)
         hog_the_gil(2 * TTL)
