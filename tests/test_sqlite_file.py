@@ -269,7 +269,8 @@ def test_shared_kinds_of_file_system(kind: str) -> None:
 
 def test_store_checks_the_mount_table(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
-    table.write_text(f"1 0 0:1 / {tmp_path} rw - nfs4 filer:/ rw\n")
+    mount_point = str(tmp_path).replace(" ", r"\040")
+    table.write_text(f"1 0 0:1 / {mount_point} rw - nfs4 filer:/ rw\n")
     monkeypatch.setattr(location, "MOUNT_TABLE", table)
     with pytest.raises(ConfigurationError, match="nfs4"):
         take(bed.store())

@@ -17,7 +17,7 @@ import pytest
 from tests.support.conversation import Conversation
 from tests.support.proxy import FaultProxy
 from tests.support.resp import ReplyError, Splitter, encode, parse
-from tests.support.servers import Server, available, find
+from tests.support.servers import Server, available, find, socket_folder
 from tests.support.waiting import LONG, until
 from tests.support.wire import WireClient
 
@@ -147,12 +147,15 @@ class TestServers:
             client.call("CLIENT", "KILL", "ID", admin)
             assert fresh_server.raw("CLIENT", "ID") != admin
 
-    def test_unix_socket(self, tmp_path: Path) -> None:
+    def test_unix_socket(self) -> None:
         if not available("valkey9"):
             pytest.skip("valkey9 is missing")
-        path = tmp_path / "s.sock"
-        with Server(unix_socket=path), socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(path))
+        with (
+            socket_folder() as folder,
+            Server(unix_socket=folder / "s.sock"),
+            socket.socket(socket.AF_UNIX) as client,
+        ):
+            client.connect(str(folder / "s.sock"))
             client.sendall(encode("PING"))
             assert client.recv(100) == b"+PONG\r\n"
 
@@ -179,7 +182,7 @@ class TestServers:
         )
         with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
             assert owner.stdout is not None
-            answer, pid, directory = owner.stdout.readline().split()
+            answer, pid, directory = owner.stdout.readline().rstrip("\n").split(" ", 2)
             owner.send_signal(signal.SIGKILL)
         assert answer == "PONG"
         until(lambda: not is_running(int(pid)), "the server to end")

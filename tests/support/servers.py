@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -81,6 +82,13 @@ def _reserve_port() -> socket.socket:
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind((HOST, 0))
     return holder
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """A temporary folder in /tmp, whatever TMPDIR is: the path of a Unix socket has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="lockfast-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 class Server:

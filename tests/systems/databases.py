@@ -1,8 +1,6 @@
 """A PostgreSQL server for the whole run, from the package pgserver."""
 
 import importlib.util
-import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support import guardian
+from tests.support.servers import socket_folder
 
 
 @contextmanager
@@ -21,13 +20,12 @@ def postgres_server() -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a dependency warns if XDG_RUNTIME_DIR is not set
         from pgserver.postgres_server import get_server
-    folder = tempfile.mkdtemp(prefix="lockfast-postgres-")
-    server = get_server(folder, cleanup_mode="stop")
-    pid = server.get_pid() or 0
-    guardian.watch(pid)
-    try:
-        yield str(server.get_uri())
-    finally:
-        server.cleanup()
-        guardian.unwatch(pid)
-        shutil.rmtree(folder, ignore_errors=True)
+    with socket_folder() as folder:  # pg_ctl splits the path at spaces
+        server = get_server(folder, cleanup_mode="stop")
+        pid = server.get_pid() or 0
+        guardian.watch(pid)
+        try:
+            yield str(server.get_uri())
+        finally:
+            server.cleanup()
+            guardian.unwatch(pid)

@@ -13,7 +13,7 @@ from redis._parsers import _AsyncRESP2Parser, _AsyncRESP3Parser, _RESP2Parser, _
 import lockfast
 from lockfast import StoreRefused
 from tests.conftest import require
-from tests.support.servers import Server, available
+from tests.support.servers import Server, available, socket_folder
 from tests.traps.flavours import Client, Flavour
 from tests.traps.watching import await_queue, traces
 
@@ -106,10 +106,9 @@ def test_client_name_and_pool_are_not_changed(flavour: Flavour, valkey: Server) 
     client.do(given.connection_pool.disconnect)
 
 
-def test_unix_socket(flavour: Flavour, tmp_path: Path) -> None:
+def test_unix_socket(flavour: Flavour) -> None:
     require("valkey9")
-    path = tmp_path / "s.sock"
-    with Server(unix_socket=path) as server:
+    with socket_folder() as folder, Server(unix_socket=(path := folder / "s.sock")) as server:
         first, second = (flavour.connect(f"unix://{path}") for _ in range(2))
         check_everything(first, second, server)
         first.close()
