@@ -197,7 +197,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason=
 @pytest.mark.parametrize("act", [1, 2, 3])
 def test_ctrl_c_leaves_no_process_and_no_file(screen: Callable[..., Screen], folder: Path, act: int) -> None:
     shown = screen()
-    until(lambda: f"Act {act}." in shown.look(), f"act {act}", LONGEST)
+    until(lambda: f"Act {act}." in shown.read(), f"act {act}", LONGEST)
     assert len(processes(folder)) == SIZE
     shown.type("\x03")
     assert shown.end() == 130
@@ -214,7 +214,7 @@ def test_sigterm_and_sighup_leave_no_process_and_no_file(
     screen: Callable[..., Screen], folder: Path, number: signal.Signals
 ) -> None:
     shown = screen()
-    until(lambda: "Act 2." in shown.look(), "act 2", LONGEST)
+    until(lambda: "Act 2." in shown.read(), "act 2", LONGEST)
     shown.process.send_signal(number)
     assert shown.end() == 128 + number
     assert processes(folder) == []
@@ -224,7 +224,7 @@ def test_sigterm_and_sighup_leave_no_process_and_no_file(
 @needs_proc
 def test_workers_exit_when_their_parent_is_killed(screen: Callable[..., Screen], folder: Path) -> None:
     shown = screen()
-    until(lambda: "Act 2." in shown.look(), "act 2", LONGEST)
+    until(lambda: "Act 2." in shown.read(), "act 2", LONGEST)
     assert processes(folder)
     shown.process.kill()
     until(lambda: not processes(folder), "the workers to end", LONGEST)

@@ -24,7 +24,7 @@ from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.support.wire import WireClient
 from tests.traps.flavours import FLAVOURS, Client, Flavour
-from tests.traps.watching import Stopwatch, await_nothing_left, await_queue
+from tests.traps.observation import Stopwatch, await_nothing_left, await_queue
 
 pytestmark = pytest.mark.timing
 

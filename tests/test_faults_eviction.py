@@ -8,7 +8,7 @@ import pytest
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.traps.flavours import FLAVOURS, Client, Flavour
-from tests.traps.watching import (
+from tests.traps.observation import (
     Stopwatch,
     await_queue,
     companions,

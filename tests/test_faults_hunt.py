@@ -20,17 +20,17 @@ import pytest
 from tests.support import guardian
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
-from tests.traps.hunter import NAMES, Claim
-from tests.traps.watching import await_nothing_left
+from tests.traps.hunter import NAMES, Hold
+from tests.traps.observation import await_nothing_left
 
 ROOT = Path(__file__).parents[1]
 
 
-def overlaps(claims: list[Claim]) -> list[tuple[Claim, Claim]]:
-    """Pairs of claims of one lock that overlap in time, or whose fences contradict their order."""
+def overlaps(holds: list[Hold]) -> list[tuple[Hold, Hold]]:
+    """Pairs of holds of one lock that overlap in time, or whose fences contradict their order."""
     found = []
     for name in NAMES:
-        ordered = sorted((claim for claim in claims if claim.name == name), key=lambda claim: claim.start)
+        ordered = sorted((hold for hold in holds if hold.name == name), key=lambda hold: hold.start)
         found += [
             (one, other) for one, other in pairwise(ordered) if other.start <= one.end or other.fence <= one.fence
         ]
@@ -38,8 +38,8 @@ def overlaps(claims: list[Claim]) -> list[tuple[Claim, Claim]]:
 
 
 def test_overlaps_are_found() -> None:
-    first, second = Claim("hunt:a", 1, 10.0, 11.0), Claim("hunt:a", 2, 11.5, 12.0)
-    assert overlaps([first, second, Claim("hunt:b", 1, 10.5, 11.8)]) == []
+    first, second = Hold("hunt:a", 1, 10.0, 11.0), Hold("hunt:a", 2, 11.5, 12.0)
+    assert overlaps([first, second, Hold("hunt:b", 1, 10.5, 11.8)]) == []
     assert overlaps([first, second._replace(start=10.9)])
     assert overlaps([first, second._replace(fence=1)])
     assert overlaps([second, first._replace(fence=3)])
@@ -154,7 +154,7 @@ def test_no_two_processes_hold_a_lock_at_once(fresh_server: Server, tmp_path: Pa
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     with FaultProxy(fresh_server.port) as one, FaultProxy(fresh_server.port) as other:
-        files = [tmp_path / f"claims-{number}" for number in range(4)]
+        files = [tmp_path / f"holds-{number}" for number in range(4)]
         with (
             hunter("threads", one.url, seconds, seed, files[0]) as a,
             hunter("asyncio", one.url, seconds, seed + 1, files[1]) as b,
@@ -166,10 +166,10 @@ def test_no_two_processes_hold_a_lock_at_once(fresh_server: Server, tmp_path: Pa
             with Chaos(fresh_server, [one, other], [a, b, c, d], seed) as chaos:
                 for process in (a, b, c, d):
                     process.wait(seconds + 60)
-        claims = [Claim.read(line) for file in files for line in file.read_text().splitlines()]
-        print(f"{len(claims)} leases under {sum(chaos.counts.values())} faults: {chaos.counts}")
-        assert overlaps(claims) == []
+        holds = [Hold.read(line) for file in files for line in file.read_text().splitlines()]
+        print(f"{len(holds)} leases under {sum(chaos.counts.values())} faults: {chaos.counts}")
+        assert overlaps(holds) == []
         assert [process.returncode for process in (a, b, c, d)] == [0, 0, 0, 0]
-        assert len(claims) > seconds, "the processes acquired hardly any lease"
+        assert len(holds) > seconds, "the processes acquired hardly any lease"
         for name in NAMES:
             await_nothing_left(fresh_server, name, timeout=20)

@@ -9,8 +9,8 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.traps.flavours import FLAVOURS, Flavour
+from tests.traps.observation import Stopwatch, await_queue, companions, on, pubsub_clients
 from tests.traps.programs import Program
-from tests.traps.watching import Stopwatch, await_queue, companions, on, pubsub_clients
 
 pytestmark = pytest.mark.timing
 

@@ -12,7 +12,7 @@ from tests.support.servers import KINDS, Server
 from tests.support.waiting import until
 from tests.support.wire import WireClient
 from tests.traps.flavours import FLAVOURS, Flavour
-from tests.traps.watching import (
+from tests.traps.observation import (
     Stopwatch,
     await_queue,
     companions,

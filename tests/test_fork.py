@@ -12,7 +12,7 @@ import pytest
 
 import lockfast
 from tests.support.servers import Server
-from tests.traps.watching import traces
+from tests.traps.observation import traces
 
 ROOT = Path(__file__).parents[1]
 

@@ -21,7 +21,7 @@ from tests.conftest import require
 from tests.support.servers import KINDS, Server
 from tests.support.waiting import until
 from tests.traps.flavours import FLAVOURS, Client, Flavour
-from tests.traps.watching import Stopwatch, await_nothing_left, await_queue
+from tests.traps.observation import Stopwatch, await_nothing_left, await_queue
 
 PAGE = (Path(__file__).parents[1] / "docs" / "permissions.md").read_text()
 TTL = 2.0

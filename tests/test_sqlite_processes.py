@@ -15,7 +15,7 @@ import lockfast
 from tests.sqlite_kit import Worker
 from tests.support import lateness
 from tests.support.waiting import until
-from tests.traps.watching import Stopwatch
+from tests.traps.observation import Stopwatch
 
 pytestmark = pytest.mark.timing
 

@@ -74,7 +74,7 @@ def test_ctrl_z_stops_and_fg_continues_the_command(embedded: Target, terminals: 
     bash.type("echo the shell is $((40+2))\n")
     bash.await_text("the shell is 42")
     assert embedded.inspect("job").locked
-    at = len(bash.look())
+    at = len(bash.read())
     bash.type("fg\n")
     bash.await_text("lockfast", at)  # bash prints the command that it continues
     bash.type("and on\n")
@@ -124,14 +124,14 @@ def test_top_updates_sorts_and_filters(target: Target, terminals: Terminals) -> 
         for _ in range(20):
             with locks.lock("busy"):
                 pass
-    at = len(screen.look())
+    at = len(screen.read())
     screen.type("/back")
     screen.await_text("filter: back_".replace("filter: ", ""), at)
     screen.type("\r")
-    until(lambda: "only *back*" in ESCAPES.sub("", screen.look()[at:]), "the filter")
-    until(lambda: "report" not in screen.look().rpartition("\x1b[H")[2], "the other rows to disappear")
+    until(lambda: "only *back*" in ESCAPES.sub("", screen.read()[at:]), "the filter")
+    until(lambda: "report" not in screen.read().rpartition("\x1b[H")[2], "the other rows to disappear")
     screen.type("a")
-    until(lambda: "by age" in ESCAPES.sub("", screen.look()[at:]), "the new order")
+    until(lambda: "by age" in ESCAPES.sub("", screen.read()[at:]), "the new order")
     screen.type("q")
     assert screen.end() == 0
     assert screen.text.endswith("\x1b[?1049l")

@@ -9,7 +9,7 @@ import pytest
 
 from lockfast import LeaseLost, State
 from tests.contract.driver import BOUND, Driver, done, scenario
-from tests.traps.watching import Stopwatch
+from tests.traps.observation import Stopwatch
 
 
 @scenario

@@ -12,7 +12,7 @@ from tests.contract.driver import BOUND, Driver, TaskContender, done, held, scen
 from tests.contract.stores import BETWEEN_PROCESSES, IN_ORDER, SERVERS, only
 from tests.support.lateness import lateness
 from tests.support.lateness import watch as watch_lateness
-from tests.traps.watching import Stopwatch
+from tests.traps.observation import Stopwatch
 
 pytestmark = pytest.mark.timing
 

@@ -16,7 +16,7 @@ from lockfast.stores.memory import hub
 from tests.keepalive.listening import BOUND, Listener, running_task
 from tests.keepalive.losing import Outage, lose
 from tests.support.waiting import until
-from tests.traps.flavours import Client, Colour
+from tests.traps.flavours import Client, Flavour
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def enqueue() -> str:
 
 
 @pytest.fixture
-def client(flavour: Colour, enqueue: str) -> Client:
+def client(flavour: Flavour, enqueue: str) -> Client:
     return flavour.connect(f"memory://{enqueue}")
 
 

@@ -13,8 +13,8 @@ from tests.keepalive.virtual import World
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.flavours import Colour
-from tests.traps.watching import on
+from tests.traps.flavours import Flavour
+from tests.traps.observation import on
 
 SHORT, LONG = 500, 10_000
 ROUNDS = pytest.mark.parametrize(
@@ -56,7 +56,7 @@ async def _release(lease: Any, outcome: list[bool]) -> None:
 
 @ROUNDS
 def test_on_a_network_that_delays_either(
-    flavour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, rounds: int
+    flavour: Flavour, valkey: Server, proxy: FaultProxy, listener: Listener, rounds: int
 ) -> None:
     """The keeper is told that the lock changed, and asks about it in the very moment in which it is given back."""
     randomness = random.Random(20261115)

@@ -15,7 +15,7 @@ from tests.keepalive.measuring import note
 from tests.keepalive.virtual import World
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.flavours import Colour
+from tests.traps.flavours import Flavour
 
 MANY = 10_000
 TTL = 30.0
@@ -47,7 +47,7 @@ def test_few_requests(world: World, spread: float) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_little_of_a_core(valkey: Server, flavour: Colour) -> None:
+def test_little_of_a_core(valkey: Server, flavour: Flavour) -> None:
     """By the time that this process had a core for, so that it does not matter who else wants one."""
     client = flavour.connect(valkey.url)
     others = set(threading.enumerate())

@@ -15,8 +15,8 @@ from tests.support.lateness import kept_waiting, kept_waiting_since, lateness
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.flavours import Client, Colour
-from tests.traps.watching import await_nothing_left, on
+from tests.traps.flavours import Client, Flavour
+from tests.traps.observation import await_nothing_left, on
 
 pytestmark = pytest.mark.timing
 
@@ -49,7 +49,7 @@ def assert_lost_at_the_deadline(listener: Listener, lease: Any, what: str) -> No
 
 
 class TestTheServerStops:
-    def test_for_longer_than_the_ttl(self, fresh_server: Server, flavour: Colour, listener: Listener) -> None:
+    def test_for_longer_than_the_ttl(self, fresh_server: Server, flavour: Flavour, listener: Listener) -> None:
         client = flavour.connect(fresh_server.url)
         lease = client.acquire("report", ttl=1.8, **listener.options)
         until(lambda: fresh_server.commands_processed().get("pexpire", 0) >= 1, "a renewal")
@@ -66,7 +66,7 @@ class TestTheServerStops:
         assert client.release(lease) is False
         assert listener.words() == ["risk", "lost"]
 
-    def test_for_a_moment(self, fresh_server: Server, flavour: Colour, listener: Listener) -> None:
+    def test_for_a_moment(self, fresh_server: Server, flavour: Flavour, listener: Listener) -> None:
         client = flavour.connect(fresh_server.url)
         lease = client.acquire("report", ttl=3, **listener.options)
         fresh_server.pause()
@@ -79,7 +79,7 @@ class TestTheServerStops:
         assert listener.words() == ["risk"]
 
     def test_with_many_leases_every_loss_is_told(
-        self, fresh_server: Server, flavour: Colour, listener: Listener
+        self, fresh_server: Server, flavour: Flavour, listener: Listener
     ) -> None:
         client = flavour.connect(fresh_server.url)
         leases = [client.acquire(f"report {n}", ttl=1.0, renew=n % 2 == 0, **listener.options) for n in range(300)]
@@ -95,7 +95,7 @@ class TestTheServerStops:
         assert len(listener.words()) == len(leases) + listener.words().count("risk")
         fresh_server.resume()
 
-    def test_and_starts_again_empty(self, fresh_server: Server, flavour: Colour, listener: Listener) -> None:
+    def test_and_starts_again_empty(self, fresh_server: Server, flavour: Flavour, listener: Listener) -> None:
         client = flavour.connect(fresh_server.url)
         lease = client.acquire("report", ttl=1.5, **listener.options)
         fresh_server.restart()
@@ -111,7 +111,7 @@ class TestTheServerStops:
 
 class TestTheNetworkBreaks:
     def test_connections_cut_again_and_again(
-        self, flavour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener
+        self, flavour: Flavour, valkey: Server, proxy: FaultProxy, listener: Listener
     ) -> None:
         client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=2.4, **listener.options)
@@ -126,7 +126,7 @@ class TestTheNetworkBreaks:
 
     @pytest.mark.parametrize("direction", DIRECTIONS)
     def test_one_way_for_good(
-        self, flavour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
+        self, flavour: Flavour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
     ) -> None:
         client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=1.8, **listener.options)
@@ -142,7 +142,7 @@ class TestTheNetworkBreaks:
 
     @pytest.mark.parametrize("direction", DIRECTIONS)
     def test_one_way_for_a_moment(
-        self, flavour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
+        self, flavour: Flavour, valkey: Server, proxy: FaultProxy, listener: Listener, direction: Direction
     ) -> None:
         client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=3, **listener.options)
@@ -154,7 +154,7 @@ class TestTheNetworkBreaks:
         assert client.release(lease) is True
         assert listener.words() == ["risk"]
 
-    def test_every_other_reply_is_lost(self, flavour: Colour, proxy: FaultProxy, listener: Listener) -> None:
+    def test_every_other_reply_is_lost(self, flavour: Flavour, proxy: FaultProxy, listener: Listener) -> None:
         """Renewals are executed and not heard of; the retry says that the lock is still ours."""
         client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=2.4, **listener.options)
@@ -178,7 +178,7 @@ def _renewal_after(seen: int) -> Callable[[Any], bool]:
 
 
 class TestDialling:
-    def test_holds_up_nobody(self, flavour: Colour, valkey: Server, proxy: FaultProxy, listener: Listener) -> None:
+    def test_holds_up_nobody(self, flavour: Flavour, valkey: Server, proxy: FaultProxy, listener: Listener) -> None:
         """The connection is known to be dead, and the server takes calls without a word: the keeper tells in time."""
         client = flavour.connect(proxy.url).warm_up()
         lease = client.acquire("report", ttl=1.2, **listener.options)
@@ -190,7 +190,7 @@ class TestDialling:
         proxy.unstall()
         await_nothing_left(valkey, "report")
 
-    def test_is_foreseen(self, flavour: Colour, valkey: Server) -> None:
+    def test_is_foreseen(self, flavour: Flavour, valkey: Server) -> None:
         """Whatever stands between the keeper and the wire passes on that there is no connection, and that waits end."""
         client = flavour.connect(valkey.url)
         store = client.locks.session.store

@@ -29,7 +29,7 @@ class Pty:
         os.close(slave)
         os.set_blocking(self._master, False)
 
-    def look(self) -> str:
+    def read(self) -> str:
         """Return all output so far."""
         try:
             while new := os.read(self._master, 65536):
@@ -40,21 +40,21 @@ class Pty:
 
     @property
     def plain(self) -> str:
-        return ESCAPES.sub("", self.look()).replace("\r\n", "\n")
+        return ESCAPES.sub("", self.read()).replace("\r\n", "\n")
 
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
     def await_text(self, text: str, after: int = 0) -> None:
-        until(lambda: text in self.look()[after:], f"{text!r} on the terminal, which shows {self.text!r}", LONGEST)
+        until(lambda: text in self.read()[after:], f"{text!r} on the terminal, which shows {self.text!r}", LONGEST)
 
     def end(self) -> int:
         def over() -> bool:
-            self.look()  # a full buffer would block the program
+            self.read()  # a full buffer would block the program
             return self.process.poll() is not None
 
         until(over, "the program to end", LONGEST)
-        self.look()
+        self.read()
         return self.process.wait()
 
     def close(self) -> None:

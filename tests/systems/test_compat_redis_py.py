@@ -27,7 +27,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.systems.kit import Kit, run_cancelling, scenario
-from tests.traps.watching import Stopwatch
+from tests.traps.observation import Stopwatch
 
 CLASSES: dict[str, dict[str, Any]] = {
     "ours": {"threads": redis_py.Lock, "asyncio": redis_py.AsyncLock},

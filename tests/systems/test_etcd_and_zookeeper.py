@@ -23,7 +23,7 @@ from tests.contract.driver import FLAVOURS, Driver, done, held, scenario
 from tests.support import etcd, zookeeper
 from tests.support.etcd import Etcd
 from tests.support.zookeeper import ZooKeeper
-from tests.traps.watching import Stopwatch
+from tests.traps.observation import Stopwatch
 
 Check = Callable[[Bench], Coroutine[Any, Any, None]]
 Server = Etcd | ZooKeeper

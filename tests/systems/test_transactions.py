@@ -27,7 +27,7 @@ from tests.support.topologies import Group
 from tests.support.waiting import until
 from tests.systems.conftest import on_all_servers
 from tests.systems.kit import Kit, scenario
-from tests.traps.watching import Stopwatch
+from tests.traps.observation import Stopwatch
 
 
 def denied(server: Server, *rules: str) -> str:

@@ -18,7 +18,7 @@ from tests.support.waiting import until
 from tests.systems.conftest import on_all_servers
 from tests.systems.kit import HOWS, Kit, run_cancelling, scenario
 from tests.systems.test_plain_functions import meddler
-from tests.traps.watching import Stopwatch
+from tests.traps.observation import Stopwatch
 
 each_how = pytest.mark.parametrize("how", HOWS)
 

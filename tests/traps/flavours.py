@@ -170,4 +170,3 @@ class Asyncio(Flavour):
 
 
 FLAVOURS: dict[str, type[Flavour]] = {kind.name: kind for kind in (Threads, Asyncio)}
-Colour = Flavour

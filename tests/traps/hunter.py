@@ -40,9 +40,6 @@ class Hold(NamedTuple):
         return cls(name, int(fence), float(start), float(end))
 
 
-Claim = Hold
-
-
 class Plan(NamedTuple):
     """One acquisition: which lock, how long to wait, how long to hold, and how it ends."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.servers import Server
 from tests.traps.flavours import Flavour
-from tests.traps.watching import Stopwatch, await_queue
+from tests.traps.observation import Stopwatch, await_queue
 
 WAIT = 7.0
 

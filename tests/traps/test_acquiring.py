@@ -12,7 +12,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.traps.flavours import Client, Flavour
-from tests.traps.watching import (
+from tests.traps.observation import (
     Sampler,
     Stopwatch,
     await_nothing_left,

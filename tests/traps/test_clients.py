@@ -15,7 +15,7 @@ from lockfast import StoreRefused
 from tests.conftest import require
 from tests.support.servers import Server, available, socket_folder
 from tests.traps.flavours import Client, Flavour
-from tests.traps.watching import await_queue, traces
+from tests.traps.observation import await_queue, traces
 
 PYTHON_PARSERS = {
     ("threads", 2): _RESP2Parser,

@@ -8,8 +8,8 @@ import pytest
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.traps.flavours import Client, Flavour
+from tests.traps.observation import Stopwatch, await_queue, pubsub_clients, traces
 from tests.traps.programs import Program
-from tests.traps.watching import Stopwatch, await_queue, pubsub_clients, traces
 
 pytestmark = pytest.mark.timing
 

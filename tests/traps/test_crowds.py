@@ -11,7 +11,7 @@ import lockfast
 import lockfast.aio
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
-from tests.traps.watching import Stopwatch, await_queue, normal_clients, pubsub_clients, traces
+from tests.traps.observation import Stopwatch, await_queue, normal_clients, pubsub_clients, traces
 
 pytestmark = pytest.mark.timing
 

@@ -19,7 +19,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.traps.flavours import FLAVOURS, Client, Flavour
-from tests.traps.watching import Stopwatch, await_nothing_left, nth, on, side_by_side, traces
+from tests.traps.observation import Stopwatch, await_nothing_left, nth, on, side_by_side, traces
 
 pytestmark = pytest.mark.timing
 

@@ -5,7 +5,7 @@ import redis
 
 from tests.support.servers import Server
 from tests.traps.flavours import Client, Flavour
-from tests.traps.watching import Stopwatch, await_queue
+from tests.traps.observation import Stopwatch, await_queue
 
 pytestmark = pytest.mark.timing
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.lateness import lateness
 from tests.traps.long_waits import WAIT, LongWaits
-from tests.traps.watching import Stopwatch
+from tests.traps.observation import Stopwatch
 
 pytestmark = pytest.mark.timing
 

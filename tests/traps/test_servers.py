@@ -10,7 +10,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
 from tests.traps.flavours import Client, Flavour
-from tests.traps.watching import Stopwatch, await_queue, traces
+from tests.traps.observation import Stopwatch, await_queue, traces
 
 pytestmark = pytest.mark.timing
 
