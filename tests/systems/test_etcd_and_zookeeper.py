@@ -4,11 +4,14 @@ Both keep the contract of `lockfast.testing.contract`, except for the difference
 `make test-all` runs the contract, and `make test` the rest of this file.
 """
 
+import logging
 import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -215,6 +218,43 @@ async def test_stopped_server_is_reported(d: Driver, server: Server, name: str) 
         server.signal(signal.SIGCONT)
     async with held(d.connect().lock(name, timeout=20)) as lease:
         assert lease.state is State.HELD
+
+
+@scenario
+async def test_close_ends_a_wait_at_once(d: Driver, name: str) -> None:
+    async with held(d.lock(name)):
+        client = d.connect()
+
+        async def wait() -> None:
+            with pytest.raises(ConfigurationError, match="closed"):
+                await done(client.lock(name).acquire())
+
+        waiting = d.start(wait)
+        await d.queue_length(d.lock(name), 1)
+        watch = Stopwatch()
+        await done(client.close())
+        await waiting.result()
+        assert watch.seconds < watch.most(1.5)
+        await d.queue_length(d.lock(name), 0)
+
+
+def test_threads_share_a_fresh_connection(server: Server, name: str) -> None:
+    for number in range(5):
+        with FLAVOURS["threads"].open(server.url) as locks, ThreadPoolExecutor(16) as pool:
+            start = Barrier(16)
+
+            def cycle(each: str, locks: Any = locks, start: Barrier = start) -> None:
+                start.wait()
+                with locks.lock(each, timeout=20):
+                    pass
+
+            list(pool.map(cycle, [f"{name}:{number}:{thread}" for thread in range(16)]))
+
+
+def test_connecting_leaves_the_loggers_of_the_program_alone(server: Server, name: str) -> None:
+    level = logging.getLogger("kazoo").level
+    with FLAVOURS["threads"].open(server.url) as locks, locks.lock(name):
+        assert logging.getLogger("kazoo").level == level
 
 
 BAD = ["{}://", "{}://host:x", "{}://host/path", "{}://host?a=1", "{}://host:0"]

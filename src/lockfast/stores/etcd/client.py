@@ -14,10 +14,19 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from socket import SHUT_RDWR
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from lockfast.errors import ConfigurationError, Outcome, StoreError, StoreProtocolError, StoreRefused, StoreUnavailable
+from lockfast.errors import (
+    ConfigurationError,
+    Outcome,
+    StoreError,
+    StoreProtocolError,
+    StoreRefused,
+    StoreUnavailable,
+    closed_error,
+)
 from lockfast.ports import Runtime
 from lockfast.values import clean
 
@@ -93,7 +102,10 @@ def _invalid_url() -> ConfigurationError:
 
 
 class EtcdClient(ABC):
-    """One etcd cluster. The flavours differ only in how they send."""
+    """One etcd cluster. The flavours differ only in how they send.
+
+    Invariant: `_sockets` has the socket of every open stream, and changes only under `_mutex`.
+    """
 
     def __init__(self, url: str, runtime: Runtime) -> None:
         try:
@@ -106,7 +118,11 @@ class EtcdClient(ABC):
         self._servers = Servers(url)
         self.shown = self._servers.shown
         self._runtime = runtime
+        self._mutex = runtime.mutex()
         self._http: Any = None
+        self._sockets: list[Any] = []
+        self._cancelled = False
+        self._closed = False
 
     async def call(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
         """Return the reply; raise `EtcdError` for an error reply, `StoreUnavailable` if none came in time."""
@@ -130,11 +146,34 @@ class EtcdClient(ABC):
                 async for line in lines:
                     yield json.loads(line)
         except StoreUnavailable as error:
-            if not isinstance(error.__cause__, self._httpx.ReadTimeout):
+            if not self._cancelled and not isinstance(error.__cause__, self._httpx.ReadTimeout):
                 self._servers.failed(base)
                 raise
         finally:
             await lines.aclose()
+        if self._cancelled:
+            raise closed_error()
+
+    def cancel_streams(self) -> None:
+        """End all streams, open and future, with the error of a closed session. Any thread may call it."""
+        with self._mutex:
+            self._cancelled = True
+            for socket in self._sockets:
+                _shut_down(socket)
+
+    @contextmanager
+    def _registered(self, response: Any) -> Iterator[None]:
+        """Let `cancel_streams` end this stream: only a shutdown wakes a thread that is blocked in a read."""
+        socket = response.extensions["network_stream"].get_extra_info("socket")
+        with self._mutex:
+            self._sockets.append(socket)
+            if self._cancelled:
+                _shut_down(socket)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._sockets.remove(socket)
 
     async def _authenticate(self, until: float) -> None:
         self._servers.token = None
@@ -174,12 +213,23 @@ class EtcdClient(ABC):
             ) from error
 
     def _connected(self, kind: type[Any]) -> Any:
-        if self._http is None:
-            self._http = kind(limits=self._httpx.Limits(max_connections=None), trust_env=False)
-        return self._http
+        with self._mutex:
+            if self._closed:
+                raise closed_error()
+            if self._http is None:
+                self._http = kind(limits=self._httpx.Limits(max_connections=None), trust_env=False)
+            return self._http
+
+    def _disconnected(self) -> Any:
+        with self._mutex:
+            self._closed = True
+            http, self._http = self._http, None
+        return http
 
     def reset(self) -> None:
+        self._mutex = self._runtime.mutex()
         self._http = None
+        self._sockets = []
 
     @abstractmethod
     async def _send(self, url: str, body: dict[str, Any], limit: float) -> Any: ...
@@ -200,13 +250,17 @@ class ThreadClient(EtcdClient):
 
     async def _stream(self, url: str, body: dict[str, Any], limit: float) -> AsyncGenerator[str, None]:
         http = self._connected(self._httpx.Client)
-        with http.stream("POST", url, json=body, headers=self._servers.headers, timeout=limit) as response:
+        with (
+            http.stream("POST", url, json=body, headers=self._servers.headers, timeout=limit) as response,
+            self._registered(response),
+        ):
             for line in response.iter_lines():
                 yield line
 
     async def close(self) -> None:
-        if self._http is not None:
-            self._http.close()
+        http = self._disconnected()
+        if http is not None:
+            http.close()
 
 
 class AsyncClient(EtcdClient):
@@ -219,12 +273,21 @@ class AsyncClient(EtcdClient):
     async def _stream(self, url: str, body: dict[str, Any], limit: float) -> AsyncGenerator[str, None]:
         http = self._connected(self._httpx.AsyncClient)
         async with http.stream("POST", url, json=body, headers=self._servers.headers, timeout=limit) as response:
-            async for line in response.aiter_lines():
-                yield line
+            with self._registered(response):
+                async for line in response.aiter_lines():
+                    yield line
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.aclose()
+        http = self._disconnected()
+        if http is not None:
+            await http.aclose()
+
+
+def _shut_down(socket: Any) -> None:
+    try:
+        socket.shutdown(SHUT_RDWR)
+    except OSError:
+        pass  # the server has closed it
 
 
 def _decoded(response: Any) -> dict[str, Any]:

@@ -44,6 +44,8 @@ ROUNDS = 50
 """How often an operation starts again after a lost race. Each lost race means progress for another client."""
 MOST_SHOWN = 1000
 PAGE = 50
+LEAVE_WITHIN = 0.3
+"""Seconds that `cancel_waits` gives the waiters to leave the queue."""
 RENEWALS_PER_READ = 40
 """Locks read in one transaction; etcd allows 128 operations."""
 
@@ -229,7 +231,6 @@ class EtcdStore(Store):
         return True
 
     async def release(self, name: str, holder: str, until: float) -> bool:
-        self._boxes.pop(holder, None)
         released = await self._end_grant(name, holder, until)
         if not released:
             await self._transact(name, [], [records.delete(wait_key(name, holder))], until)
@@ -314,6 +315,13 @@ class EtcdStore(Store):
             persistence=Persistence.FILE,
             replicas=max(0, len(members.get("members", ())) - 1),
         )
+
+    async def cancel_waits(self) -> None:
+        """Cancel all waits, and give the waiters a moment to leave the queue."""
+        self._client.cancel_streams()
+        give_up_at = self._runtime.now() + LEAVE_WITHIN
+        while self._boxes and self._runtime.now() < give_up_at:
+            await self._runtime.sleep(0.005)
 
     async def close(self) -> None:
         await self._client.close()

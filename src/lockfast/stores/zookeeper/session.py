@@ -12,9 +12,12 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from lockfast.errors import ConfigurationError, Outcome, StoreRefused, StoreUnavailable
+from lockfast.errors import ConfigurationError, Outcome, StoreRefused, StoreUnavailable, closed_error
 from lockfast.ports import Runtime
 from lockfast.values import clean
+
+kazoo_log = logging.getLogger("lockfast.kazoo")
+kazoo_log.setLevel(logging.CRITICAL)  # our errors report the same
 
 URL_SHAPE = "zookeeper://user:password@host1:2181,host2:2181"
 SESSION_SECONDS = 10.0
@@ -34,13 +37,14 @@ class Session:
             raise ConfigurationError(
                 "A ZooKeeper URL needs kazoo, which is not installed. Run: pip install 'lockfast[zookeeper]'"
             ) from error
-        logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # our errors report the same
         self._new_client = kazoo.client.KazooClient
         self.errors: Any = kazoo.exceptions
         self._runtime = runtime
         self._is_async = flavour == "asyncio"
+        self._mutex = runtime.mutex()
         self._client: Any = None
         self._connected: Any = None
+        self._closed = False
         try:
             parts = urlsplit(url)
             hosts = parts.netloc.rpartition("@")[2].split(",")
@@ -54,11 +58,14 @@ class Session:
         self.shown = clean(f"zookeeper://{self._hosts}")
 
     def _started(self) -> Any:
-        if self._client is None:
-            auth = [("digest", self._login)] if self._login else None
-            self._client = self._new_client(self._hosts, timeout=SESSION_SECONDS, auth_data=auth)
-            self._connected = self._client.start_async()
-        return self._client
+        with self._mutex:
+            if self._closed:
+                raise closed_error()
+            if self._client is None:
+                auth = [("digest", self._login)] if self._login else None
+                self._client = self._new_client(self._hosts, timeout=SESSION_SECONDS, auth_data=auth, logger=kazoo_log)
+                self._connected = self._client.start_async()
+            return self._client
 
     async def request(self, send: Callable[[Any], Any], until: float) -> Any:
         """Call `send(client)` and return the reply; raise kazoo's exception for an error reply."""
@@ -100,7 +107,9 @@ class Session:
         return reply.get(block=False)
 
     async def close(self) -> None:
-        client, self._client = self._client, None
+        with self._mutex:
+            self._closed = True
+            client, self._client = self._client, None
         if client is None:
             return
         if self._is_async:
@@ -109,6 +118,7 @@ class Session:
             _stop(client)
 
     def reset(self) -> None:
+        self._mutex = self._runtime.mutex()
         self._client = None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
-from lockfast.errors import StoreUnavailable
+from lockfast.errors import StoreUnavailable, closed_error
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.zookeeper import nodes
@@ -40,6 +40,8 @@ from lockfast.values import (
 
 ROUNDS = 50
 """How often an operation starts again after a lost race. Each lost race means progress for another client."""
+LEAVE_WITHIN = 0.3
+"""Seconds that `cancel_waits` gives the waiters to leave the queue."""
 ANY_VERSION = -1
 MOST_SHOWN = 200
 PAGE = 50
@@ -69,13 +71,18 @@ class ZooKeeperMailbox:
 
     async def wait(self, until: float) -> Notification | None:
         while True:
-            node = await self._store.read_holder(self.name, until, lambda _: self._waker.wake())
+            if self._store.waits_cancelled:
+                raise closed_error()
+            node = await self._store.read_holder(self.name, until, lambda _: self.wake())
             if node is None:
                 return None  # free: the next request grants the lock to the first waiter
             if node.holder == self._holder and node.created_by > self.written_by:
                 return GrantNotification(self.attempt, node.created_by)
             if not await self._waker.wait(until):
                 return None
+
+    def wake(self) -> None:
+        self._waker.wake()
 
     def close(self) -> None:
         self._store.boxes.pop(self._holder, None)
@@ -92,6 +99,7 @@ class ZooKeeperStore(Store):
         self._errors = session.errors
         self._runtime = runtime
         self.boxes: dict[str, ZooKeeperMailbox] = {}
+        self.waits_cancelled = False
 
     def mailbox(self, holder: str) -> Mailbox:
         box = self.boxes[holder] = ZooKeeperMailbox(self, self._runtime, holder)
@@ -210,7 +218,6 @@ class ZooKeeperStore(Store):
         return await self._transact(change, until)
 
     async def release(self, name: str, holder: str, until: float) -> bool:
-        self.boxes.pop(holder, None)
         released = await self._end_grant(name, holder, until)
         prefix = nodes.waiter_prefix(name, holder)
         if not released:
@@ -282,6 +289,15 @@ class ZooKeeperStore(Store):
     async def facts(self, until: float) -> Facts:
         await self._clock(until)
         return Facts("zookeeper", persistence=Persistence.FILE)
+
+    async def cancel_waits(self) -> None:
+        """Cancel all waits, and give the waiters a moment to leave the queue."""
+        self.waits_cancelled = True
+        for box in list(self.boxes.values()):
+            box.wake()
+        give_up_at = self._runtime.now() + LEAVE_WITHIN
+        while self.boxes and self._runtime.now() < give_up_at:
+            await self._runtime.sleep(0.005)
 
     async def close(self) -> None:
         await self._session.close()
