@@ -51,9 +51,7 @@ MUTANTS: dict[str, Mutant] = {
         "",
         contract.expiry_hand_off,
     ),
-    "an expired lock stays taken": sql(
-        "acquire_free", "OR lock.expires_at <= excluded.since", "OR lock.expires_at < 0", contract.expiry
-    ),
+    "an expired lock stays taken": rule("_live", "or expires_at <= tx.now", "or False", contract.expiry_hand_off),
     "anybody releases": sql("release_uncontended", "AND holder = ?", "AND ? IS NOT NULL", contract.release),
     "a release forgets the queue": sql(
         "release_uncontended",
@@ -88,9 +86,6 @@ MUTANTS: dict[str, Mutant] = {
     "anybody is forced out": rule("force_release", "or lock.holder != holder", "", contract.force_release),
     "a forced release keeps the fence": rule(
         "force_release", "fence = _next_fence(tx, lock.fence)", "fence = lock.fence", contract.force_release
-    ),
-    "an expired ticket is granted": rule(
-        "_grant_to_head", "if head.expires_at <= tx.now:", "if False:", contract.expired_ticket
     ),
     "a dead waiter stops the queue": rule(
         "_grant_to_head",

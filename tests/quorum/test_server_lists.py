@@ -16,8 +16,8 @@ URLS = [f"redis://10.0.0.{number}:6379/0" for number in range(1, 6)]
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("empty", [], "list is empty"),
-    ("one", URLS[:1], "A list of 1"),
-    ("two", URLS[:2], "A list of 2"),
+    ("one", URLS[:1], "A quorum of 1"),
+    ("two", URLS[:2], "A quorum of 2"),
     ("twice", [*URLS[:2], URLS[0]], "twice"),
     ("twice in another database", [*URLS[:2], "redis://10.0.0.1:6379/7"], "twice"),
     ("a list in a list", [URLS[0], URLS[1], [URLS[2]]], "not a nested list"),

@@ -251,6 +251,10 @@ async def renewal(bench: Bench) -> None:
     left = (await bench.inspect(store)).ttl_left or 0
     more(left, LONG / 2, "a renewal sets the ttl that it names")
     more(LONG + 0.001, left, "a stranger's renewal changes nothing")
+    late = [Renewal(bench.name, claim.holder, 1.0)]
+    equal(await store.renew(late, bench.until()), [True], "a renewal with a shorter ttl is valid")
+    as_a(Granted, await store.acquire(claim, None, bench.until()), "a repeated claim is granted")
+    more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "neither of them shortens a grant")
     free = await store.inspect(bench.name + ":free", bench.until())
     equal(free.locked, False, "a renewal never acquires a free lock")
 
@@ -293,9 +297,15 @@ async def expiry(bench: Bench) -> None:
     """An expired grant cannot be renewed, released or adopted, and the lock is free."""
     store, claim, successor = bench.store(), bench.claim("a", ttl=BRIEF), bench.claim("b")
     fence = await bench.acquire(store, claim)
-    granted = await bench.acquire_expired(store, successor, "a grant expires with its ttl")
-    more(granted.fence, fence, "fences grow across an expiry")
+
+    async def freed() -> bool | None:
+        return None if (await bench.inspect(store)).locked else True
+
+    await bench.poll(freed, "a grant expires with its ttl")
     equal(await store.renew([Renewal(*claim[:3])], bench.until()), [False], "an expired grant cannot be renewed")
+    granted = await bench.acquire_expired(store, successor, "an expired lock is free")
+    more(granted.fence, fence, "fences grow across an expiry")
+    equal(await store.renew([Renewal(*claim[:3])], bench.until()), [False], "a lost grant cannot be renewed")
     equal(await store.release(bench.name, claim.holder, bench.until()), False, "an expired grant cannot be released")
     equal(await store.adopt(bench.claim("c"), claim.holder, bench.until()), None, "an expired grant cannot be adopted")
     equal((await bench.inspect(store)).holder, successor.holder, "the new holder keeps the lock")
