@@ -48,7 +48,7 @@ class BaseLock(Generic[LeaseT]):
     _lease_class: type[LeaseT]
     _is_async: ClassVar[bool]
 
-    def __init__(self, client: Any, name: str, **options: Unpack[LockOptions]) -> None:
+    def __init__(self, client: Any, name: str, **options: Unpack[LockOptions[LeaseT]]) -> None:
         """Make a lock on a client of redis-py or valkey-py, or on a connection; options as for `locks.lock()`."""
         self._client = client  # must outlive the lock: it owns the session
         self._session = session = session_of(client, is_async=self._is_async)

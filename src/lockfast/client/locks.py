@@ -56,11 +56,11 @@ class BaseLocks(Generic[LeaseT]):
             observer=observer,
         )
 
-    async def _adopt(self, text: str, options: LockOptions) -> LeaseT:
+    async def _adopt(self, text: str, options: LockOptions[LeaseT]) -> LeaseT:
         session = self.session
         session.ensure_open()
         exported = ExportedLease.decode(text)
-        lock = self._lock_class(self, exported.name, **cast(LockOptions, {"ttl": exported.ttl, **options}))
+        lock = self._lock_class(self, exported.name, **cast("LockOptions[LeaseT]", {"ttl": exported.ttl, **options}))
         claim = Claim(lock.name, session.runtime.new_holder_id(), lock._options.ttl, lock._options.owner)
         grant = await adopt(session.ports, claim, exported.holder)
         if grant is None:
@@ -71,7 +71,9 @@ class BaseLocks(Generic[LeaseT]):
             )
         return lock._lease(grant)
 
-    def _resume(self, name: str, holder: str, fence: int, sent_at: float, **options: Unpack[LockOptions]) -> LeaseT:
+    def _resume(
+        self, name: str, holder: str, fence: int, sent_at: float, **options: Unpack[LockOptions[LeaseT]]
+    ) -> LeaseT:
         """Return a lease on a grant that was made, by a request sent at `sent_at`, before this session existed."""
         self.session.ensure_open()
         lock = self._lock_class(self, name, **options)
@@ -105,7 +107,7 @@ class Locks(BaseLocks[Lease]):
     _is_async = False
     _lock_class = Lock
 
-    def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
+    def lock(self, name: str, **options: Unpack[LockOptions[Lease]]) -> Lock:
         """Return the lock of that name. Options, all by keyword:
 
         `ttl` (30): seconds that the store keeps a grant without a renewal, and so the longest that a crashed holder
@@ -120,7 +122,7 @@ class Locks(BaseLocks[Lease]):
         """
         return Lock(self, name, **options)
 
-    def rlock(self, name: str, **options: Unpack[LockOptions]) -> RLock:
+    def rlock(self, name: str, **options: Unpack[LockOptions[Lease]]) -> RLock:
         """Return a lock that the thread that holds it may acquire again, at no cost; options as for `lock`.
 
         >>> import lockfast
@@ -142,7 +144,7 @@ class Locks(BaseLocks[Lease]):
         at_least: Seconds = 0.0,
         at_most: Seconds | None = None,
         busy: Literal["skip"] = "skip",
-        **options: Unpack[CommonOptions],
+        **options: Unpack[CommonOptions[Lease]],
     ) -> Once[Skipped]: ...
 
     @overload
@@ -154,7 +156,7 @@ class Locks(BaseLocks[Lease]):
         at_least: Seconds = 0.0,
         at_most: Seconds | None = None,
         busy: Literal["wait", "raise"],
-        **options: Unpack[CommonOptions],
+        **options: Unpack[CommonOptions[Lease]],
     ) -> Once[Never]: ...
 
     def once(
@@ -165,7 +167,7 @@ class Locks(BaseLocks[Lease]):
         at_least: Seconds = 0.0,
         at_most: Seconds | None = None,
         busy: Busy = "skip",
-        **options: Unpack[CommonOptions],
+        **options: Unpack[CommonOptions[Lease]],
     ) -> Once[Any]:
         """Return a job that many start and one runs: `with locks.once("report") as run: if run: ...`, or a decorator.
 
@@ -187,7 +189,7 @@ class Locks(BaseLocks[Lease]):
         chosen = schedule(every, at_least, at_most, busy)
         return Once(Lock(self, name, **lock_options(chosen, options)), chosen)
 
-    def guard(self, name: NameOf, **options: Unpack[LockOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    def guard(self, name: NameOf, **options: Unpack[LockOptions[Lease]]) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Return a decorator: each call runs under the lock that its arguments name.
 
         >>> import lockfast
@@ -235,7 +237,7 @@ class Locks(BaseLocks[Lease]):
         """
         return cast(V, run(self._update(key, change, (attempts, timeout, adaptive))))
 
-    def adopt(self, text: str, **options: Unpack[LockOptions]) -> Lease:
+    def adopt(self, text: str, **options: Unpack[LockOptions[Lease]]) -> Lease:
         """Take over the lease that `lease.export()` wrote into `text`; exactly one client gets it.
 
         >>> import lockfast
@@ -304,7 +306,7 @@ class AsyncLocks(BaseLocks[AsyncLease]):
     _is_async = True
     _lock_class = AsyncLock
 
-    def lock(self, name: str, **options: Unpack[LockOptions]) -> AsyncLock:
+    def lock(self, name: str, **options: Unpack[LockOptions[AsyncLease]]) -> AsyncLock:
         """Return the lock of that name; options as for `Locks.lock`, and `cancel_on_loss` (True): cancel the body of
         the `async with` when the lease is lost.
 
@@ -314,7 +316,7 @@ class AsyncLocks(BaseLocks[AsyncLease]):
         """
         return AsyncLock(self, name, **options)
 
-    def rlock(self, name: str, **options: Unpack[LockOptions]) -> AsyncRLock:
+    def rlock(self, name: str, **options: Unpack[LockOptions[AsyncLease]]) -> AsyncRLock:
         """Return a lock that the task that holds it may acquire again, at no cost; options as for `lock`."""
         from lockfast.client.rlock import AsyncRLock
 
@@ -329,7 +331,7 @@ class AsyncLocks(BaseLocks[AsyncLease]):
         at_least: Seconds = 0.0,
         at_most: Seconds | None = None,
         busy: Literal["skip"] = "skip",
-        **options: Unpack[CommonOptions],
+        **options: Unpack[CommonOptions[AsyncLease]],
     ) -> AsyncOnce[Skipped]: ...
 
     @overload
@@ -341,7 +343,7 @@ class AsyncLocks(BaseLocks[AsyncLease]):
         at_least: Seconds = 0.0,
         at_most: Seconds | None = None,
         busy: Literal["wait", "raise"],
-        **options: Unpack[CommonOptions],
+        **options: Unpack[CommonOptions[AsyncLease]],
     ) -> AsyncOnce[Never]: ...
 
     def once(
@@ -352,7 +354,7 @@ class AsyncLocks(BaseLocks[AsyncLease]):
         at_least: Seconds = 0.0,
         at_most: Seconds | None = None,
         busy: Busy = "skip",
-        **options: Unpack[CommonOptions],
+        **options: Unpack[CommonOptions[AsyncLease]],
     ) -> AsyncOnce[Any]:
         """Return a job that many start and one runs, for `async with` or coroutine functions; see `Locks.once`."""
         from lockfast.client.once import AsyncOnce, lock_options, schedule
@@ -361,7 +363,7 @@ class AsyncLocks(BaseLocks[AsyncLease]):
         return AsyncOnce(AsyncLock(self, name, **lock_options(chosen, options)), chosen)
 
     def guard(
-        self, name: NameOf, **options: Unpack[LockOptions]
+        self, name: NameOf, **options: Unpack[LockOptions[AsyncLease]]
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Return a decorator for coroutine functions: each call runs under the lock that its arguments name."""
         self.session.options(options)  # report wrong options here, not at the first call
@@ -391,7 +393,7 @@ class AsyncLocks(BaseLocks[AsyncLease]):
         """Change the value of a key on the server; `change` may be a coroutine function. See `Locks.update`."""
         return cast(V, await self._update(key, change, (attempts, timeout, adaptive)))
 
-    async def adopt(self, text: str, **options: Unpack[LockOptions]) -> AsyncLease:
+    async def adopt(self, text: str, **options: Unpack[LockOptions[AsyncLease]]) -> AsyncLease:
         """Take over the lease that `lease.export()` wrote into `text`; exactly one client gets it."""
         return await self._adopt(text, options)
 

@@ -24,7 +24,7 @@ from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 from lockfast.client.guard import check_function
 from lockfast.client.lease import AsyncLease, BaseLease, Lease
 from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
-from lockfast.client.options import CommonOptions, LockOptions
+from lockfast.client.options import CommonOptions, L, LockOptions
 from lockfast.client.scope import Scope, pop_scope
 from lockfast.errors import AcquireTimeout, ConfigurationError, StoreError
 from lockfast.runtime.runner import run
@@ -90,12 +90,12 @@ def schedule(every: Seconds | None, at_least: Seconds, at_most: Seconds | None, 
     return Schedule(least, max(least, SHARE * (period or 0.0)), most, busy)
 
 
-def lock_options(chosen: Schedule, options: CommonOptions) -> LockOptions:
+def lock_options(chosen: Schedule, options: CommonOptions[L]) -> LockOptions[L]:
     """Return the options of the job's lock."""
     for option in ("max_hold", "renew"):
         if option in options:
             raise ConfigurationError(f"once() has no option {option}: at_most limits how long a run may take.")
-    return cast(LockOptions, options if chosen.at_most is None else {**options, "max_hold": chosen.at_most})
+    return cast("LockOptions[L]", options if chosen.at_most is None else {**options, "max_hold": chosen.at_most})
 
 
 class BaseOnce(Generic[LeaseT]):

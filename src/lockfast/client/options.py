@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 from lockfast.errors import ConfigurationError
 from lockfast.values import LEAST_TTL, Owner, Seconds, seconds, shown
 
+L = TypeVar("L")
+"""The class of the lease, for callbacks."""
 
-class CommonOptions(TypedDict, total=False):
+
+class CommonOptions(TypedDict, Generic[L], total=False):
     """The options that locks and jobs (`locks.once`) share; `locks.lock` explains them."""
 
     ttl: Seconds
     timeout: Seconds | None
     label: str | None
-    on_risk: Callable[[Any], object] | None
-    on_lost: Callable[[Any], object] | None
+    on_risk: Callable[[L], object] | None
+    on_lost: Callable[[L], object] | None
     cancel_on_loss: bool
     local_handoff: bool
 
 
-class LockOptions(CommonOptions, total=False):
+class LockOptions(CommonOptions[L], Generic[L], total=False):
     """The options of `locks.lock()`, which explains them."""
 
     renew: bool
@@ -57,7 +60,7 @@ class Options(NamedTuple):
 NAMES = (*CommonOptions.__annotations__, "renew", "max_hold")
 
 
-def checked(owner: Owner, options: LockOptions) -> Options:
+def checked(owner: Owner, options: LockOptions[Any]) -> Options:
     """Check `options` and fill in the defaults."""
     try:
         return _checked(owner, **options)

@@ -30,7 +30,7 @@ class Reentrant(BaseLock[LeaseT]):
     Each caller changes only its own entry, so no mutex is needed.
     """
 
-    def __init__(self, client: Any, name: str, **options: Unpack[LockOptions]) -> None:
+    def __init__(self, client: Any, name: str, **options: Unpack[LockOptions[LeaseT]]) -> None:
         super().__init__(client, name, **options)
         self._levels: dict[Hashable, tuple[LeaseT, int]] = {}
 

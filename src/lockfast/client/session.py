@@ -88,7 +88,7 @@ class Session:
         self.callbacks = BackgroundTasks(self.runtime, "callback", CALLBACK_WORKERS)
         self._closing = SingleFlight(self.runtime, "close")
 
-    def options(self, options: LockOptions) -> Options:
+    def options(self, options: LockOptions[Any]) -> Options:
         return checked(self.owner, options) if options else self.default_options
 
     def deadline(self, wait: float | None) -> Deadline:
