@@ -276,6 +276,21 @@ def test_store_checks_the_mount_table(bed: Bed, tmp_path: Path, monkeypatch: pyt
         take(bed.store())
 
 
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_file_in_use_under_another_boot_id_is_refused(flavour: str, tmp_path: Path) -> None:
+    """A container may have its own boot id. Its live grants are not those of an earlier boot."""
+    with Bed(flavour, tmp_path, real_time=True) as bed:
+        store = bed.store()
+        bed.run(store.acquire(claim("one"), None, LONG))
+        bed.boot = "another container"
+        other = bed.store()
+        with pytest.raises(ConfigurationError, match="another boot id"):
+            bed.run(other.acquire(claim("two"), None, bed.runtime.now() + 0.1))
+        assert bed.run(store.inspect("report", LONG)).holder == "one"
+        bed.run(store.close())
+        assert isinstance(bed.run(other.acquire(claim("two"), None, LONG)), Granted)
+
+
 def test_boot_id_is_stable() -> None:
     assert boot_id() == boot_id() != ""
 

@@ -65,15 +65,24 @@ def in_transaction(connection: sqlite3.Connection, work: Callable[[], T], begin:
     return result
 
 
+class OtherBootInUse(sqlite3.OperationalError):
+    """A live process has the file open, under another boot id than ours."""
+
+    sqlite_errorcode = sqlite3.SQLITE_BUSY  # retried: processes that start after a reboot meet for a moment only
+
+
 def open_or_create(path: str, boot: str) -> sqlite3.Connection:
     """Open the lock file in autocommit mode, create its tables if it is empty, and void grants of earlier boots."""
     connection = _connect(path)
     try:
         # One transaction: another process may create the tables between the reads.
         if not in_transaction(connection, lambda: _is_lock_file(connection, path), "BEGIN"):
-            _create_tables(connection, path)
+            _create_tables(connection, path, boot)
+        if _stored_boot(connection) != boot:
+            connection.close()
+            _void_earlier_boots(path, boot)
+            connection = _connect(path)
         _configure(connection)
-        _void_earlier_boots(connection, boot)
     except BaseException:
         connection.close()
         raise
@@ -130,7 +139,7 @@ def _is_lock_file(connection: sqlite3.Connection, path: str) -> bool:
     return False
 
 
-def _create_tables(connection: sqlite3.Connection, path: str) -> None:
+def _create_tables(connection: sqlite3.Connection, path: str, boot: str) -> None:
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     mode: str = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
@@ -144,14 +153,20 @@ def _create_tables(connection: sqlite3.Connection, path: str) -> None:
             code = "\n".join(line for line in _text("schema.sql").splitlines() if not line.startswith("--"))
             for statement in filter(None, map(str.strip, code.split(";"))):
                 connection.execute(statement)
+            connection.execute(SQL["set_boot"], (boot,))
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {LAYOUT}")
 
     in_transaction(connection, create)
 
 
-def _void_earlier_boots(connection: sqlite3.Connection, boot: str) -> None:
-    """Void all grants and tickets if the machine has restarted: their holders and their clock are gone."""
+def _void_earlier_boots(path: str, boot: str) -> None:
+    """Void all grants and tickets if the machine has restarted: their holders and their clock are gone.
+
+    This needs the file for itself. After a restart no process has it open; a process that does is alive, in a container
+    with its own boot id.
+    """
+    connection = _connect(path)
 
     def void() -> None:
         if _stored_boot(connection) != boot:
@@ -159,8 +174,15 @@ def _void_earlier_boots(connection: sqlite3.Connection, boot: str) -> None:
             connection.execute(SQL["void_waiters"])
             connection.execute(SQL["set_boot"], (boot,))
 
-    if _stored_boot(connection) != boot:
+    try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         in_transaction(connection, void)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+        raise OtherBootInUse(str(error)) from error
+    finally:
+        connection.close()
 
 
 def _stored_boot(connection: sqlite3.Connection) -> str:

@@ -35,7 +35,7 @@ from lockfast.errors import (
 )
 from lockfast.ports import Runtime
 from lockfast.stores.sqlite import location
-from lockfast.stores.sqlite.connection import open_or_create, wal_bytes
+from lockfast.stores.sqlite.connection import OtherBootInUse, open_or_create, wal_bytes
 
 log = logging.getLogger("lockfast")
 
@@ -89,12 +89,9 @@ class Database:
             except sqlite3.Error as error:
                 if primary_code(error) not in BUSY:
                     raise self._failed(error) from error
-            left = until - self._runtime.now()
-            if left <= 0:
-                raise StoreUnavailable(
-                    f"The lock file {self.path} stayed busy: another process keeps a transaction open. Nothing was "
-                    f"changed. If this lasts, a process is stopped inside a transaction; fuser {self.path} lists them."
-                )
+                left = until - self._runtime.now()
+                if left <= 0:
+                    raise _still_busy(error, self.path) from error
             await self._runtime.sleep(min(left, pause * (0.5 + self._runtime.random())))
             pause = min(pause * 2, LONGEST_PAUSE)
 
@@ -191,6 +188,19 @@ class Database:
             _never_close(self._connection)
             self._orphaned = True
         return True
+
+
+def _still_busy(error: sqlite3.Error, path: str) -> LockError:
+    if isinstance(error, OtherBootInUse):
+        return ConfigurationError(
+            f"The lock file {path} is in use by a process with another boot id, probably in another container. The two "
+            "disagree on which locks are from before a restart, so they cannot share it. Nothing was locked. Use a "
+            "Redis or Valkey server, or let the containers see the boot id of the host."
+        )
+    return StoreUnavailable(
+        f"The lock file {path} stayed busy: another process keeps a transaction open. Nothing was changed. If this "
+        f"lasts, a process is stopped inside a transaction; fuser {path} lists them."
+    )
 
 
 def _never_close(connection: sqlite3.Connection) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from lockfast.errors import ConfigurationError, StoreError
+from lockfast.errors import ConfigurationError, LockError, StoreError
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.sqlite import boot, transactions
@@ -111,7 +111,7 @@ class SqliteStore(Store):
     async def _sweep(self) -> None:
         try:
             await self._transact(transactions.sweep, until=0.0)  # one try: it is not urgent
-        except StoreError as error:
+        except LockError as error:  # if it matters, the request itself meets it too
             log.debug("Could not sweep the lock file now: %s", error)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
