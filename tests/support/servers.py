@@ -86,7 +86,7 @@ def _reserve_port() -> socket.socket:
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
-    """A temporary folder in /tmp, whatever TMPDIR is: the path of a Unix socket has at most 107 bytes."""
+    """A temporary folder in /tmp, not in TMPDIR: the path of a Unix socket has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="lockfast-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -164,7 +164,7 @@ class Server:
             with WireClient(self.port, self.host, timeout=1.0) as client:
                 client.call("PING")
         except ReplyError as error:
-            # A server that requires a password is up; one that is loading its data is not.
+            # NOAUTH means that the server is up; LOADING means that it still reads its data.
             return not (until_loaded and str(error).startswith("LOADING"))
         except OSError:
             return False

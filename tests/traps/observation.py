@@ -87,7 +87,7 @@ def pubsub_clients(server: Server) -> int:
 
 
 def normal_clients(server: Server) -> int:
-    """The number of connections without a subscription, except the one that asks."""
+    """The number of connections without a subscription, except our own."""
     listed: str = server.raw("CLIENT", "LIST", "TYPE", "normal")
     return len(listed.splitlines()) - 1
 
