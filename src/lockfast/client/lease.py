@@ -41,6 +41,8 @@ class BaseLease:
     """After a release, the name stays taken until this moment on the clock of the runtime."""
     _scope: Scope | None = None
     _wakers: tuple[Waker, ...] = ()
+    _started = 0.0
+    """When the acquisition began; measured only for an observer."""
     _ended = False
     """Whether `lock.release()` must not find this lease any more."""
 
@@ -50,6 +52,8 @@ class BaseLease:
         self._lock = lock  # keeps the user's client alive, if the lock was made on one
         self._session = session
         self._core = LeaseState(session.runtime, options.renew, options.max_hold)
+        if session.ports.emit is not None:
+            self._started = session.runtime.now()
 
     def _begin(self, grant: Grant) -> None:
         """The store granted the claim."""
@@ -58,6 +62,24 @@ class BaseLease:
         self._shared_grant = grant.shared_grant
         self._core.begin(grant, self._on_change)
         session.keepalive.watch(self._core)
+        if session.ports.emit is not None:
+            self._core.held_since = session.runtime.now()
+            self._event(EventKind.GRANTED, self._started)
+
+    def _event(self, kind: EventKind, since: float, detail: str = "") -> None:
+        """Report an event to the observer, if there is one; `since` is when the wait or the hold began."""
+        session, core = self._session, self._core
+        if session.ports.emit is not None:
+            name, seconds = self._lock.name, session.runtime.now() - since
+            session.ports.emit(Event(kind, name, seconds, core.fence or None, detail))
+
+    def _not_acquired(self, error: BaseException | None = None) -> None:
+        """The acquisition failed, or timed out if there is no `error`."""
+        self._core.caller = None  # a task keeps its error, and that this lease: it must not keep the task
+        if error is None:
+            self._event(EventKind.TIMED_OUT, self._started)
+        elif isinstance(error, StoreUnavailable):
+            self._event(EventKind.UNAVAILABLE, self._started, str(error))
 
     @property
     def name(self) -> str:
@@ -155,10 +177,8 @@ class BaseLease:
 
     def _on_change(self, state: State) -> None:
         core, session = self._core, self._session
-        if session.ports.emit is not None and state in (AT_RISK, LOST):
-            kind = EventKind.LOST if state is LOST else EventKind.AT_RISK
-            held = session.runtime.now() - core.sent_at
-            session.ports.emit(Event(kind, core.name, held, core.fence, core.reason))
+        if state in (AT_RISK, LOST):
+            self._event(EventKind.LOST if state is LOST else EventKind.AT_RISK, core.held_since, core.reason)
         if state is LOST:
             log.warning("Lost the lease on lock %s (fence %d): %s", shown(core.name), core.fence, core.reason)
             for waker in self._wakers:
@@ -216,8 +236,7 @@ class BaseLease:
             return False
         session.keepalive.unwatch(core)
         self._lock._forget(self)
-        if session.ports.emit is not None:
-            session.ports.emit(Event(EventKind.HANDED_OFF, core.name, now - core.sent_at, core.fence))
+        self._event(EventKind.HANDED_OFF, core.held_since)
         return True
 
     async def _renew(self, ttl: float | None) -> None:

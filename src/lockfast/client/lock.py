@@ -85,13 +85,13 @@ class BaseLock(Generic[LeaseT]):
             grant = await local_handoff.acquire(
                 session.ports, queue, self._terms, session.deadline(wait), blocking=wait != 0.0
             )
-        except BaseException:
-            lease._core.caller = None  # a task keeps its error, and that this lease: it must not keep the task
+        except BaseException as error:
+            lease._not_acquired(error)
             raise
         if grant is None:
+            lease._not_acquired()
             if not frame:
                 return None
-            lease._core.caller = None
             raise self._timeout_error()
         try:
             lease._begin(grant)

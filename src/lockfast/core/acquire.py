@@ -128,30 +128,25 @@ class Acquisition:
                 can_wait = self._is_over() or type(answer) is not Taken or await self._open_mailbox()
                 if not can_wait or self._is_over():
                     await self._clean_up(inline=True)
-                    self._event(EventKind.TIMED_OUT)
                     return None
         except GeneratorExit:
             raise  # the coroutine is being destroyed: it cannot await any more
         except BaseException as error:  # cancelled and interrupted included: nothing may be left behind
             await self._clean_up(inline=not isinstance(error, StoreUnavailable))
-            if isinstance(error, StoreUnavailable):
-                self._event(EventKind.UNAVAILABLE, detail=str(error))
             raise
         finally:
             if self._mailbox is not None:
                 self._mailbox.close()
 
-    def _event(self, kind: EventKind, fence: int | None = None, detail: str = "") -> None:
+    def _event(self, kind: EventKind) -> None:
         if self._emit is not None:
-            self._emit(Event(kind, self._claim.name, self._runtime.now() - self._started, fence, detail))
+            self._emit(Event(kind, self._claim.name, self._runtime.now() - self._started))
 
     def _is_over(self) -> bool:
         return not self._blocking or self._deadline.passed(self._runtime.now())
 
     def _grant(self, fence: int, acknowledged: int | None = None) -> Grant:
         claim, sent_at = self._claim, self._sent_at
-        if self._emit is not None:
-            self._event(EventKind.GRANTED, fence)
         until = valid_until(sent_at, claim.ttl)
         # All fields of a NamedTuple through tuple.__new__: half the cost of its own constructor.
         return tuple.__new__(Grant, (claim, fence, sent_at, until, acknowledged, self._ticket is not None, 0, None))

@@ -58,12 +58,13 @@ class LeaseState:
 
     `cleared` is True once the store holds nothing of this claim as far as known, so a release need not send a request.
     `caller` is the thread or task that acquired it. `last_fence` is the last fence that the grant reserved.
+    `held_since` is when the caller got the lease, measured only for an observer; `sent_at` may be long before it.
     """
 
     # The values of every new state stand in the class, which makes construction cheap.
     name = holder = owner = reason = ""
     fence = last_fence = reasserted = 0
-    ttl = sent_at = valid_until = next_renewal = 0.0
+    ttl = sent_at = valid_until = next_renewal = held_since = 0.0
     acknowledged: int | None = None
     ends_at: float | None = None
     state = RELEASED

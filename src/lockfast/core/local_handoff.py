@@ -37,7 +37,6 @@ from lockfast.core.deadline import DRIFT, Deadline, useful, valid_until
 from lockfast.core.lease_state import ALIVE, HELD, LeaseState
 from lockfast.core.release import clean_up
 from lockfast.errors import closed_error
-from lockfast.events import Event, EventKind
 from lockfast.ports import Ports, Runtime
 from lockfast.values import Claim
 
@@ -412,12 +411,10 @@ async def _wait(ports: Ports, queue: LocalQueue, waiter: LocalWaiter, deadline: 
             outcome = queue.leave(waiter) if over else queue.poll(runtime, waiter, now)
             if outcome is None:
                 if over:
-                    _emit(ports, EventKind.TIMED_OUT, waiter, now)
                     return None
             elif type(outcome) is SharedClaim:
                 break
             elif useful(outcome.valid_until - now, outcome.claim.ttl):
-                _emit(ports, EventKind.GRANTED, waiter, now, outcome.fence)
                 return outcome
             else:
                 await return_grant(ports, outcome)  # this thread slept too long: let the store decide
@@ -431,11 +428,6 @@ async def _wait(ports: Ports, queue: LocalQueue, waiter: LocalWaiter, deadline: 
             await return_grant(ports, grant)
         raise
     return await _claim_shared(ports, queue, waiter.terms, deadline, outcome)
-
-
-def _emit(ports: Ports, kind: EventKind, waiter: LocalWaiter, now: float, fence: int | None = None) -> None:
-    if ports.emit is not None:
-        ports.emit(Event(kind, waiter.terms.name, now - waiter.started, fence))
 
 
 async def return_grant(ports: Ports, grant: Grant) -> None:

@@ -76,7 +76,7 @@ async def release(
     # if its key still existed.
     released = ours and (released or maybe_done)
     if released and emit is not None:
-        emit(Event(EventKind.RELEASED, lease.name, runtime.now() - lease.sent_at, lease.fence))
+        emit(Event(EventKind.RELEASED, lease.name, runtime.now() - lease.held_since, lease.fence))
     return released
 
 

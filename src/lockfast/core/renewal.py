@@ -68,7 +68,7 @@ async def renew(ports: Ports, due: Sequence[LeaseState], on_lost: OnLost, until:
         if held:
             lease.renewed(sent_at, renewal.ttl)
             if ports.emit is not None:
-                ports.emit(Event(EventKind.RENEWED, lease.name, sent_at - lease.sent_at, lease.fence))
+                ports.emit(Event(EventKind.RENEWED, lease.name, sent_at - lease.held_since, lease.fence))
         elif held is None or not await _reassert_or_lose(ports, lease, on_lost, renewal.ttl, until):
             unanswered.append(lease)
     return unanswered
