@@ -20,6 +20,9 @@ from lockfast.values import Owner, WaiterInfo, clean
 
 ROOT = "/lockfast"
 
+Holder = tuple[str, str, int]
+"""Holder id, owner, and ttl in milliseconds."""
+
 
 def lock_path(name: str) -> str:
     return f"{ROOT}/={quote(name, safe='')}"
@@ -74,16 +77,12 @@ class Node(NamedTuple):
         left = self.left_ms(now_ms)
         return left is not None and left < 0
 
+    @property
+    def as_holder(self) -> Holder:
+        return self.holder, self.owner, self.ttl_ms
+
     def with_ttl(self, ttl_ms: int) -> bytes:
         return value(self.holder, self.owner, ttl_ms, self.attempt, self.grant)
-
-
-class Successor(NamedTuple):
-    """The next holder of a lock."""
-
-    holder: str
-    owner: str
-    ttl_ms: int
 
 
 def value(holder: str, owner: str, ttl_ms: int, attempt: int = 0, grant: str = "") -> bytes:

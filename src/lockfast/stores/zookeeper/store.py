@@ -18,7 +18,7 @@ from lockfast.errors import StoreUnavailable, closed_error
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.zookeeper import nodes
-from lockfast.stores.zookeeper.nodes import ROOT, Node, Successor, holder_path, lock_path, value
+from lockfast.stores.zookeeper.nodes import ROOT, Holder, Node, holder_path, lock_path, value
 from lockfast.stores.zookeeper.session import Session
 from lockfast.values import (
     Answer,
@@ -161,18 +161,11 @@ class ZooKeeperStore(Store):
             if waiter.is_expired(now_ms) and (claim is None or waiter.holder != claim.holder):
                 await self._delete(waiter.path, until, waiter.version)
                 continue
-            new = Successor(waiter.holder, waiter.owner, waiter.ttl_ms)
-            return await self._replace(name, old, ended, new, waiter, until)
-        return await self._replace(name, old, ended, None if claim is None else _successor(claim), None, until)
+            return await self._replace(name, old, ended, waiter.as_holder, waiter, until)
+        return await self._replace(name, old, ended, None if claim is None else _holder_of(claim), None, until)
 
     async def _replace(
-        self,
-        name: str,
-        old: Node | None,
-        ended: Sequence[str],
-        new: Successor | None,
-        waiter: Node | None,
-        until: float,
+        self, name: str, old: Node | None, ended: Sequence[str], new: Holder | None, waiter: Node | None, until: float
     ) -> bool:
         """In one transaction: delete the grants `ended` and their node `old`, grant to `new`, and delete its ticket."""
 
@@ -253,7 +246,7 @@ class ZooKeeperStore(Store):
                 continue
             if held is None or held.holder != old_holder or held.is_expired(await self._clock(until)):
                 return None
-            await self._replace(claim.name, held, [held.grant], _successor(claim), None, until)
+            await self._replace(claim.name, held, [held.grant], _holder_of(claim), None, until)
         raise _too_busy(claim.name)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
@@ -355,8 +348,8 @@ class ZooKeeperStore(Store):
             return None
 
 
-def _successor(claim: Claim) -> Successor:
-    return Successor(claim.holder, claim.owner, ceil(claim.ttl * 1000))
+def _holder_of(claim: Claim) -> Holder:
+    return claim.holder, claim.owner, ceil(claim.ttl * 1000)
 
 
 def _has_prefix(child: str, prefix: str) -> bool:
