@@ -83,6 +83,6 @@ async def test_rolling_restarts_cause_no_overlap_while_restarted_servers_sit_out
                 await d.pause()
 
     restarting = d.start(restart)
-    section = await contend(d, rounds=20, rivals=3, tries=False, ttl=SIT_OUT, sits_out=SIT_OUT)
+    section = await contend(d, rounds=20, rivals=3, tries=False, ttl=SIT_OUT, may_be_lost=True, sits_out=SIT_OUT)
     assert section.fences == sorted(set(section.fences))
     await d.until(lambda: restarting.ended, "the restarts to end", ENOUGH)
