@@ -67,9 +67,11 @@ STORES: dict[str, Callable[[Environment], Target]] = {
 SERVERS = KINDS
 BETWEEN_PROCESSES = ("sqlite", *SERVERS, "replicated", "sentinel", "cluster")
 QUEUEING = tuple(store for store in STORES if store != "transactions")
-"""Stores with a queue: they list and count waiters, hand off to them, and local hand-off works on them."""
+"""Stores with a queue: they list and count waiters, and hand off to them."""
 IN_ORDER = tuple(store for store in QUEUEING if store != "quorum")
 """Stores that serve waiters in order of arrival."""
+LOCAL_HANDOFF = ("memory", "sqlite", *SERVERS)
+"""Stores that reserve blocks of fences, which local hand-off needs."""
 ONE_CLOCK = tuple(store for store in STORES if store != "quorum")
 """Stores whose times come from one clock, exact to the millisecond."""
 

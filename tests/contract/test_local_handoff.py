@@ -12,7 +12,7 @@ from lockfast.core import local_handoff as passing
 from lockfast.core.acquire import Grant
 from lockfast.runtime.runner import run
 from tests.contract.driver import BOUND, Contender, Driver, Gate, TaskContender, done, held, scenario
-from tests.contract.stores import QUEUEING, Environment, on, only
+from tests.contract.stores import LOCAL_HANDOFF, QUEUEING, STORES, Environment, on, only
 
 PATIENT = 60.0
 """Seconds that local hand-off and its waiters are given, because the machine may be slow."""
@@ -27,7 +27,7 @@ def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(passing, "EXTRA", PATIENT * 1.01)
 
 
-@pytest.fixture(params=on(QUEUEING))
+@pytest.fixture(params=on(LOCAL_HANDOFF))
 def d(request: pytest.FixtureRequest, environment: Environment) -> Driver:
     return environment.driver(*request.param)
 
@@ -73,9 +73,7 @@ async def local_waiters(d: Driver, count: int) -> None:
 async def sharing(d: Driver, *options: dict[str, Any]) -> list[Member]:
     """One member per set of options: the first holds a shared grant, the others are its local waiters."""
     plain = await done(d.lock().acquire())
-    if not d.locks.session.store.capabilities.fence_blocks:
-        await done(plain.release())
-        pytest.skip("this store has no local hand-off")
+    assert d.locks.session.store.capabilities.fence_blocks
     first = Member(d, **options[0])
     await d.queue_length(d.lock(), 1)  # there are other local waiters, so it claims a shared grant
     members = [first]
@@ -85,6 +83,13 @@ async def sharing(d: Driver, *options: dict[str, Any]) -> list[Member]:
     await done(plain.release())
     await first.acquired(d)
     return members
+
+
+@only(stores=STORES)
+@scenario
+async def test_stores_with_local_handoff(d: Driver) -> None:
+    await done((await done(d.lock().acquire())).release())
+    assert d.locks.session.store.capabilities.fence_blocks is (d.store in LOCAL_HANDOFF)
 
 
 @scenario
@@ -157,6 +162,7 @@ async def test_waiter_with_another_ttl_claims_from_the_store(d: Driver) -> None:
     await second.leave()
 
 
+@only(stores=QUEUEING)
 @scenario
 async def test_without_local_handoff_every_lease_comes_from_the_store(d: Driver) -> None:
     members = [Member(d, local_handoff=False) for _ in range(3)]
@@ -193,7 +199,7 @@ async def test_local_waiter_times_out_and_leaves_the_local_queue(d: Driver) -> N
     assert (await done(d.lock().inspect())).locked is False
 
 
-@only(flavour="asyncio", stores=QUEUEING)
+@only(flavour="asyncio", stores=LOCAL_HANDOFF)
 @scenario
 async def test_hand_off_to_a_cancelled_waiter_goes_to_the_next(d: Driver) -> None:
     first, second, third = await sharing(d, {}, {}, {})
@@ -209,7 +215,7 @@ async def test_hand_off_to_a_cancelled_waiter_goes_to_the_next(d: Driver) -> Non
     assert (await d.lock().inspect()).locked is False
 
 
-@only(flavour="asyncio", stores=QUEUEING)
+@only(flavour="asyncio", stores=LOCAL_HANDOFF)
 @scenario
 async def test_hand_off_to_a_cancelled_last_waiter_is_released(d: Driver) -> None:
     first, second = await sharing(d, {}, {})
@@ -323,8 +329,6 @@ async def test_busy_process_does_not_starve_another(d: Driver) -> None:
                 assert not inside
 
     await done((await done(d.lock().acquire())).release())
-    if not d.locks.session.store.capabilities.fence_blocks:
-        pytest.skip("this store does not serve in order")
     contenders = [d.start(busy, number) for number in range(4)]
     await d.until(lambda: len(holds) > 20, "a busy process")
     other = d.connect().lock("thing", ttl=10)
@@ -357,7 +361,7 @@ async def test_forked_child_has_no_local_waiters_and_no_shared_grant(d: Driver) 
     await second.leave()
 
 
-@only(flavour="asyncio", stores=QUEUEING)
+@only(flavour="asyncio", stores=LOCAL_HANDOFF)
 @scenario
 async def test_exit_of_a_block_can_run_in_another_task(d: Driver) -> None:
     """Also when the lock was handed off and the exit has nothing left to do."""
