@@ -10,7 +10,7 @@ import functools
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from lockfast.client.guard import check_function
@@ -72,8 +72,8 @@ class BaseLock(Generic[LeaseT]):
         wait = self._options.timeout if timeout is None else checked_timeout(timeout)
         return wait if blocking else 0.0
 
-    async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: int = 0) -> LeaseT | None:
-        """Acquire a lease. With the id of a `frame`, a `with` block begins there, and None becomes an error."""
+    async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: FrameType | None = None) -> LeaseT | None:
+        """Acquire a lease. With a `frame`, a `with` block begins there, and None becomes an error."""
         session = self._session
         wait = self._wait(blocking, timeout)
         session.ensure_open()
@@ -90,7 +90,7 @@ class BaseLock(Generic[LeaseT]):
             raise
         if grant is None:
             lease._not_acquired()
-            if not frame:
+            if frame is None:
                 return None
             raise self._timeout_error()
         try:
@@ -98,7 +98,7 @@ class BaseLock(Generic[LeaseT]):
             if queue is not None:
                 queue.last_lease = lease._core
             if not session.closed:
-                if frame:
+                if frame is not None:
                     self._enter_scope(lease, frame)
                 return lease
         except BaseException:  # interrupted: nobody would release it
@@ -116,16 +116,18 @@ class BaseLock(Generic[LeaseT]):
                 self._scopes.remove(scope)
         await local_handoff.return_grant(self._session.ports, grant)
 
-    def _enter_scope(self, lease: LeaseT, frame: int) -> Scope:
+    def _enter_scope(self, lease: LeaseT, frame: FrameType) -> Scope:
         scope = Scope(lease._core.caller, frame, lease)
         self._scopes.append(scope)
         return scope
 
-    def _exit_scope(self, frame: int) -> LeaseT:
+    def _exit_scope(self, frame: FrameType) -> LeaseT:
         """End the scope of the block that ends, and return its lease."""
         scopes = self._scopes
-        # Nearly always there is one. A scope that another thread adds meanwhile stands behind it.
-        scope = scopes.pop(0) if len(scopes) == 1 else pop_scope(scopes, self._session.runtime.caller(), frame)
+        if len(scopes) == 1 and scopes[0].block == id(frame):  # nearly always; other threads add behind it
+            scope: Scope | None = scopes.pop(0)
+        else:
+            scope = pop_scope(scopes, self._session.runtime.caller(), frame)
         if scope is None:
             raise self._not_held()
         return cast(LeaseT, scope.lease)
@@ -276,7 +278,7 @@ class Lock(BaseLock[Lease]):
 
     def __enter__(self) -> Lease:
         try:
-            return cast(Lease, run(self._acquire(True, None, id(sys._getframe(1)))))
+            return cast(Lease, run(self._acquire(True, None, sys._getframe(1))))
         except LockError:
             self._session.wait_for_exit()
             raise
@@ -284,7 +286,7 @@ class Lock(BaseLock[Lease]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(self._exit_scope(id(sys._getframe(1))), error)
+        self._leave(self._exit_scope(sys._getframe(1)), error)
 
     def _leave(self, lease: Lease, error: BaseException | None) -> None:
         """End the block of `lease`; never masks the body's own error."""
@@ -339,7 +341,7 @@ class AsyncLock(BaseLock[AsyncLease]):
         """End the lease of any holder, or only of `holder`, and grant the next waiter; see `Lock.force_release`."""
         return await self._force_release(holder)
 
-    def _enter_scope(self, lease: AsyncLease, frame: int) -> Scope:
+    def _enter_scope(self, lease: AsyncLease, frame: FrameType) -> Scope:
         # Blocks of a re-entrant lock share a lease: the outermost watches for its loss.
         outermost = not any(scope.lease is lease for scope in self._scopes)
         scope = super()._enter_scope(lease, frame)
@@ -348,12 +350,12 @@ class AsyncLock(BaseLock[AsyncLease]):
         return scope
 
     def __aenter__(self) -> Coroutine[Any, Any, AsyncLease]:
-        return cast(Coroutine[Any, Any, AsyncLease], self._acquire(True, None, id(sys._getframe(1))))
+        return cast(Coroutine[Any, Any, AsyncLease], self._acquire(True, None, sys._getframe(1)))
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Coroutine[Any, Any, None]:
-        return self._leave(self._exit_scope(id(sys._getframe(1))), error)
+        return self._leave(self._exit_scope(sys._getframe(1)), error)
 
     async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
         """End the block of `lease`; never masks the body's own error."""

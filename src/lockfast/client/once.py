@@ -18,7 +18,7 @@ import functools
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 from lockfast.client.guard import check_function
@@ -112,7 +112,7 @@ class BaseOnce(Generic[LeaseT]):
         """The job's name, which is also the name of its lock."""
         return self._lock.name
 
-    async def _begin(self, frame: int) -> Scope:
+    async def _begin(self, frame: FrameType) -> Scope:
         waits, runtime = self._schedule.busy == "wait", self._session.runtime
         lease = await self._lock._acquire(waits, None)
         if lease is None and waits:
@@ -135,7 +135,7 @@ class BaseOnce(Generic[LeaseT]):
             raise AcquireTimeout(f"{skipped}. Nothing was left behind.", name=self.name, timeout=0.0)
         return skipped
 
-    def _end(self, frame: int, error: BaseException | None) -> LeaseT | None:
+    def _end(self, frame: FrameType, error: BaseException | None) -> LeaseT | None:
         """Return the lease of the run, if there was one, with the time that the name stays taken after it."""
         scope = pop_scope(self._scopes, self._session.runtime.caller(), frame)
         if scope is None or isinstance(scope.lease, Skipped):
@@ -167,12 +167,12 @@ class Once(BaseOnce[Lease], Generic[S]):
 
     def __enter__(self) -> Lease | S:
         """Return the lease of the run; or `Skipped`, which is false and names who runs it."""
-        return cast("Lease | S", run(self._begin(id(sys._getframe(1)))).lease)
+        return cast("Lease | S", run(self._begin(sys._getframe(1))).lease)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._end(id(sys._getframe(1)), error)
+        lease = self._end(sys._getframe(1), error)
         if lease is not None:
             self._lock._leave(lease, error)
 
@@ -204,7 +204,7 @@ class AsyncOnce(BaseOnce[AsyncLease], Generic[S]):
 
     async def __aenter__(self) -> AsyncLease | S:
         """Return the lease of the run; or `Skipped`, which is false and names who runs it."""
-        scope = await self._begin(id(sys._getframe(1)))
+        scope = await self._begin(sys._getframe(1))
         if isinstance(scope.lease, AsyncLease) and self._lock._options.cancel_on_loss:
             scope.cancel_on_loss(scope.lease)
         return cast("AsyncLease | S", scope.lease)
@@ -212,7 +212,7 @@ class AsyncOnce(BaseOnce[AsyncLease], Generic[S]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._end(id(sys._getframe(1)), error)
+        lease = self._end(sys._getframe(1), error)
         if lease is not None:
             await self._lock._leave(lease, error)
 

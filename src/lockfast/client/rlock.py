@@ -13,6 +13,7 @@ through it. Each thread or task counts for itself; a forked child and a child ta
 from __future__ import annotations
 
 from collections.abc import Hashable
+from types import FrameType
 from typing import Any, Unpack
 
 from lockfast.client.lease import AsyncLease, Lease
@@ -40,7 +41,7 @@ class Reentrant(BaseLock[LeaseT]):
         level = self._levels.get(self._session.runtime.caller())
         return 0 if level is None else level[1]
 
-    async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: int = 0) -> LeaseT | None:
+    async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: FrameType | None = None) -> LeaseT | None:
         caller = self._session.runtime.caller()
         level = self._levels.get(caller)
         if level is not None:
@@ -50,7 +51,7 @@ class Reentrant(BaseLock[LeaseT]):
             state = State.RELEASED if held.inherited else held.state
             if state in ALIVE:
                 self._levels[caller] = held, depth + 1
-                if frame:
+                if frame is not None:
                     self._enter_scope(held, frame)
                 return held
             if state is State.LOST:

@@ -2,9 +2,11 @@
 
 Rules:
 
-- Each entry of a block has its own scope. A block ends the scope of its own frame, so a generator that holds the lock
-  in the same thread keeps its lease. Only a block without a frame of its own (`ExitStack`) ends the innermost scope of
-  its thread or task.
+- Each entry of a block has its own scope, and a block ends its own: that of its frame, or of its `ExitStack`. So a
+  generator that holds the lock in the same thread keeps its lease.
+- A context manager of the user may enter the lock in one function and leave it in another. Such a block ends the
+  innermost scope of its thread or task, but never that of a generator, of an `ExitStack`, or of a function that is
+  still running.
 - The body of an `async with` is cancelled when its lease is lost, as `asyncio.timeout` does it. A task never cancels
   itself, because it would meet the cancellation in its own clean-up. A loss can be detected in another thread while
   the body ends, so the event loop decides what to do, where bodies end.
@@ -12,26 +14,38 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockfast.client.lease import BaseLease
 
 
-class Scope:
-    """One `with` block: the caller and the frame that entered it, and its lease.
+_CONTEXTLIB = vars(contextlib)
+_GENERATOR = 0x20 | 0x200
+"""The flags of generator and async generator functions, as in `inspect`, which is slow to load."""
 
-    `frame` is an id, so that the frame is not kept alive. `_cancelling` is the number of cancellations that the task
+
+class Scope:
+    """One `with` block: the caller that entered it, its frame or `ExitStack`, and its lease.
+
+    `block` is an id, so that the frame is not kept alive. `_code` is the function that entered the block; None for an
+    `ExitStack`. `_cancelling` is the number of cancellations that the task
     had before the body began; -1 if the body is not cancelled on loss.
     """
 
-    __slots__ = ("_cancelled", "_cancelling", "caller", "frame", "lease")
+    __slots__ = ("_cancelled", "_cancelling", "_code", "block", "caller", "lease")
 
-    def __init__(self, caller: Hashable, frame: int, lease: Any) -> None:
+    def __init__(self, caller: Hashable, frame: FrameType, lease: Any) -> None:
         self.caller = caller
-        self.frame = frame
+        self.block = id(frame)
+        self._code: CodeType | None = frame.f_code
         self.lease = lease
+        if frame.f_globals is _CONTEXTLIB:
+            self.block = block_id(frame)
+            self._code = self._code if self.block == id(frame) else None
         self._cancelling = -1
         self._cancelled = False
 
@@ -66,22 +80,44 @@ class Scope:
         task: Any = self.caller
         return task.uncancel() <= before and isinstance(error, asyncio.CancelledError)
 
+    @property
+    def ends_itself(self) -> bool:
+        """Whether only the block itself can end it: it is an `ExitStack`, or stands in a generator."""
+        return self._code is None or bool(self._code.co_flags & _GENERATOR)
 
-def pop_scope(scopes: list[Scope], caller: Hashable, frame: int) -> Scope | None:
-    """Remove and return the scope that ends: the innermost of this frame, else of this caller, else of all.
 
-    >>> scopes = [Scope("me", 1, "outer"), Scope("me", 2, "generator"), Scope("you", 3, "yours")]
-    >>> pop_scope(scopes, "me", 1).lease, pop_scope(scopes, "me", 9).lease, pop_scope(scopes, "them", 3).lease
-    ('outer', 'generator', 'yours')
+def block_id(frame: FrameType) -> int:
+    """Identify the block that `frame` enters or leaves.
+
+    The list of an `ExitStack` identifies it: `pop_all()` moves the list to another stack.
     """
+    if frame.f_globals is _CONTEXTLIB:
+        callbacks = getattr(frame.f_locals.get("self"), "_exit_callbacks", None)
+        if callbacks is not None:
+            return id(callbacks)
+    return id(frame)
+
+
+def pop_scope(scopes: list[Scope], caller: Hashable, frame: FrameType) -> Scope | None:
+    """Remove and return the scope of the block that ends in `frame`; None if there is none."""
     seen = tuple(scopes)  # other threads change the list
-    for matches in (
-        [scope for scope in seen if scope.frame == frame and scope.caller == caller],
-        [scope for scope in seen if scope.frame == frame],
-        [scope for scope in seen if scope.caller == caller],
-        list(seen),
-    ):
-        if matches:
-            scopes.remove(matches[-1])
-            return matches[-1]
-    return None
+    block = block_id(frame)
+    found = [scope for scope in seen if scope.block == block]
+    if not found:
+        others = [scope for scope in seen if not scope.ends_itself]
+        running = _running(frame)
+        found = [scope for scope in others if scope.block not in running] or others
+    found = [scope for scope in found if scope.caller == caller] or found
+    if not found:
+        return None
+    scopes.remove(found[-1])
+    return found[-1]
+
+
+def _running(frame: FrameType | None) -> set[int]:
+    """The ids of the frame and its callers."""
+    running = set()
+    while frame is not None:
+        running.add(id(frame))
+        frame = frame.f_back
+    return running
