@@ -53,7 +53,7 @@ soak: $(VENV)/.dev ## Run ten thousand rounds of the races, and watch the memory
 
 explore: $(VENV)/.dev ## Search every interleaving of the models, and write the gallery of broken locks
 	$(BIN)/python -m verify.explore --jobs $(JOBS)
-	LOCKFAST_SWITCHES=2 $(BIN)/python -m pytest -q --timeout 1800 -n $(JOBS) tests/shells
+	LOCKFAST_SWITCHES=2 $(BIN)/python -m pytest -q --timeout 1800 -n $(JOBS) tests/schedules
 	$(BIN)/python -m verify.gallery
 
 simulate: $(VENV)/.dev ## Simulate many clients under faults: make simulate SEEDS=10000

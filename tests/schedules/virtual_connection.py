@@ -1,7 +1,7 @@
-"""A virtual server behind the shipped asyncio wire: no socket, no process, and the event loop's own virtual time.
+"""A virtual server behind the shipped asyncio connection: no socket, no process, in the virtual time of the event loop.
 
-`dial` gives what the client library would: a connection whose transport is handed over after the handshake. What is
-written to it reaches the server `LATENCY` later, in order, and so do the replies.
+`dial` returns the same kind of connection as the client library: its transport is taken over after the handshake.
+Requests reach the server `LATENCY` seconds later, in order, and so do the replies.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ LATENCY = 0.001
 
 
 def encoded(reply: Any) -> bytes:
-    """A reply as the server writes it."""
+    """Return a reply as the server writes it."""
     if isinstance(reply, ReplyError):
         return b"-%s\r\n" % str(reply).encode()
     if isinstance(reply, int):
@@ -52,7 +52,7 @@ class LoopServer:
             self.redis.messages.clear()
 
     def traces(self, holders: set[str]) -> list[bytes]:
-        """Keys in which one of these holders is the holder or waits."""
+        """The keys that name one of these holders, as holder or waiter."""
         self.redis.snapshot()
         return [
             key
@@ -62,7 +62,7 @@ class LoopServer:
 
 
 class Line:
-    """One connection's transport, as a `TaskLink` uses it."""
+    """The transport of one connection, as a `TaskLink` uses it."""
 
     def __init__(self, server: LoopServer, name: str) -> None:
         self._server = server
@@ -93,7 +93,7 @@ class Line:
 
 
 class Connection:
-    """What redis-py's connection is to us: something that connects, and then gives its transport away."""
+    """A connection of redis-py, as far as lockfast uses it: it connects, and then its transport is taken over."""
 
     protocol = 2
 

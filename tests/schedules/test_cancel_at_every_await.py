@@ -1,9 +1,8 @@
-"""The asyncio shell in virtual time, cancelled at every await it comes to.
+"""The async flavour in virtual time, cancelled at every await.
 
-Each scenario runs once to count its awaits, and then for each of them: cancelled while it waits there; cancelled in the
-very instant in which what it waits for arrives (its result is then lost to it); and cancelled there and once more while
-it cleans up. Whatever is cancelled: it ends within 100 ms, leaves neither a grant nor a place behind, and everybody
-else goes on.
+Each scenario runs once to count its awaits, and then three times for each of them: cancelled while it waits; cancelled
+in the instant in which the result arrives, which is then lost; and cancelled twice, the second time during the
+clean-up. In every case it ends within 100 ms, leaves neither a grant nor a ticket behind, and other clients continue.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from lockfast.stores.redis.transport.task_inbox import TaskInbox
 from lockfast.stores.redis.transport.tasks import TaskWire
 from lockfast.testing.virtual_time import Clock, VirtualLoop
 from lockfast.values import Owner
-from tests.shells.wires import LoopServer
+from tests.schedules.virtual_connection import LoopServer
 from verify.mutation import python
 
 TTL = 3.0
@@ -29,7 +28,7 @@ TAKES_EFFECT = 0.1
 
 
 class Cancelled(Coroutine[Any, Any, None]):
-    """A coroutine that is cancelled at its await number `at`; None only counts them."""
+    """A coroutine that is cancelled at its await number `at`; with None it only counts them."""
 
     def __init__(self, work: Coroutine[Any, Any, None], at: int | None, how: str) -> None:
         self._work = work
@@ -39,10 +38,10 @@ class Cancelled(Coroutine[Any, Any, None]):
         self.cancelled_at: float | None = None
 
     def send(self, value: Any) -> Any:
-        return self._seen(self._work.send(value))
+        return self._count(self._work.send(value))
 
     def throw(self, *error: Any) -> Any:
-        return self._seen(self._work.throw(*error))
+        return self._count(self._work.throw(*error))
 
     def close(self) -> None:
         self._work.close()
@@ -50,12 +49,12 @@ class Cancelled(Coroutine[Any, Any, None]):
     def __await__(self) -> Any:
         raise NotImplementedError
 
-    def _seen(self, future: Any) -> Any:
+    def _count(self, future: Any) -> Any:
         self.awaits += 1
         if self.awaits == self._at or (self._how == "twice" and self.awaits - 1 == self._at):
             if self._how != "as its result arrives" or future is None:
                 asyncio.get_running_loop().call_soon(self._cancel, asyncio.current_task())
-            else:  # registered before the task's own callback, so it comes first
+            else:  # registered before the callback of the task, so it runs first
                 task = asyncio.current_task()
                 future.add_done_callback(lambda _: self._cancel(task))
         return future
@@ -66,7 +65,7 @@ class Cancelled(Coroutine[Any, Any, None]):
             task.cancel()
 
 
-class Scene:
+class Clients:
     """Two clients on one server; `ours` is cancelled."""
 
     def __init__(self) -> None:
@@ -75,12 +74,12 @@ class Scene:
         self.holders: set[str] = set()
         new_holder_id = self.runtime.new_holder_id
 
-        def noted() -> str:
+        def recorded() -> str:
             holder = new_holder_id()
             self.holders.add(holder)
             return holder
 
-        self.runtime.new_holder_id = noted
+        self.runtime.new_holder_id = recorded
         self.ours = self._client(self.runtime)
         self.rival = self._client(AsyncioRuntime())
 
@@ -89,75 +88,75 @@ class Scene:
         return AsyncLocks(store, runtime, owner=Owner("host", 1), store_timeout=10.0, address="virtual://")
 
 
-Play = Callable[[Scene], Coroutine[Any, Any, None]]
+Scenario = Callable[[Clients], Coroutine[Any, Any, None]]
 
 
-async def free(scene: Scene) -> None:
-    """Take a free lock and give it back."""
-    lease = await scene.ours.lock("door", ttl=TTL).acquire()
+async def free(clients: Clients) -> None:
+    """Acquire a free lock and release it."""
+    lease = await clients.ours.lock("door", ttl=TTL).acquire()
     assert lease is not None
     await lease.release()
 
 
-async def block(scene: Scene) -> None:
-    async with scene.ours.lock("door", ttl=TTL):
+async def block(clients: Clients) -> None:
+    async with clients.ours.lock("door", ttl=TTL):
         await asyncio.sleep(0.01)
 
 
-async def long_block(scene: Scene) -> None:
-    """Over two renewals."""
-    async with scene.ours.lock("door", ttl=TTL):
+async def long_block(clients: Clients) -> None:
+    """Hold the lock during two renewals."""
+    async with clients.ours.lock("door", ttl=TTL):
         await asyncio.sleep(2.5)
 
 
-async def queued(scene: Scene) -> None:
-    """Wait for another, and be handed the lock by a push."""
-    held = await scene.rival.lock("door", ttl=TTL).acquire()
+async def queued(clients: Clients) -> None:
+    """Wait for another holder, and be granted the lock by a notification."""
+    held = await clients.rival.lock("door", ttl=TTL).acquire()
     assert held is not None
 
-    async def give_back() -> None:
+    async def release_later() -> None:
         await asyncio.sleep(0.05)
         await held.release()
 
-    giving = asyncio.create_task(give_back())
+    releasing = asyncio.create_task(release_later())
     try:
-        async with scene.ours.lock("door", ttl=TTL):
+        async with clients.ours.lock("door", ttl=TTL):
             await asyncio.sleep(0.01)
     finally:
-        await asyncio.wait([giving])
+        await asyncio.wait([releasing])
 
 
-async def timed_out(scene: Scene) -> None:
-    held = await scene.rival.lock("door", ttl=TTL).acquire()
+async def timed_out(clients: Clients) -> None:
+    held = await clients.rival.lock("door", ttl=TTL).acquire()
     assert held is not None
     try:
-        assert await scene.ours.lock("door", ttl=TTL).acquire(timeout=0.05) is None
+        assert await clients.ours.lock("door", ttl=TTL).acquire(timeout=0.05) is None
     finally:
         await held.release()
 
 
-async def adopted(scene: Scene) -> None:
-    held = await scene.rival.lock("door", ttl=TTL).acquire()
+async def adopted(clients: Clients) -> None:
+    held = await clients.rival.lock("door", ttl=TTL).acquire()
     assert held is not None
-    lease = await scene.ours.adopt(held.export())
+    lease = await clients.ours.adopt(held.export())
     await lease.release()
 
 
-async def renewed(scene: Scene) -> None:
-    async with scene.ours.lock("door", ttl=TTL) as lease:
+async def renewed(clients: Clients) -> None:
+    async with clients.ours.lock("door", ttl=TTL) as lease:
         await lease.renew()
 
 
-async def closed(scene: Scene) -> None:
-    await scene.ours.lock("door", ttl=TTL).acquire()
-    await scene.ours.close()
+async def closed(clients: Clients) -> None:
+    await clients.ours.lock("door", ttl=TTL).acquire()
+    await clients.ours.close()
 
 
-PLAYS: dict[str, Play] = {
-    play.__name__: play for play in (free, block, long_block, queued, timed_out, adopted, renewed, closed)
+SCENARIOS: dict[str, Scenario] = {
+    scenario.__name__: scenario for scenario in (free, block, long_block, queued, timed_out, adopted, renewed, closed)
 }
 PATIENCE = {"adopted": TTL}
-"""Seconds after which another has the lock: at once, but an exported lease that nobody adopted lasts for its ttl."""
+"""Seconds after which another client has the lock: none, but an exported lease that is not adopted lasts its ttl."""
 HOW = ("while it waits", "as its result arrives", "twice")
 
 
@@ -170,22 +169,22 @@ class Ended(NamedTuple):
     tasks: list[str]
 
 
-async def once(play: Play, at: int | None, how: str) -> Ended:
-    scene = Scene()
+async def run_once(scenario: Scenario, at: int | None, how: str) -> Ended:
+    clients = Clients()
     loop = asyncio.get_running_loop()
-    work = Cancelled(play(scene), at, how)
+    work = Cancelled(scenario(clients), at, how)
     task = loop.create_task(work)
     await asyncio.wait([task])
     took = 0.0 if work.cancelled_at is None else loop.time() - work.cancelled_at
     if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, LeaseLost):
         raise error
     await asyncio.sleep(0.5)
-    left_behind = scene.server.traces(scene.holders)
+    left_behind = clients.server.traces(clients.holders)
     before = loop.time()
-    lease = await scene.rival.lock("door", ttl=TTL).acquire(timeout=2 * TTL)
+    lease = await clients.rival.lock("door", ttl=TTL).acquire(timeout=2 * TTL)
     rival_waited = loop.time() - before if lease is not None else float("inf")
-    await scene.ours.close()
-    await scene.rival.close()
+    await clients.ours.close()
+    await clients.rival.close()
     await asyncio.sleep(2)
     tasks = [one.get_name() for one in asyncio.all_tasks() if one is not asyncio.current_task()]
     return Ended(work.awaits, task.cancelled(), took, left_behind, rival_waited, tasks)
@@ -193,50 +192,50 @@ async def once(play: Play, at: int | None, how: str) -> Ended:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Coroutine[Any, Any, Ended]], Ended]:
-    """Run in an event loop of virtual time, with the shipped runtime on its clock."""
+    """Run in an event loop of virtual time; the shipped runtime uses its clock."""
     clock = Clock()
     monkeypatch.setattr("lockfast.runtime.asyncio.now", clock.now)
 
-    def play(work: Coroutine[Any, Any, Ended]) -> Ended:
+    def run_virtually(work: Coroutine[Any, Any, Ended]) -> Ended:
         clock.__init__()  # type: ignore[misc]
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner:
             return runner.run(work)
 
-    return play
+    return run_virtually
 
 
 Run = Callable[[Coroutine[Any, Any, Ended]], Ended]
 
 
-def broken(name: str, run: Run) -> list[str]:
-    """What goes wrong if this play is cancelled, at any await and in any way."""
-    calm = run(once(PLAYS[name], None, ""))
-    assert not calm.cancelled
-    assert calm.awaits >= 3
-    found, stopped = [], 0
-    for at in range(1, calm.awaits + 1):
+def failures(name: str, run: Run) -> list[str]:
+    """Cancel this scenario at each await in each way, and return what failed."""
+    undisturbed = run(run_once(SCENARIOS[name], None, ""))
+    assert not undisturbed.cancelled
+    assert undisturbed.awaits >= 3
+    found, cancelled = [], 0
+    for at in range(1, undisturbed.awaits + 1):
         for how in HOW:
-            ended = run(once(PLAYS[name], at, how))
-            stopped += ended.cancelled
+            ended = run(run_once(SCENARIOS[name], at, how))
+            cancelled += ended.cancelled
             late = ended.took > TAKES_EFFECT or ended.rival_waited >= PATIENCE.get(name, 0.1)
             if late or ended.left_behind or ended.tasks:
-                found.append(f"{name}, cancelled at await {at} of {calm.awaits}, {how}: {ended}")
-    assert stopped >= calm.awaits, "most of them should have been cancelled indeed"
+                found.append(f"{name}, cancelled at await {at} of {undisturbed.awaits}, {how}: {ended}")
+    assert cancelled >= undisturbed.awaits, "most runs should have been cancelled"
     return found
 
 
-@pytest.mark.parametrize("name", PLAYS)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_a_cancellation_at_every_await_leaves_nothing_behind(name: str, run: Run) -> None:
-    assert broken(name, run) == []
+    assert failures(name, run) == []
 
 
-def test_a_clean_up_that_is_forgotten_is_noticed(run: Run) -> None:
+def test_a_missing_clean_up_is_detected(run: Run) -> None:
     with python(acquire.Acquisition, "_clean_up", "if self._traces:", "if False:"):
-        assert broken("queued", run)
+        assert failures("queued", run)
 
 
-def test_a_clean_up_that_is_not_shielded_is_noticed(run: Run) -> None:
+def test_a_clean_up_without_a_shield_is_detected(run: Run) -> None:
     with python(
         AsyncioRuntime, "finish", "await asyncio.wait([self._start(work, name)], timeout=patience)", "await work()"
     ):
-        assert broken("queued", run)
+        assert failures("queued", run)

@@ -1,0 +1,1 @@
+"""Systematic schedules of both flavours: a cancellation at every await, and a thread switch at every line."""

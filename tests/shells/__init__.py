@@ -1,1 +1,0 @@
-"""The two shells under systematic schedules: asyncio with a cancellation at every await, threads with every switch."""
