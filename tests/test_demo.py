@@ -334,7 +334,7 @@ def test_block_in_a_file_is_its_last_drawing() -> None:
         (["perform"], 2, "invalid choice"),
         (["demo", "--loud"], 2, "unrecognized arguments: --loud"),
         (["demo", "--url", "memory://"], 1, "memory://"),
-        (["demo", "--url", "nonsense"], 1, "no URL"),
+        (["demo", "--url", "nonsense"], 1, "is not a URL"),
         (["demo", "--url", "redis://127.0.0.1:1"], 1, "No connection"),
     ],
 )

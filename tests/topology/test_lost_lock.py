@@ -48,7 +48,7 @@ def test_without_acknowledgement_two_clients_hold_and_the_first_learns_of_its_lo
         lease = await done(second.lock("thing").acquire(timeout=15))
         assert lease.fence > lost.fence
         assert (lost.state, lease.state) == (State.HELD, State.HELD)
-        with pytest.raises(LeaseLost, match="another was faster"):
+        with pytest.raises(LeaseLost, match="another client was faster"):
             await done(lost.renew())
         assert lost.reasserted == 0
         await d.until(lambda: reported == [lost.holder], "the loss to be reported")
