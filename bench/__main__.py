@@ -20,6 +20,7 @@ from tests.support.servers import KINDS, NEEDS, available
 CLAIMS = (
     "cycle",
     "cycle_asyncio",
+    "forms",
     "handoff",
     "contention",
     "threads",
