@@ -97,7 +97,7 @@ def _bare(_: Server, locks: int) -> Iterator[bytes]:
 
 def _held(server: Server, locks: int, *, release: bool) -> Iterator[bytes]:
     """The requests of the client, without the client: only the server is measured."""
-    from lockfast.runtime.randomness import new_holder_id
+    from lockfast.runtime.base import new_holder_id
     from lockfast.stores.redis.lua import scripts
     from lockfast.values import Claim
 

@@ -78,7 +78,7 @@ class _Queue:
         self._enqueue(waiters + 1)
 
     def _enqueue(self, how_many: int) -> None:
-        from lockfast.runtime.runner import run
+        from lockfast.runtime.base import run
         from lockfast.values import Claim, Enqueue
 
         for _ in range(how_many):
@@ -88,7 +88,7 @@ class _Queue:
             self._line.append(holder)
 
     def burst(self) -> float:
-        from lockfast.runtime.runner import run
+        from lockfast.runtime.base import run
 
         self._server.raw("CONFIG", "RESETSTAT")
         for _ in range(BURST):

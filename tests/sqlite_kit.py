@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from lockfast.runtime.asyncio import AsyncioRuntime
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.sqlite.store import SqliteStore
 from lockfast.values import Claim, Enqueue

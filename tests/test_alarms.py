@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockfast.runtime.asyncio import Alarms, AsyncioRuntime, TaskWaker
+from lockfast.runtime.asyncio import AsyncioRuntime, TaskWaker, Timers
 from lockfast.testing.virtual_time import Clock, VirtualLoop
 
 
@@ -36,12 +36,12 @@ def play(time: Time, work: Coroutine[Any, Any, None]) -> None:
 
 def test_each_wait_ends_at_its_own_time(time: Time) -> None:
     async def work() -> None:
-        alarms = Alarms(asyncio.get_running_loop(), time)
+        timers = Timers(asyncio.get_running_loop(), time)
         began = time()
         ends: dict[float, float] = {}
 
         async def wait(seconds: float) -> None:
-            assert await TaskWaker(alarms).wait(began + seconds) is False
+            assert await TaskWaker(timers).wait(began + seconds) is False
             ends[seconds] = time() - began
 
         await asyncio.gather(*(wait(seconds) for seconds in (3.0, 1.0, 2.0, 1.0, 0.5)))
@@ -57,11 +57,11 @@ def test_whoever_waits_and_wakes_each_ends_as_it_should(time: Time, seed: int) -
     randomness = random.Random(seed)
 
     async def work() -> None:
-        alarms = Alarms(asyncio.get_running_loop(), time)
+        timers = Timers(asyncio.get_running_loop(), time)
 
         async def wait() -> None:
             await asyncio.sleep(randomness.uniform(0, 3))
-            waker, until = TaskWaker(alarms), time() + randomness.choice((0.5, 1.0, 1.0, 1.0, randomness.uniform(0, 5)))
+            waker, until = TaskWaker(timers), time() + randomness.choice((0.5, 1.0, 1.0, 1.0, randomness.uniform(0, 5)))
             woken_at = time() + randomness.uniform(0, 5)
             asyncio.get_running_loop().call_later(woken_at - time(), waker.wake)
             assert await waker.wait(until) is (woken_at < until)
@@ -75,24 +75,24 @@ def test_whoever_waits_and_wakes_each_ends_as_it_should(time: Time, seed: int) -
 @pytest.mark.parametrize("other", [None, 1800.0, 7200.0])
 def test_who_is_woken_leaves_no_timer_and_no_entry_behind(time: Time, other: float | None) -> None:
     async def work() -> None:
-        alarms = Alarms(asyncio.get_running_loop(), time)
+        timers = Timers(asyncio.get_running_loop(), time)
         if other is not None:
-            alarms.set(asyncio.get_running_loop().create_future(), time() + other, other)  # waits all the time
+            timers.set(asyncio.get_running_loop().create_future(), time() + other, other)  # waits all the time
         for _ in range(5000):
-            waker = TaskWaker(alarms)
+            waker = TaskWaker(timers)
             asyncio.get_running_loop().call_soon(waker.wake)
             assert await waker.wait(time() + 3600.0) is True
-        assert len(alarms) <= Alarms.FEW + (1 if other is None else 3)
+        assert len(timers) <= Timers.SLACK + (1 if other is None else 3)
 
     play(time, work())
 
 
 def test_a_wait_that_is_cancelled_takes_nothing_from_the_others(time: Time) -> None:
     async def work() -> None:
-        alarms = Alarms(asyncio.get_running_loop(), time)
+        timers = Timers(asyncio.get_running_loop(), time)
         began = time()
-        first = asyncio.ensure_future(TaskWaker(alarms).wait(began + 1.0))
-        second = asyncio.ensure_future(TaskWaker(alarms).wait(began + 2.0))
+        first = asyncio.ensure_future(TaskWaker(timers).wait(began + 1.0))
+        second = asyncio.ensure_future(TaskWaker(timers).wait(began + 2.0))
         await asyncio.sleep(0.5)
         first.cancel()
         assert await second is False
@@ -103,12 +103,12 @@ def test_a_wait_that_is_cancelled_takes_nothing_from_the_others(time: Time) -> N
 
 def test_after_a_suspended_machine_a_new_wait_is_not_late(time: Time) -> None:
     async def work() -> None:
-        alarms = Alarms(asyncio.get_running_loop(), time)
-        long = asyncio.ensure_future(TaskWaker(alarms).wait(time() + 10.0))
+        timers = Timers(asyncio.get_running_loop(), time)
+        long = asyncio.ensure_future(TaskWaker(timers).wait(time() + 10.0))
         await asyncio.sleep(1.0)
         time.suspended += 3600.0
         woke = time()
-        assert await TaskWaker(alarms).wait(woke + 1.0) is False
+        assert await TaskWaker(timers).wait(woke + 1.0) is False
         assert time() - woke == pytest.approx(1.0, abs=0.01)
         assert long.done()
 
@@ -117,11 +117,11 @@ def test_after_a_suspended_machine_a_new_wait_is_not_late(time: Time) -> None:
 
 async def test_an_alarm_rings_though_another_is_set_in_every_round_of_the_loop() -> None:
     loop = asyncio.get_running_loop()
-    alarms = Alarms(loop, real.monotonic)
+    timers = Timers(loop, real.monotonic)
     began = real.monotonic()
-    waiting = asyncio.ensure_future(TaskWaker(alarms).wait(began + 0.02))
+    waiting = asyncio.ensure_future(TaskWaker(timers).wait(began + 0.02))
     while not waiting.done() and real.monotonic() < began + 20.0:
-        alarms.set(loop.create_future(), real.monotonic() + 60.0, 60.0)
+        timers.set(loop.create_future(), real.monotonic() + 60.0, 60.0)
         await asyncio.sleep(0)
     assert waiting.done()
     assert waiting.result() is False

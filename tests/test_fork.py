@@ -295,7 +295,7 @@ def test_a_fork_that_python_is_not_told_of_repeats_no_id() -> None:
     """As a program does that has Python in it and forks by itself."""
     program = """
 import ctypes, os
-from lockfast.runtime.randomness import new_holder_id
+from lockfast.runtime.base import new_holder_id
 new_holder_id()
 for _ in range(2):
     pid = ctypes.CDLL(None).fork()

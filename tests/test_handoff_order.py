@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.stores.redis.lua.scripts import ACQUIRE, RELEASE, acquire_request, release_request
 from lockfast.stores.redis.protocol.notifications import PING
 from lockfast.stores.redis.store import RedisStore

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from lockfast.core import local_handoff
-from lockfast.core.acquire import Grant
-from lockfast.core.deadline import Deadline
+from lockfast.core.acquire import Deadline, Grant
 from lockfast.ports import Ports
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.redis.lua.scripts import ACQUIRE, acquire_request
 from lockfast.values import Claim, Granted

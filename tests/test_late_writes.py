@@ -13,7 +13,7 @@ import pytest
 
 import lockfast
 from lockfast import Locks, Outcome, StoreUnavailable
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.stores.zookeeper.nodes import holder_path, lock_path
 from lockfast.values import Claim, Granted, Renewal, Taken
 from tests.support import etcd, zookeeper

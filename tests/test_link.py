@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.redis.transport.threads import PendingReply, ThreadLink, ThreadWire
 

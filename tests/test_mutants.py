@@ -7,8 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from lockfast.core import acquire, deadline, release
-from lockfast.core.acquire import Acquisition
-from lockfast.core.deadline import Deadline
+from lockfast.core.acquire import Acquisition, Deadline
 from lockfast.core.lease_state import LeaseState
 from verify import thread_models
 from verify.explorer import Explorer, Report

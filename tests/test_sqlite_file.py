@@ -17,7 +17,7 @@ from lockfast.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.sqlite import location
 from lockfast.stores.sqlite.boot import boot_id

@@ -18,7 +18,7 @@ import pytest
 import lockfast
 import lockfast.aio
 from lockfast.errors import ConfigurationError, StoreUnavailable
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.stores.sqlite import inbox
 from lockfast.stores.sqlite.store import SqliteStore
 from lockfast.values import Granted, GrantNotification, Notification, Queued

@@ -14,7 +14,7 @@ import pytest
 
 import lockfast
 import lockfast.aio
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.sqlite import database
 from lockfast.stores.sqlite.store import SqliteStore

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockfast.ports import Mailbox
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.stores.redis.protocol.error_replies import code_of
 from lockfast.stores.redis.protocol.resp import Reader, ReplyError, pack
 from lockfast.stores.redis.store import RedisStore

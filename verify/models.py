@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lockfast.client.lease import AsyncLease
 from lockfast.client.lease import ExportedLease as Exported
-from lockfast.core.deadline import DRIFT
+from lockfast.core.lease_state import DRIFT
 from lockfast.errors import LeaseLost
 from verify.process import Process, Program
 from verify.world import ALL_RULES, Client, Model

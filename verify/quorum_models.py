@@ -7,7 +7,7 @@ does not matter. Left out, because they cannot break these rules: queues, floors
 
 from typing import Any
 
-from lockfast.core.deadline import valid_until
+from lockfast.core.lease_state import valid_until
 from lockfast.core.quorum import rules
 from lockfast.errors import StoreUnavailable
 from lockfast.stores.redis.keys import keys_of

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from lockfast.core.deadline import DRIFT
+from lockfast.core.lease_state import DRIFT
 from lockfast.stores.redis.protocol.resp import Reader
 from verify.monitor import Monitor, RuleBroken
 from verify.process import Process, log_disabled

@@ -1,7 +1,7 @@
 """The only seams: `Store` (one engine), `Runtime` (time, randomness, tasks) and `Observer` (lifecycle events).
 
 The core awaits nothing else. On asyncio these coroutines suspend. On threads they block and never suspend, so one
-`send(None)` runs a whole operation (`runtime/runner.py`).
+`send(None)` runs a whole operation (`runtime/base.py`).
 
 Rules for every store:
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import lockfast
 import lockfast.aio
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from tests.support.servers import Server
 
 T = TypeVar("T")

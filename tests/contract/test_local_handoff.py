@@ -10,7 +10,7 @@ from lockfast import ConfigurationError, LeaseLost
 from lockfast.core import local_handoff
 from lockfast.core import local_handoff as passing
 from lockfast.core.acquire import Grant
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from tests.contract.driver import BOUND, Contender, Driver, Gate, TaskContender, done, held, scenario
 from tests.contract.stores import LOCAL_HANDOFF, QUEUEING, STORES, Environment, on, only
 

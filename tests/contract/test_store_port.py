@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockfast.ports import Mailbox, Store
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.testing import contract

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from typing import Any, NamedTuple
 
-from lockfast.runtime.clock import now
+from lockfast.runtime.base import now
 
 BOUND = 20.0
 """Seconds for which a test waits for what should happen at once, however busy the machine is."""

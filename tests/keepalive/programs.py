@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import lockfast
 import lockfast.aio
-from lockfast.runtime.clock import now
+from lockfast.runtime.base import now
 from tests.support import guardian
 
 ROOT = Path(__file__).parents[2]

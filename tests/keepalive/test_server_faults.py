@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lockfast import LeaseLost, State
-from lockfast.runtime.clock import now
+from lockfast.runtime.base import now
 from tests.keepalive.listening import SLACK, Listener
 from tests.keepalive.measuring import note
 from tests.support.faults import Direction

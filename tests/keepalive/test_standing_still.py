@@ -10,7 +10,7 @@ import pytest
 
 import lockfast.aio
 from lockfast import LeaseLost, State
-from lockfast.runtime.clock import now
+from lockfast.runtime.base import now
 from tests.keepalive.listening import SLACK, Listener
 from tests.keepalive.measuring import note
 from tests.keepalive.programs import Program

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from lockfast import LeaseLost, State
-from lockfast.runtime.clock import now
+from lockfast.runtime.base import now
 from tests.keepalive.listening import SLACK, Listener
 from tests.keepalive.measuring import note
 from tests.support.lateness import lateness

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from lockfast.core.deadline import valid_until
+from lockfast.core.lease_state import valid_until
 from lockfast.core.quorum import members, rules
 from lockfast.core.quorum.mailbox import QuorumMailbox
 from lockfast.core.quorum.store import QuorumStore

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from lockfast.core.deadline import valid_until
+from lockfast.core.lease_state import valid_until
 from lockfast.core.quorum.store import QuorumStore
 from lockfast.errors import StoreUnavailable
 from lockfast.values import Claim, Enqueue, Granted, GrantNotification, Queued, Renewal

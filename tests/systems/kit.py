@@ -19,7 +19,7 @@ import lockfast
 import lockfast.aio
 import lockfast.simple
 import lockfast.simple.aio
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from tests.contract.driver import TaskContender, ThreadContender, done
 from tests.support.servers import Server
 

@@ -16,7 +16,7 @@ import pytest
 import lockfast
 from lockfast import State, StoreRefused, StoreUnavailable
 from lockfast.client.guarantees import Verdict
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.redis.fallback.transactions import FairMutex
 from tests.contract.driver import done, held

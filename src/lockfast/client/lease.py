@@ -21,7 +21,7 @@ from lockfast.core.retry import retry
 from lockfast.errors import ConfigurationError, LeaseLost, Outcome, StoreUnavailable
 from lockfast.events import Event, EventKind
 from lockfast.ports import Waker
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.values import LEAST_TTL, Seconds, clean, holder_id, lock_name, seconds, shown
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from lockfast.core.local_handoff import ClaimTerms
 from lockfast.core.release import force_release
 from lockfast.core.retry import retry
 from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.values import LockInfo, Seconds, clean, lock_name, shown
 
 log = logging.getLogger("lockfast")

@@ -13,11 +13,11 @@ from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
 from lockfast.client.options import CommonOptions, LockOptions
 from lockfast.client.session import Session
 from lockfast.core.acquire import Grant, adopt
-from lockfast.core.deadline import valid_until
+from lockfast.core.lease_state import valid_until
 from lockfast.core.listing import Listing
 from lockfast.errors import LeaseLost
 from lockfast.ports import Observer, Runtime, Store
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.values import Claim, LockInfo, Owner, Seconds, shown
 
 if TYPE_CHECKING:

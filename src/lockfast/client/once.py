@@ -27,7 +27,7 @@ from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
 from lockfast.client.options import CommonOptions, L, LockOptions
 from lockfast.client.scope import Scope, pop_scope
 from lockfast.errors import AcquireTimeout, ConfigurationError, StoreError
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.values import LEAST_TTL, LockInfo, Owner, Seconds, seconds, shown
 
 P = ParamSpec("P")

@@ -21,7 +21,7 @@ from lockfast.client.lock import MOST_CALLERS, AsyncLock, BaseLock, LeaseT, Lock
 from lockfast.client.options import LockOptions
 from lockfast.core.lease_state import ALIVE, State
 from lockfast.errors import LeaseLost
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.values import Seconds
 
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from lockfast.client.options import LockOptions, Options, checked
+from lockfast.core.acquire import Deadline
 from lockfast.core.background import BackgroundTasks, SingleFlight
-from lockfast.core.deadline import Deadline
 from lockfast.core.keepalive import Keepalive
 from lockfast.core.lease_state import LeaseState
 from lockfast.core.local_handoff import LocalQueues
@@ -240,7 +240,7 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    from lockfast.runtime.runner import run
+    from lockfast.runtime.base import run
 
     _exiting.append(True)
     for session in list(sessions):

@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from lockfast.core.deadline import Deadline, useful, valid_until
+from lockfast.core.lease_state import useful, valid_until
 from lockfast.core.release import BUDGET, clean_up
 from lockfast.core.retry import backoff, retry
 from lockfast.errors import Outcome, StoreUnavailable
@@ -44,6 +44,40 @@ waiter at position n polls every n+1 times that, which keeps the load of a long 
 
 EXPIRY_SLACK = 0.002
 EXPIRY_STAGGER = 0.004
+
+REQUEST_TIMEOUT = 5.0
+"""Seconds after which an unanswered request is sent again, if the caller's deadline leaves more."""
+
+
+class Deadline(NamedTuple):
+    """One deadline for a whole operation, passed down so that no budget is spent twice.
+
+    `at` is the end of the caller's timeout, None for no limit. `store_timeout` is how many seconds the store may stay
+    silent.
+
+    >>> Deadline(at=110.0, store_timeout=10.0).passed(now=109.0)
+    False
+    """
+
+    at: float | None
+    store_timeout: float
+
+    def passed(self, now: float) -> bool:
+        return self.at is not None and now >= self.at
+
+    def earliest(self, moment: float) -> float:
+        """Return `moment`, or the deadline if that is earlier."""
+        return moment if self.at is None else min(moment, self.at)
+
+    def request_until(self, now: float, grace: float) -> float:
+        """Return how long one request, sent now, may stay unanswered."""
+        # Without min(), which costs more than the rest: every request without a deadline comes here.
+        until = now + (self.store_timeout if self.store_timeout < REQUEST_TIMEOUT else REQUEST_TIMEOUT)  # noqa: FURB136
+        return until if self.at is None else min(until, max(self.at, now) + grace)
+
+    def gives_up(self, now: float, silent_since: float) -> bool:
+        """Whether a store that has been silent since `silent_since` must be reported now."""
+        return self.passed(now) or now - silent_since >= self.store_timeout
 
 
 @final

@@ -10,6 +10,10 @@
 
 A state starts as RELEASED; `begin()` moves it to HELD, once.
 
+Validity counts from the moment the request was sent. The store counts the ttl from the moment it executes the request,
+which the client does not know; it comes after sending, so counting from sending is never too late. Two clocks that run
+at the right rate still differ a little (`DRIFT`), and the store may round to a millisecond (`MARGIN`).
+
 Rules: a transition that the table lacks does not happen. The local clock alone can lose a lease, so `check()` is right
 in the instant in which a stopped process runs again. Each transition that the holder did not cause is reported once.
 """
@@ -20,11 +24,35 @@ import enum
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
-from lockfast.core.deadline import valid_until
 from lockfast.ports import Runtime
 
 if TYPE_CHECKING:
     from lockfast.core.acquire import Grant
+
+
+DRIFT = 0.002
+MARGIN = 0.002
+
+USEFUL = 0.5
+"""The share of its ttl that a notified grant must have left. With less, a request confirms it first."""
+
+
+def valid_until(sent_at: float, ttl: float) -> float:
+    """Return the last moment at which a grant or renewal requested at `sent_at` is certainly valid.
+
+    >>> round(valid_until(100.0, 10.0), 3)
+    109.978
+    """
+    return sent_at + ttl * (1 - DRIFT) - MARGIN
+
+
+def useful(left: float, ttl: float) -> bool:
+    """Whether `left` seconds of a ttl are enough to start with, without confirmation.
+
+    >>> useful(left=7.0, ttl=10.0), useful(left=4.0, ttl=10.0)
+    (True, False)
+    """
+    return left >= ttl * USEFUL
 
 
 class State(enum.Enum):

@@ -32,9 +32,8 @@ import math
 from collections import deque
 from typing import NamedTuple, final
 
-from lockfast.core.acquire import Acquisition, Grant
-from lockfast.core.deadline import DRIFT, Deadline, useful, valid_until
-from lockfast.core.lease_state import ALIVE, HELD, LeaseState
+from lockfast.core.acquire import Acquisition, Deadline, Grant
+from lockfast.core.lease_state import ALIVE, DRIFT, HELD, LeaseState, useful, valid_until
 from lockfast.core.release import clean_up
 from lockfast.errors import closed_error
 from lockfast.ports import Ports, Runtime

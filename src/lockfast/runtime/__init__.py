@@ -1,1 +1,1 @@
-"""The two colours of `ports.Runtime`, and the runner that makes blocking code of coroutines."""
+"""The two runtimes behind `ports.Runtime`, and the runner that makes blocking code of coroutines."""

@@ -16,8 +16,7 @@ from typing import Any
 
 from lockfast.errors import ConfigurationError, StoreError
 from lockfast.ports import CallerState
-from lockfast.runtime.clock import now
-from lockfast.runtime.randomness import new_holder_id, random
+from lockfast.runtime.base import new_holder_id, now, random
 
 log = logging.getLogger("lockfast")
 
@@ -25,15 +24,18 @@ log = logging.getLogger("lockfast")
 _inherited: list[set[asyncio.Task[None]]] = []
 
 
-class Alarms:
-    """Ends waits when their time is up, all those of a connection by one timer of its event loop: a thousand tasks that
-    pass a lock around set and cancel thousands of alarms a second, and nearly none ever rings.
+class Timers:
+    """Ends the waits of one connection with a single timer of the event loop.
 
-    Invariants: every wait that is not over is in `_row`, which is in order of their ends, or in `_heap`, for those that
-    end before the last of the row; `_rings_at` is not after the first of them; together they never have more than twice
-    as many as ever waited at once, and a few."""
+    A thousand tasks that hand a lock to each other start and cancel thousands of timers a second, and nearly none
+    fires.
 
-    FEW = 64
+    Invariants: every pending wait is in `_row`, ordered by end, or in `_heap`, if it ends before the last of the row;
+    `_fires_at` is not after the first of them; together they never have more than twice as many entries as there were
+    waits at once, plus `SLACK`.
+    """
+
+    SLACK = 64
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
         self.loop = loop
@@ -41,62 +43,64 @@ class Alarms:
         self._row: deque[tuple[float, asyncio.Future[bool]]] = deque()
         self._heap: list[tuple[float, int, asyncio.Future[bool]]] = []
         self._numbers = count()
-        self._rings_at = math.inf
+        self._fires_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
-        self._tidy_at = self.FEW
+        self._sweep_at = self.SLACK
 
     def __len__(self) -> int:
         return len(self._row) + len(self._heap)
 
     def set(self, future: asyncio.Future[bool], until: float, left: float) -> None:
-        """Give `future` the result False at `until`, in `left` seconds, unless it has one by then."""
+        """Set the result of `future` to False at `until`, in `left` seconds, unless it has one by then."""
         row, grows = self._row, True
         if row and until < row[-1][0]:
             heappush(self._heap, (until, next(self._numbers), future))
-        else:  # as nearly always, since most wait for as long as those before them
+        else:  # as nearly always: most waits are equally long
             while row and row[0][1].done():
                 row.popleft()
                 grows = False
             row.append((until, future))
-        rings_at = self._rings_at
-        if until < rings_at or (rings_at + left < until and self._is_late()):
+        fires_at = self._fires_at
+        if until < fires_at or (fires_at + left < until and self._is_late()):
             first = self._first()
-            self._ring_at(first, max(0.0, first - until + left))
-        if grows and len(row) + len(self._heap) > self._tidy_at:
-            self._tidy()
+            self._fire_at(first, max(0.0, first - until + left))
+        if grows and len(row) + len(self._heap) > self._sweep_at:
+            self._sweep()
 
     def _is_late(self) -> bool:
-        """Whether the timer that should have rung is not even due: in a suspended machine the loop's own clock stands
-        still. What the loop itself knows to be due rings in this round: put off in each round, it would never ring."""
+        """Whether the overdue timer is not even due by the loop's clock, which stops while the machine is suspended.
+
+        A timer that the loop itself finds due fires in this iteration. If it were postponed in each, it never would.
+        """
         return self._timer is not None and self._timer.when() > self.loop.time()
 
     def _first(self) -> float:
-        """When the first of them ends."""
-        ends = [alarms[0][0] for alarms in (self._row, self._heap) if alarms]
+        """When the first wait ends."""
+        ends = [waits[0][0] for waits in (self._row, self._heap) if waits]
         return min(ends, default=math.inf)
 
-    def _tidy(self) -> None:
-        self._row = deque(alarm for alarm in self._row if not alarm[1].done())
-        self._heap = [alarm for alarm in self._heap if not alarm[2].done()]
+    def _sweep(self) -> None:
+        self._row = deque(wait for wait in self._row if not wait[1].done())
+        self._heap = [wait for wait in self._heap if not wait[2].done()]
         heapify(self._heap)
-        self._tidy_at = 2 * len(self) + self.FEW
+        self._sweep_at = 2 * len(self) + self.SLACK
 
-    def _ring_at(self, until: float, left: float) -> None:
+    def _fire_at(self, until: float, left: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_at = until
-        self._timer = self.loop.call_later(left, self._ring)
+        self._fires_at = until
+        self._timer = self.loop.call_later(left, self._fire)
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         row, heap, moment = self._row, self._heap, self.now()
-        self._timer, self._rings_at = None, math.inf
+        self._timer, self._fires_at = None, math.inf
         while row and (row[0][0] <= moment or row[0][1].done()):
             _end(row.popleft()[1])
         while heap and (heap[0][0] <= moment or heap[0][2].done()):
             _end(heappop(heap)[2])
         if row or heap:
             first = self._first()
-            self._ring_at(first, first - moment)
+            self._fire_at(first, first - moment)
 
 
 def _end(future: asyncio.Future[bool]) -> None:
@@ -105,12 +109,12 @@ def _end(future: asyncio.Future[bool]) -> None:
 
 
 class TaskWaker:
-    """A flag, and the future that was last waited for. Other threads wake it through the loop."""
+    """A flag and the future of the current wait. Other threads wake it through the event loop."""
 
-    __slots__ = ("_alarms", "_called", "_future", "_thread")
+    __slots__ = ("_called", "_future", "_thread", "_timers")
 
-    def __init__(self, alarms: Alarms) -> None:
-        self._alarms = alarms
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
         self._thread = threading.get_ident()
         self._called = False
         self._future: asyncio.Future[bool] | None = None
@@ -124,41 +128,41 @@ class TaskWaker:
                 future.set_result(True)
             return
         try:
-            # It is told that it is there: the loop may run in another thread by now.
-            self._alarms.loop.call_soon_threadsafe(partial(self.wake, in_loop=True))
+            # `in_loop`, because the loop may run in another thread by now.
+            self._timers.loop.call_soon_threadsafe(partial(self.wake, in_loop=True))
         except RuntimeError:
-            pass  # the loop is closed: nobody waits there any more
+            pass  # the loop is closed, and its waits with it
 
     def wait(self, until: float | None) -> asyncio.Future[bool]:
-        future: asyncio.Future[bool] = asyncio.Future(loop=self._alarms.loop)
+        future: asyncio.Future[bool] = asyncio.Future(loop=self._timers.loop)
         self._future = future
         if self._called:
             self._called = False
             future.set_result(True)
         elif until is not None:
-            left = until - self._alarms.now()
+            left = until - self._timers.now()
             if left > 0:
-                self._alarms.set(future, until, left)
+                self._timers.set(future, until, left)
             else:
                 future.set_result(False)
         return future
 
 
 class AsyncioRuntime:
-    """Time, chance and tasks for the asyncio colour."""
+    """Time, randomness and tasks for asyncio."""
 
     def __init__(self) -> None:
         self.now = now
         self.random = random
         self.new_holder_id = new_holder_id
-        # A lease may be looked at by worker threads of the loop, and whoever looks may find that it is lost.
+        # Worker threads of the loop may check a lease, and detect that it is lost.
         self.mutex: Callable[[], AbstractContextManager[Any]] = threading.Lock
-        self._alarms: Alarms | None = None
+        self._timers: Timers | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def attach(self) -> bool:
-        """Tie this runtime to the running loop; True when there was another before, which is closed."""
+        """Attach to the running loop; True if the previous loop has been closed."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return False
@@ -173,29 +177,29 @@ class AsyncioRuntime:
 
     @property
     def loop_closed(self) -> bool:
-        """Whether the loop that this belongs to is closed."""
+        """Whether the loop that this runtime is attached to is closed."""
         return self._loop is not None and self._loop.is_closed()
 
     def after_fork(self) -> None:
-        """In a forked child: the loop and its tasks are the parent's, and do not run here."""
-        _inherited.append(self._tasks)  # the end of a task that waits would be reported
+        """In a forked child: the loop and its tasks belong to the parent and do not run here."""
+        _inherited.append(self._tasks)  # destroying a pending task would be reported
         self._tasks = set()
         self._loop = None
 
     def waker(self) -> TaskWaker:
         loop = asyncio.get_running_loop()
-        if self._alarms is None or self._alarms.loop is not loop:
-            self._alarms = Alarms(loop, self.now)
-        return TaskWaker(self._alarms)
+        if self._timers is None or self._timers.loop is not loop:
+            self._timers = Timers(loop, self.now)
+        return TaskWaker(self._timers)
 
     def caller(self) -> Hashable:
         try:
-            return asyncio.current_task()  # of the loop that runs, which may be another than ours
+            return asyncio.current_task()  # of the running loop, which may be another one
         except RuntimeError:
-            return None  # no loop runs here
+            return None  # no running loop
 
     def caller_state(self, caller: Hashable) -> CallerState:
-        task: Any = caller  # whatever the loop takes for a task
+        task: Any = caller  # a task factory may use any class
         if task is None or task.done():
             return CallerState.ENDED
         return CallerState.ENDING if task.cancelling() else CallerState.RUNNING
@@ -220,17 +224,9 @@ class AsyncioRuntime:
                 raise RuntimeError("no event loop has used this connection yet")
             self._loop.call_soon_threadsafe(self._start, work, name)
         except RuntimeError as error:
-            log.debug("Background work of lockfast could not be started: %s: %s", name, error)
+            log.debug("Could not start a background task of lockfast: %s: %s", name, error)
             return False
         return True
-
-    def spawn_in_loop(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        """The same from any thread, or from nowhere; nothing when the loop has gone, and all that lived in it."""
-        if self._loop is not None:
-            try:
-                self._loop.call_soon_threadsafe(self.spawn, work, name)
-            except RuntimeError:
-                pass  # it is closed
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
         begun = False
@@ -243,20 +239,20 @@ class AsyncioRuntime:
         def ended(task: asyncio.Task[None]) -> None:
             self._ended(task)
             if not begun and not loop.is_closed():
-                # Cancelled before its first step, so that it does not even know: let it know.
+                # Cancelled before its first step: start it again, so that it can handle the cancellation.
                 loop.call_soon(self._start(work, name).cancel)
 
         loop = asyncio.get_running_loop()
         task = loop.create_task(body(), name=f"lockfast-{name}")
-        self._tasks.add(task)  # the loop itself holds tasks only weakly
-        task._log_destroy_pending = False  # type: ignore[attr-defined] # a loop closed without a word is no fault of ours
+        self._tasks.add(task)  # the loop holds only weak references
+        task._log_destroy_pending = False  # type: ignore[attr-defined] # a loop that was simply closed is not our fault
         task.add_done_callback(ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("Background work of lockfast failed: %s", task.get_name(), exc_info=task.exception())
+            log.error("A background task of lockfast failed: %s", task.get_name(), exc_info=task.exception())
 
     async def gather(self, works: Sequence[Coroutine[Any, Any, Any]], on_result: Callable[[int, Any], bool]) -> None:
         """One task for each."""
@@ -288,12 +284,11 @@ class AsyncioRuntime:
                 await over
         finally:
             for number, task in enumerate(tasks):
-                if task.done():  # in time too, so it is told now: its own call would come when nobody expects it
+                if task.done():  # in time too: report it now, because its own callback would come after the return
                     ended(number, task)
                 else:
                     task.cancel()
 
     async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
-        # asyncio.wait neither cancels the task nor passes its error on. If we are cancelled once more
-        # while waiting, the task goes on by itself.
+        # asyncio.wait neither cancels the task nor raises its error. If this wait is cancelled too, the task continues.
         await asyncio.wait([self._start(work, name)], timeout=patience)

@@ -1,4 +1,4 @@
-"""`Runtime` for threads: its coroutines block, and never suspend."""
+"""`Runtime` for threads: its coroutines block and never suspend."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ from typing import Any
 
 from lockfast.errors import StoreError
 from lockfast.ports import CallerState, PendingWait
-from lockfast.runtime.clock import now
-from lockfast.runtime.randomness import new_holder_id, random
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import current_thread, new_holder_id, now, random, run
 
 log = logging.getLogger("lockfast")
 
-_this_thread = threading.local()
-
 
 class ThreadWaker:
-    """A lock that is held while nobody has called; waking releases it."""
+    """A lock that is held until somebody wakes it."""
 
     __slots__ = ("_gate",)
 
@@ -34,7 +30,7 @@ class ThreadWaker:
         try:
             self._gate.release()
         except RuntimeError:
-            pass  # called already, and not yet noticed: one call is enough
+            pass  # woken already: one call is enough
 
     async def wait(self, until: float | None) -> bool:
         return self.wait_blocking(until)
@@ -48,41 +44,34 @@ class ThreadWaker:
         return self._gate.acquire(timeout=left)
 
 
-def _go_on(
+def _step(
     number: int,
     work: Coroutine[Any, Any, Any],
-    parked: dict[int, tuple[Coroutine[Any, Any, Any], PendingWait]],
-    tell: Callable[[int, Any], bool],
+    waiting: dict[int, tuple[Coroutine[Any, Any, Any], PendingWait]],
+    on_result: Callable[[int, Any], bool],
 ) -> bool:
-    """Run `work` until it waits or ends; True when `tell` says that it is enough."""
+    """Run `work` until it waits or ends; True if `on_result` wants no more results."""
     try:
-        parked[number] = work, work.send(None)
+        waiting[number] = work, work.send(None)
         return False
     except StopIteration as stop:
         outcome = stop.value
     except StoreError as error:
         outcome = error
-    parked.pop(number, None)
-    return tell(number, outcome)
+    waiting.pop(number, None)
+    return on_result(number, outcome)
 
 
 class ThreadRuntime:
-    """Time, chance and tasks for the blocking colour."""
+    """Time, randomness and tasks for threads."""
 
     def __init__(self) -> None:
         self.now = now
         self.random = random
         self.new_holder_id = new_holder_id
+        self.caller = current_thread
         self.mutex: Callable[[], AbstractContextManager[Any]] = threading.Lock
         self.waker = ThreadWaker
-
-    def caller(self) -> Hashable:
-        # A thread's ident is reused once the thread is gone; an object of its own is not.
-        try:
-            return _this_thread.token  # type: ignore[no-any-return]
-        except AttributeError:
-            _this_thread.token = token = object()
-            return token
 
     def caller_state(self, caller: Hashable) -> CallerState:
         return CallerState.RUNNING  # a thread cannot be cancelled
@@ -103,36 +92,35 @@ class ThreadRuntime:
             try:
                 run(work())
             except Exception:
-                log.exception("Background work of lockfast failed: %s", name)
+                log.exception("A background task of lockfast failed: %s", name)
 
         try:
             threading.Thread(target=body, name=f"lockfast-{name}", daemon=True).start()
             return True
         except RuntimeError as error:
             if sys.is_finalizing() or "shutdown" in str(error):
-                log.debug("The interpreter is shutting down: %s is not done.", name)
+                log.debug("The interpreter is shutting down; skipping the background task %s.", name)
             else:
-                log.error("Background work of lockfast could not be started: %s: %s", name, error)
+                log.error("Could not start a background task of lockfast: %s: %s", name, error)
             return False
 
     async def gather(self, works: Sequence[Coroutine[Any, Any, Any]], on_result: Callable[[int, Any], bool]) -> None:
-        """Without a thread for each: every work sends its request before the first waits, and then one
-        wait serves them all."""
-        parked: dict[int, tuple[Coroutine[Any, Any, Any], PendingWait]] = {}
+        """Without a thread for each: all send their requests before the first one waits, and one wait serves all."""
+        waiting: dict[int, tuple[Coroutine[Any, Any, Any], PendingWait]] = {}
         enough = False
         try:
             for number, work in enumerate(works):
-                enough = _go_on(number, work, parked, on_result) or enough
-            while parked and not enough:
-                moment = now()  # before: a thread that was stopped finds what came meanwhile, and does not give up
-                tokens = [token for _, token in parked.values()]
+                enough = _step(number, work, waiting, on_result) or enough
+            while waiting and not enough:
+                moment = now()  # before the wait: a stopped thread then finds replies that arrived meanwhile
+                tokens = [token for _, token in waiting.values()]
                 tokens[0].wait_any(tokens)
-                for number, (work, token) in list(parked.items()):
+                for number, (work, token) in list(waiting.items()):
                     if token.ready or moment >= token.until:
-                        enough = _go_on(number, work, parked, on_result) or enough
+                        enough = _step(number, work, waiting, on_result) or enough
         finally:
             for work in works:
                 work.close()
 
     async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
-        await work()  # bounds itself; a thread cannot be cancelled from outside
+        await work()  # limits itself; a thread cannot be cancelled

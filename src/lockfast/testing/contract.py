@@ -4,7 +4,7 @@
         return MyStore(address, runtime)
 
     await check_store(make_store, runtime)          # async
-    run(check_store(make_store, runtime))           # sync: `run` is in lockfast.runtime.runner
+    run(check_store(make_store, runtime))           # sync: `run` is in lockfast.runtime.base
 
 Each entry of `CHECKS` is one coroutine; its docstring states the rule. A store that breaks a rule raises
 `ContractBroken` with the rule, the expected value and the actual one. To see every failure instead of the first, pass

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lockfast.runtime.asyncio import AsyncioRuntime
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 
 log = logging.getLogger("lockfast")

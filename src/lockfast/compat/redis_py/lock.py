@@ -30,13 +30,12 @@ from weakref import WeakKeyDictionary, ref
 from lockfast.client.session import Session, session_of
 from lockfast.compat.redis_py.errors import LockError, LockNotOwnedError, translated
 from lockfast.core.acquire import Acquisition, Grant
-from lockfast.core.deadline import valid_until
-from lockfast.core.lease_state import LeaseState, State
+from lockfast.core.lease_state import LeaseState, State, valid_until
 from lockfast.core.release import release
 from lockfast.errors import ConfigurationError
 from lockfast.ports import Runtime
 from lockfast.runtime.asyncio import AsyncioRuntime
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.simple.key_lock import KeyLock
 from lockfast.values import Claim, holder_id, lock_name, shown

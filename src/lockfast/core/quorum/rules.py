@@ -13,7 +13,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from lockfast.core.deadline import valid_until
+from lockfast.core.lease_state import valid_until
 from lockfast.values import LockInfo
 
 LEAD_US = 5_000
