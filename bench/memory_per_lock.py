@@ -98,6 +98,7 @@ def _bare(_: Server, locks: int) -> Iterator[bytes]:
 def _held(server: Server, locks: int, *, release: bool) -> Iterator[bytes]:
     """The requests of the client, without the client: only the server is measured."""
     from lockfast.runtime.base import new_holder_id
+    from lockfast.stores.redis import store
     from lockfast.stores.redis.lua import scripts
     from lockfast.values import Claim
 
@@ -107,8 +108,8 @@ def _held(server: Server, locks: int, *, release: bool) -> Iterator[bytes]:
     def requests() -> Iterator[bytes]:
         for number in range(locks):
             claim = Claim(_name(number), new_holder_id(), TTL_SECONDS, "host.example:4711:")
-            yield scripts.acquire_request(claim, None)
+            yield store.acquire_request(claim, None)
             if release:
-                yield scripts.release_request(claim.name, claim.holder)
+                yield store.release_request(claim.name, claim.holder)
 
     return requests()

@@ -112,6 +112,7 @@ class _RawScripts(_RawLock):
     """The floor with lockfast's scripts: the cost of fence, queue and owner on the server."""
 
     def __init__(self, url: str, name: str) -> None:
+        from lockfast.stores.redis import store
         from lockfast.stores.redis.lua import scripts
         from lockfast.values import Claim
 
@@ -119,8 +120,8 @@ class _RawScripts(_RawLock):
         for script in (scripts.ACQUIRE, scripts.RELEASE):
             self._socket.sendall(_packed(b"SCRIPT", b"LOAD", script.text))
             self._socket.recv(4096)
-        self._acquire = scripts.acquire_request(Claim(name, "v" * 20, float(TTL), "host:4711:"), None)
-        self._release = scripts.release_request(name, "v" * 20)
+        self._acquire = store.acquire_request(Claim(name, "v" * 20, float(TTL), "host:4711:"), None)
+        self._release = store.release_request(name, "v" * 20)
 
 
 def _packed(*args: bytes) -> bytes:

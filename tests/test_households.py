@@ -12,7 +12,8 @@ from lockfast.core.acquire import Deadline, Grant
 from lockfast.ports import Ports
 from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.stores.redis.lua.scripts import ACQUIRE, acquire_request
+from lockfast.stores.redis.lua.scripts import ACQUIRE
+from lockfast.stores.redis.store import acquire_request
 from lockfast.values import Claim, Granted
 from verify import local_handoff_models
 from verify.explorer import Explorer, Report
@@ -122,7 +123,6 @@ class Grants:
 class SlowStore:
     """Takes so many seconds for each answer."""
 
-    inbox_open = False
     grace = 0.08
 
     def __init__(self, runtime: Any, takes: list[float]) -> None:

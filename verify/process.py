@@ -211,7 +211,10 @@ class Process:
         """Return the shipped async client, connected to this process."""
         store = WatchedStore(self, reasserts=reasserts)
         owner = Owner(self.name, 1)
-        return AsyncLocks(store, self, owner=owner, store_timeout=store_timeout, address=f"virtual://{self.name}")
+        locks = AsyncLocks(store, self, owner=owner, store_timeout=store_timeout, address=f"virtual://{self.name}")
+        # A client whose inbox is open has waited before, so its first request enqueues.
+        locks.session.local_queues.queue("door").contended = self.listening
+        return locks
 
     def record_acquire(self, lease: BaseLease | None) -> None:
         """Report the result of an acquisition to the checker."""

@@ -107,11 +107,6 @@ class Store(Protocol):
         """Whether a request can be sent without connecting first. True if there is nothing to connect."""
         return True
 
-    @property
-    def inbox_open(self) -> bool:
-        """Whether opening a mailbox is free, so that the first request can already enqueue."""
-        return True
-
     def mailbox(self, holder: str) -> Mailbox: ...
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
@@ -184,6 +179,10 @@ class MemberStore(Store, Protocol):
     Its requests never connect: they fail at once if the server is down, so that one server cannot delay the others.
     `connect()` runs in the background.
     """
+
+    @property
+    def inbox_open(self) -> bool:
+        """Whether a mailbox can be opened without connecting first."""
 
     @property
     def silent_since(self) -> float | None:

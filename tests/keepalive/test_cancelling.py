@@ -12,7 +12,7 @@ import pytest
 import lockfast.aio
 from lockfast import LeaseLost, LockError, State
 from lockfast.aio import Locks as AsyncLocks
-from lockfast.client.scope import Scope
+from lockfast.client.lock import Scope
 from tests.keepalive.listening import BOUND
 from tests.keepalive.losing import lose
 
@@ -64,7 +64,7 @@ class TestTheBody:
         """And then it is not cancelled for it after its end."""
         lock, looked = locks.lock("report"), threading.Event()
 
-        def cancel_late(scope: Scope) -> None:
+        def cancel_late(scope: Scope[Any]) -> None:
             looked.set()  # it has seen that the body runs
             ended.wait(BOUND)
             shipped(scope)
@@ -542,7 +542,7 @@ class TestAtTheEdges:
     async def test_lost_before_the_body_begins(self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch) -> None:
         lock = locks.lock("report")
 
-        def lose_before(scope: Scope, lease: Any) -> None:
+        def lose_before(scope: Scope[Any], lease: Any) -> None:
             lose(lease)
             shipped(scope, lease)
 

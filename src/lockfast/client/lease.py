@@ -25,8 +25,7 @@ from lockfast.runtime.base import run
 from lockfast.values import LEAST_TTL, Seconds, clean, holder_id, lock_name, seconds, shown
 
 if TYPE_CHECKING:
-    from lockfast.client.lock import BaseLock
-    from lockfast.client.scope import Scope
+    from lockfast.client.lock import BaseLock, Scope
 
 log = logging.getLogger("lockfast")
 
@@ -39,7 +38,7 @@ class BaseLease:
     _shared_grant: SharedGrant | None = None
     _keep_until = 0.0
     """After a release, the name stays taken until this moment on the clock of the runtime."""
-    _scope: Scope | None = None
+    _scope: Scope[Any] | None = None
     _wakers: tuple[Waker, ...] = ()
     _started = 0.0
     """When the acquisition began; measured only for an observer."""
@@ -165,13 +164,13 @@ class BaseLease:
         """End the lease as lost, as if the store had reported it; for tests."""
         self._session.keepalive.lose(self._core, reason)
 
-    def _watch_loss(self, scope: Scope) -> None:
+    def _watch_loss(self, scope: Scope[Any]) -> None:
         """Cancel the body of `scope` when the lease is lost."""
         self._scope = scope
         if self._core.state not in ALIVE:  # lost before the scope began
             scope.cancel_body()
 
-    def _stop_watching_loss(self) -> Scope | None:
+    def _stop_watching_loss(self) -> Scope[Any] | None:
         scope, self._scope = self._scope, None
         return scope
 

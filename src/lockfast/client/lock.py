@@ -2,22 +2,33 @@
 
 A grant belongs to its lease. A `Lock` object only remembers, per thread or task, the leases that it returned there, so
 that `release()` and the end of a `with` block find theirs and never another's.
+
+Rules of blocks:
+
+- Each entry of a `with` block has its own `Scope`, and a block ends its own: that of its frame, or of its `ExitStack`.
+  So a generator that holds the lock in the same thread keeps its lease.
+- A context manager of the user may enter the lock in one function and leave it in another. Such a block ends the
+  innermost scope of its thread or task, but never that of a generator, of an `ExitStack`, or of a function that is
+  still running.
+- The body of an `async with` is cancelled when its lease is lost, as `asyncio.timeout` does it. A task never cancels
+  itself, because it would meet the cancellation in its own clean-up. A loss can be detected in another thread while
+  the body ends, so the event loop decides what to do, where bodies end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from lockfast.client.guard import check_function
 from lockfast.client.lease import AsyncLease, BaseLease, Lease
 from lockfast.client.options import LockOptions, checked_timeout
-from lockfast.client.scope import Scope, pop_scope
-from lockfast.client.session import session_of
+from lockfast.client.session import Session, session_of
 from lockfast.core import local_handoff
 from lockfast.core.acquire import Grant
 from lockfast.core.lease_state import ALIVE, LOST, RELEASED
@@ -35,7 +46,111 @@ MOST_CALLERS = 1000
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 LeaseT = TypeVar("LeaseT", bound=BaseLease)
+
+_cached_name = functools.lru_cache(maxsize=4096)(lock_name)
+"""Programs make locks with the same few names again and again."""
+
+
+_CONTEXTLIB = vars(contextlib)
+_GENERATOR = 0x20 | 0x200
+"""The flags of generator and async generator functions, as in `inspect`, which is slow to load."""
+
+
+class Scope(Generic[T]):
+    """One `with` block: the caller that entered it, its frame or `ExitStack`, and its lease.
+
+    `block` is an id, so that the frame is not kept alive. `_code` is the function that entered the block; None for an
+    `ExitStack`. `_cancelling` is the number of cancellations that the task
+    had before the body began; -1 if the body is not cancelled on loss.
+    """
+
+    __slots__ = ("_cancelled", "_cancelling", "_code", "block", "caller", "lease")
+
+    def __init__(self, caller: Hashable, frame: FrameType, lease: T) -> None:
+        self.caller = caller
+        self.block = id(frame)
+        self._code: CodeType | None = frame.f_code
+        self.lease = lease
+        if frame.f_globals is _CONTEXTLIB:
+            self.block = block_id(frame)
+            self._code = self._code if self.block == id(frame) else None
+        self._cancelling = -1
+        self._cancelled = False
+
+    def cancel_on_loss(self, lease: BaseLease) -> None:
+        """Cancel the body when `lease` is lost."""
+        task: Any = self.caller
+        self._cancelling = 0 if task is None else task.cancelling()
+        lease._watch_loss(self)
+
+    def cancel_body(self) -> None:
+        """The lease is lost. May be called from any thread."""
+        task: Any = self.caller
+        try:
+            if task is not None:
+                task.get_loop().call_soon_threadsafe(self._cancel)
+        except RuntimeError:
+            pass  # the event loop is closed, and the body ended with it
+
+    def _cancel(self) -> None:
+        if self._cancelling >= 0 and not self._cancelled:
+            self._cancelled = True
+            task: Any = self.caller
+            task.cancel("the lease was lost")
+
+    def end(self, error: BaseException | None) -> bool:
+        """The body has ended. True if `error` is the cancellation of `cancel_body()` and nothing else cancelled it."""
+        before, self._cancelling = self._cancelling, -1
+        if not self._cancelled:
+            return False
+        import asyncio  # loaded already: the body ran in a task
+
+        task: Any = self.caller
+        return task.uncancel() <= before and isinstance(error, asyncio.CancelledError)
+
+    @property
+    def ends_itself(self) -> bool:
+        """Whether only the block itself can end it: it is an `ExitStack`, or stands in a generator."""
+        return self._code is None or bool(self._code.co_flags & _GENERATOR)
+
+
+def block_id(frame: FrameType) -> int:
+    """Identify the block that `frame` enters or leaves.
+
+    The list of an `ExitStack` identifies it: `pop_all()` moves the list to another stack.
+    """
+    if frame.f_globals is _CONTEXTLIB:
+        callbacks = getattr(frame.f_locals.get("self"), "_exit_callbacks", None)
+        if callbacks is not None:
+            return id(callbacks)
+    return id(frame)
+
+
+def pop_scope(scopes: list[Scope[T]], caller: Hashable, frame: FrameType) -> Scope[T] | None:
+    """Remove and return the scope of the block that ends in `frame`; None if there is none."""
+    seen = tuple(scopes)  # other threads change the list
+    block = block_id(frame)
+    found = [scope for scope in seen if scope.block == block]
+    if not found:
+        others = [scope for scope in seen if not scope.ends_itself]
+        running = _running(frame)
+        found = [scope for scope in others if scope.block not in running] or others
+    found = [scope for scope in found if scope.caller == caller] or found
+    if not found:
+        return None
+    scopes.remove(found[-1])
+    return found[-1]
+
+
+def _running(frame: FrameType | None) -> set[int]:
+    """The ids of the frame and its callers."""
+    running = set()
+    while frame is not None:
+        running.add(id(frame))
+        frame = frame.f_back
+    return running
 
 
 class BaseLock(Generic[LeaseT]):
@@ -51,12 +166,20 @@ class BaseLock(Generic[LeaseT]):
     def __init__(self, client: Any, name: str, **options: Unpack[LockOptions[LeaseT]]) -> None:
         """Make a lock on a client of redis-py or valkey-py, or on a connection; options as for `locks.lock()`."""
         self._client = client  # must outlive the lock: it owns the session
-        self._session = session = session_of(client, is_async=self._is_async)
-        self._name = name = lock_name(name)
-        self._options = chosen = session.options(options)
+        session = getattr(client, "session", None)
+        if type(session) is not Session or session.is_async is not self._is_async:
+            session = session_of(client, is_async=self._is_async)
+        try:
+            name = _cached_name(name)
+        except TypeError:  # not hashable
+            name = lock_name(name)
+        chosen = session.options(options) if options else session.default_options
+        self._session = session
+        self._name = name
+        self._options = chosen
         self._terms = tuple.__new__(ClaimTerms, (name, chosen.ttl, chosen.owner))
         self._leases: dict[Hashable, list[BaseLease]] = {}
-        self._scopes: list[Scope] = []
+        self._scopes: list[Scope[LeaseT]] = []
 
     @property
     def name(self) -> str:
@@ -74,16 +197,20 @@ class BaseLock(Generic[LeaseT]):
 
     async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: FrameType | None = None) -> LeaseT | None:
         """Acquire a lease. With a `frame`, a `with` block begins there, and None becomes an error."""
-        session = self._session
-        wait = self._wait(blocking, timeout)
-        session.ensure_open()
-        queue = None
-        if self._options.local_handoff and session.store.capabilities.fence_blocks:
-            queue = session.local_queues.queue(self._name)
+        session, options = self._session, self._options
+        wait = options.timeout if blocking is True and timeout is None else self._wait(blocking, timeout)
+        if session.closed or self._is_async:
+            session.ensure_open()
+        queue = session.local_queues.queue(self._name)
         lease = self._lease_class(self)  # before the answer: every step after it delays the caller
         try:
             grant = await local_handoff.acquire(
-                session.ports, queue, self._terms, session.deadline(wait), blocking=wait != 0.0
+                session.ports,
+                queue,
+                self._terms,
+                session.no_deadline if wait is None else session.deadline(wait),
+                blocking=wait != 0.0,
+                local=options.local_handoff,
             )
         except BaseException as error:
             lease._not_acquired(error)
@@ -95,8 +222,7 @@ class BaseLock(Generic[LeaseT]):
             raise self._timeout_error()
         try:
             lease._begin(grant)
-            if queue is not None:
-                queue.last_lease = lease._core
+            queue.last_lease = lease._core
             if not session.closed:
                 if frame is not None:
                     self._enter_scope(lease, frame)
@@ -116,7 +242,7 @@ class BaseLock(Generic[LeaseT]):
                 self._scopes.remove(scope)
         await local_handoff.return_grant(self._session.ports, grant)
 
-    def _enter_scope(self, lease: LeaseT, frame: FrameType) -> Scope:
+    def _enter_scope(self, lease: LeaseT, frame: FrameType) -> Scope[LeaseT]:
         scope = Scope(lease._core.caller, frame, lease)
         self._scopes.append(scope)
         return scope
@@ -125,12 +251,12 @@ class BaseLock(Generic[LeaseT]):
         """End the scope of the block that ends, and return its lease."""
         scopes = self._scopes
         if len(scopes) == 1 and scopes[0].block == id(frame):  # nearly always; other threads add behind it
-            scope: Scope | None = scopes.pop(0)
+            scope: Scope[LeaseT] | None = scopes.pop(0)
         else:
             scope = pop_scope(scopes, self._session.runtime.caller(), frame)
         if scope is None:
             raise self._not_held()
-        return cast(LeaseT, scope.lease)
+        return scope.lease
 
     def _remember(self, lease: LeaseT | None) -> LeaseT | None:
         """Let `release()` find the lease."""
@@ -341,7 +467,7 @@ class AsyncLock(BaseLock[AsyncLease]):
         """End the lease of any holder, or only of `holder`, and grant the next waiter; see `Lock.force_release`."""
         return await self._force_release(holder)
 
-    def _enter_scope(self, lease: AsyncLease, frame: FrameType) -> Scope:
+    def _enter_scope(self, lease: AsyncLease, frame: FrameType) -> Scope[AsyncLease]:
         # Blocks of a re-entrant lock share a lease: the outermost watches for its loss.
         outermost = not any(scope.lease is lease for scope in self._scopes)
         scope = super()._enter_scope(lease, frame)

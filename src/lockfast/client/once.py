@@ -23,9 +23,8 @@ from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 from lockfast.client.guard import check_function
 from lockfast.client.lease import AsyncLease, BaseLease, Lease
-from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
+from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock, Scope, pop_scope
 from lockfast.client.options import CommonOptions, L, LockOptions
-from lockfast.client.scope import Scope, pop_scope
 from lockfast.errors import AcquireTimeout, ConfigurationError, StoreError
 from lockfast.runtime.base import run
 from lockfast.values import LEAST_TTL, LockInfo, Owner, Seconds, seconds, shown
@@ -105,21 +104,23 @@ class BaseOnce(Generic[LeaseT]):
         self._session = lock._session
         self._lock = lock
         self._schedule = chosen
-        self._scopes: list[Scope] = []
+        self._scopes: list[Scope[LeaseT | Skipped]] = []
 
     @property
     def name(self) -> str:
         """The job's name, which is also the name of its lock."""
         return self._lock.name
 
-    async def _begin(self, frame: FrameType) -> Scope:
+    async def _begin(self, frame: FrameType) -> Scope[LeaseT | Skipped]:
         waits, runtime = self._schedule.busy == "wait", self._session.runtime
         lease = await self._lock._acquire(waits, None)
         if lease is None and waits:
             raise self._lock._timeout_error()
         if lease is not None:
             lease._keep_until = runtime.now() + self._schedule.at_least
-        scope = Scope(runtime.caller(), frame, self._skip(await self._inspect()) if lease is None else lease)
+        scope: Scope[LeaseT | Skipped] = Scope(
+            runtime.caller(), frame, self._skip(await self._inspect()) if lease is None else lease
+        )
         self._scopes.append(scope)
         return scope
 
@@ -140,7 +141,7 @@ class BaseOnce(Generic[LeaseT]):
         scope = pop_scope(self._scopes, self._session.runtime.caller(), frame)
         if scope is None or isinstance(scope.lease, Skipped):
             return None
-        lease: LeaseT = scope.lease
+        lease = scope.lease
         if error is None or (isinstance(error, SystemExit) and not error.code):
             lease._keep_until += self._schedule.kept - self._schedule.at_least
         return lease

@@ -10,7 +10,8 @@
 Rules:
 
 - A grant is valid from the moment its request was sent. For a notified grant that is the last request answered
-  "queued", and the notification must carry the attempt number of that request; otherwise it is stale.
+  "queued", and the notification must carry the attempt number of that request; otherwise it is stale. It is also
+  stale if this connection was already granted a greater fence: then the store has lost the older grant.
 - An answer may take longer than the ttl, or meet a stopped process. An expired grant is never returned: the claim is
   sent again, which shows whether the grant still exists and extends it.
 - A request without an answer has an unknown outcome. Sending it again is harmless, and "not acquired" is returned only
@@ -30,7 +31,7 @@ from lockfast.core.release import BUDGET, clean_up
 from lockfast.core.retry import backoff, retry
 from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.events import Event, EventKind
-from lockfast.ports import Mailbox, Ports
+from lockfast.ports import Mailbox, Ports, Store
 from lockfast.values import Claim, Enqueue, FirstNotification, Granted, Queued, Taken, shown
 
 if TYPE_CHECKING:
@@ -69,11 +70,11 @@ class Deadline(NamedTuple):
         """Return `moment`, or the deadline if that is earlier."""
         return moment if self.at is None else min(moment, self.at)
 
-    def request_until(self, now: float, grace: float) -> float:
+    def request_until(self, now: float, store: Store) -> float:
         """Return how long one request, sent now, may stay unanswered."""
         # Without min(), which costs more than the rest: every request without a deadline comes here.
         until = now + (self.store_timeout if self.store_timeout < REQUEST_TIMEOUT else REQUEST_TIMEOUT)  # noqa: FURB136
-        return until if self.at is None else min(until, max(self.at, now) + grace)
+        return until if self.at is None else min(until, max(self.at, now) + store.grace)
 
     def gives_up(self, now: float, silent_since: float) -> bool:
         """Whether a store that has been silent since `silent_since` must be reported now."""
@@ -98,11 +99,21 @@ class Grant(NamedTuple):
     shared_grant: SharedGrant | None = None
 
 
+class History:
+    """What a connection knows of one lock from earlier claims."""
+
+    contended = False
+    """Whether the last claim had to wait in the queue of the store."""
+    last_fence = 0
+    """The greatest fence that the store granted to this connection."""
+
+
 class Acquisition:
     """One claim on its way through the store.
 
     Invariant: `_traces` is True while the store may hold a grant or a ticket of the claim. `spare` is the part of the
-    ttl that the caller does not need.
+    ttl that the caller does not need. `history` is what this connection knows of the lock: if it is contended, the
+    first request enqueues; else it only claims, which is cheaper for a free lock.
     """
 
     # The values of every new acquisition stand in the class, which makes construction cheap.
@@ -112,14 +123,24 @@ class Acquisition:
     _attempt = _failures = 0
     _sent_at = _silent_since = _started = 0.0
     _traces = False
+    queued = False
 
-    def __init__(self, ports: Ports, claim: Claim, deadline: Deadline, blocking: bool, spare: float = 0.0) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        claim: Claim,
+        deadline: Deadline,
+        blocking: bool,
+        history: History,
+        spare: float = 0.0,
+    ) -> None:
         self._ports = ports
         self._store, self._runtime, self._emit = ports
         self._claim = claim
         self._deadline = deadline
         self._blocking = blocking
         self._spare = spare
+        self._history = history
 
     async def run(self) -> Grant | None:
         """Return the grant; None if the lock stayed taken until the deadline, or at all if not blocking."""
@@ -128,16 +149,16 @@ class Acquisition:
             self._started = runtime.now()
             self._event(EventKind.CLAIM_SENT)
         try:
+            if self._blocking and self._history.contended:
+                await self._open_mailbox()
             while True:
-                if self._blocking and self._mailbox is None and store.inbox_open:
-                    await self._open_mailbox()
                 sent_at = runtime.now()
                 self._attempt += 1
                 mailbox = self._mailbox
                 enqueue = None if mailbox is None else Enqueue(mailbox.address, self._attempt, self._ticket)
                 traces, self._traces = self._traces, True
                 try:
-                    answer = await store.acquire(claim, enqueue, deadline.request_until(sent_at, store.grace))
+                    answer = await store.acquire(claim, enqueue, deadline.request_until(sent_at, store))
                 except StoreUnavailable as error:
                     self._traces = traces or error.outcome is not Outcome.NOT_DONE
                     await self._pause_after(error, sent_at)
@@ -151,7 +172,8 @@ class Acquisition:
                     if self._send_once_more():
                         continue
                 elif type(answer) is Queued:
-                    if self._ticket is None:
+                    if not self.queued:
+                        self.queued = True
                         self._event(EventKind.QUEUED)
                     self._ticket = answer.ticket
                     notified = await self._wait_for_notification(answer)
@@ -168,7 +190,8 @@ class Acquisition:
         except BaseException as error:  # cancelled and interrupted included: nothing may be left behind
             await self._clean_up(inline=not isinstance(error, StoreUnavailable))
             raise
-        finally:
+        finally:  # no call if there is no mailbox: an interrupt would lose the grant
+            self._history.contended = self.queued
             if self._mailbox is not None:
                 self._mailbox.close()
 
@@ -182,8 +205,10 @@ class Acquisition:
     def _grant(self, fence: int, acknowledged: int | None = None) -> Grant:
         claim, sent_at = self._claim, self._sent_at
         until = valid_until(sent_at, claim.ttl)
+        if fence > self._history.last_fence:
+            self._history.last_fence = fence
         # All fields of a NamedTuple through tuple.__new__: half the cost of its own constructor.
-        return tuple.__new__(Grant, (claim, fence, sent_at, until, acknowledged, self._ticket is not None, 0, None))
+        return tuple.__new__(Grant, (claim, fence, sent_at, until, acknowledged, self.queued, 0, None))
 
     def _send_once_more(self) -> bool:
         """Whether to send again at once because a grant expired before its answer arrived; raise if all do."""
@@ -218,7 +243,7 @@ class Acquisition:
         failures = 0
         while True:
             try:
-                await self._mailbox.open(self._deadline.request_until(self._runtime.now(), self._store.grace))
+                await self._mailbox.open(self._deadline.request_until(self._runtime.now(), self._store))
                 return True
             except StoreUnavailable as error:
                 if self._attempt and self._deadline.passed(self._runtime.now()):
@@ -255,6 +280,8 @@ class Acquisition:
             return None
         if notification is None or notification.attempt != self._attempt:
             return None
+        if notification.fence < self._history.last_fence:
+            return None  # the store has lost this grant since
         if self._store.capabilities.replica_acks:
             return None  # only the answer to a request shows that replicas have the grant
         if not useful(valid_until(self._sent_at, self._claim.ttl) - self._runtime.now(), self._claim.ttl):

@@ -55,6 +55,7 @@ class Keepalive:
         self._closed = False
         self._in_use = False
         self._wakes_at = 0.0
+        self._first_renewal = math.inf
         self._waker: Waker | None = None
         self._renewer = Renewer(ports, on_idle=self._wake, on_lost=self.lose, check_deadlines=self._check_deadlines)
         self._clean_ups = BackgroundTasks(self._runtime, "clean-up", workers=1)
@@ -62,8 +63,8 @@ class Keepalive:
 
     def watch(self, lease: LeaseState) -> None:
         """Renew `lease` and detect its loss until it ends."""
-        if self._store.capabilities.change_events:
-            lease.next_renewal = min(lease.next_renewal, self._runtime.now() + FIRST_RENEWAL)
+        if lease.next_renewal > lease.sent_at + self._first_renewal:
+            lease.next_renewal = lease.sent_at + self._first_renewal
         self._held[lease] = None  # before reading `_active`: see `_retire`
         self._in_use = True
         if not self._active and self._start():
@@ -233,10 +234,21 @@ class Keepalive:
     async def _round(self) -> float:
         """Report losses, renew what is due, and return when to run again."""
         self._store.poll_events()
-        due = self._select_due(self._runtime.now())
+        now = self._runtime.now()
+        self._update_first_renewal(now)
+        due = self._select_due(now)
         if due and not self._renewer.slow:
             await self._renewer.renew_now(due, self.held())
         return min(map(self._due_at, self.held()), default=math.inf)
+
+    def _update_first_renewal(self, now: float) -> None:
+        """Whether the store reports changes is known once it is connected."""
+        before, self._first_renewal = self._first_renewal, math.inf
+        if self._store.capabilities.change_events:
+            self._first_renewal = FIRST_RENEWAL
+            if before == math.inf:
+                for lease in self.held():
+                    lease.next_renewal = min(lease.next_renewal, now + FIRST_RENEWAL)
 
     def _check_deadlines(self) -> list[LeaseState]:
         """Report losses, and return what is held then."""

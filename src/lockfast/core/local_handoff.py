@@ -32,7 +32,7 @@ import math
 from collections import deque
 from typing import NamedTuple, final
 
-from lockfast.core.acquire import Acquisition, Deadline, Grant
+from lockfast.core.acquire import Acquisition, Deadline, Grant, History
 from lockfast.core.lease_state import ALIVE, DRIFT, HELD, LeaseState, useful, valid_until
 from lockfast.core.release import clean_up
 from lockfast.errors import closed_error
@@ -143,7 +143,7 @@ class SharedGrant:
         self.queue.end_shared(self)
 
 
-class LocalQueue:
+class LocalQueue(History):
     """The local waiters of one name on one connection.
 
     Invariants: a waiter in `_waiters` has no grant; a closed queue has no waiters; while somebody waits and nobody
@@ -168,13 +168,19 @@ class LocalQueue:
         self._retired = False
         self.last_lease: LeaseState | None = None
 
-    def enter(self, runtime: Runtime, terms: ClaimTerms) -> LocalWaiter | SharedClaim | None:
-        """Join the queue or get permission for a shared claim; None if the acquisition is alone."""
+    def enter(self, ports: Ports, terms: ClaimTerms) -> LocalWaiter | SharedClaim | None:
+        """Join the queue or get permission for a shared claim; None if the acquisition is alone.
+
+        None also if the store grants no fence blocks: then nothing can be handed off.
+        """
         if not (self.claiming or self._shared_claims or self._shared or self._productive):
             last = self.last_lease
             if last is None or last.state not in ALIVE:
                 return None  # as nearly always
+        runtime = ports.runtime
         now = runtime.now()
+        if not ports.store.capabilities.fence_blocks:
+            return None
         with self._mutex:
             if self.closed:
                 raise closed_error()
@@ -350,32 +356,31 @@ class LocalQueues:
 
 
 async def acquire(
-    ports: Ports, queue: LocalQueue | None, terms: ClaimTerms, deadline: Deadline, blocking: bool
+    ports: Ports, queue: LocalQueue, terms: ClaimTerms, deadline: Deadline, *, blocking: bool, local: bool = True
 ) -> Grant | None:
     """Return a grant, handed off locally or from the store; None if there was none until the deadline.
 
-    Without a `queue` there is no local hand-off.
+    Not `local`: without hand-off.
     """
-    entered = queue.enter(ports.runtime, terms) if queue is not None and blocking else None
-    if queue is not None and entered is not None:
-        if isinstance(entered, LocalWaiter):
-            return await _wait(ports, queue, entered, deadline)
-        return await _claim_shared(ports, queue, terms, deadline, entered)
-    return await _claim(ports, queue, terms, deadline, blocking)
+    entered = queue.enter(ports, terms) if blocking and local else None
+    if entered is None:
+        return await _claim(ports, queue, terms, deadline, blocking)
+    if isinstance(entered, LocalWaiter):
+        return await _wait(ports, queue, entered, deadline)
+    return await _claim_shared(ports, queue, terms, deadline, entered)
 
 
 async def _claim(
-    ports: Ports, queue: LocalQueue | None, terms: ClaimTerms, deadline: Deadline, blocking: bool
+    ports: Ports, queue: LocalQueue, terms: ClaimTerms, deadline: Deadline, blocking: bool
 ) -> Grant | None:
     """Claim a lease from the store, for this acquisition alone."""
     name, ttl, owner = terms
     holder = ports.runtime.new_holder_id()
     claim = tuple.__new__(Claim, (name, holder, ttl, owner, 1, 0))
-    if queue is None:
-        return await Acquisition(ports, claim, deadline, blocking).run()
+    acquisition = Acquisition(ports, claim, deadline, blocking, queue)
     queue.claiming[holder] = None  # no call between this and `try`: an interrupt could come there
     try:
-        return await Acquisition(ports, claim, deadline, blocking).run()
+        return await acquisition.run()
     finally:
         del queue.claiming[holder]
 
@@ -387,7 +392,7 @@ async def _claim_shared(
     wide = claim._replace(ttl=claim.ttl + EXTRA, fences=shared_claim.fences)
     grant: Grant | None = None
     try:
-        grant = await Acquisition(ports, wide, deadline, blocking=True, spare=EXTRA).run()
+        grant = await Acquisition(ports, wide, deadline, True, queue, EXTRA).run()
     finally:
         if grant is None:
             queue.shared_claim_failed(shared_claim.holder)

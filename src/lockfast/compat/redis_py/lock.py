@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary, ref
 
 from lockfast.client.session import Session, session_of
 from lockfast.compat.redis_py.errors import LockError, LockNotOwnedError, translated
-from lockfast.core.acquire import Acquisition, Grant
+from lockfast.core.acquire import Acquisition, Grant, History
 from lockfast.core.lease_state import LeaseState, State, valid_until
 from lockfast.core.release import release
 from lockfast.errors import ConfigurationError
@@ -153,6 +153,7 @@ class BaseLock:
         self._locks = self._session()
         self._leases: dict[bytes, LeaseState] = {}
         self._releasing: dict[bytes, LeaseState] = {}
+        self._history = History()
 
     def _session(self) -> Session | None:
         """The session for the queue; None if it does not accept the name or the client."""
@@ -194,7 +195,7 @@ class BaseLock:
     async def _queued(self, locks: Session, token: bytes, timeout: float | None) -> bool:
         locks.ensure_open()
         claim = self._claim(locks, token.decode(), self.timeout)
-        grant = await Acquisition(locks.ports, claim, locks.deadline(timeout), blocking=timeout != 0).run()
+        grant = await Acquisition(locks.ports, claim, locks.deadline(timeout), timeout != 0, self._history).run()
         if grant is None:
             return False
         self._watch(locks, grant)

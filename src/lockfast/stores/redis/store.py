@@ -12,18 +12,19 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from lockfast.errors import StoreError, StoreProtocolError, StoreRefused
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, Store, WatchedValue
-from lockfast.stores.redis.keys import name_of
+from lockfast.stores.redis.keys import keys_of, name_of
 from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.lua.scripts import Script
 from lockfast.stores.redis.protocol.error_replies import NOT_MASTER, code_of, error_of
 from lockfast.stores.redis.protocol.notifications import PING
 from lockfast.stores.redis.protocol.replies import FACTS_REQUESTS, INFO_FIELDS, facts_in, info_of
-from lockfast.stores.redis.protocol.resp import ReplyError
+from lockfast.stores.redis.protocol.resp import ReplyError, bulks
 from lockfast.values import (
     Answer,
     Claim,
@@ -112,6 +113,61 @@ class Fallback(Protocol):
     async def __call__(self, denial: StoreError, operation: Callable[[RedisStore], Awaitable[T]], /) -> T: ...
 
 
+# The two requests of every cycle. Their constant parts (digest, keys, ttl, owner) are cached, so that only the holder
+# id is inserted.
+
+_NOT_QUEUED = bulks(b"", b"0", b"")
+
+
+@lru_cache(maxsize=8192)
+def _release_head(name: str, id_size: int) -> bytes:
+    """The part of a release before the holder id."""
+    return scripts.RELEASE.head(4, keys_of(name).packed, 1) + b"$%d\r\n" % id_size
+
+
+@lru_cache(maxsize=8192)
+def _acquire_parts(name: str, ttl: float, owner: str, id_size: int) -> tuple[bytes, bytes]:
+    """The parts of an acquisition without a queue entry, before and after the holder id."""
+    head = scripts.ACQUIRE.head(4, keys_of(name).packed, 7) + b"$%d\r\n" % id_size
+    return head, b"\r\n" + bulks(scripts.milliseconds(ttl), owner.encode()) + _NOT_QUEUED + bulks(b"1")
+
+
+_latest: tuple[Claim | None, Enqueue | None, bytes] = (None, None, b"")
+
+
+def acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
+    name, holder, ttl, owner, fences, floor = claim
+    if enqueue is None and fences == 1 and not floor:
+        head, tail = _acquire_parts(name, ttl, owner, len(holder))
+        return head + holder.encode("ascii") + tail
+    return _full_acquire_request(claim, enqueue)
+
+
+def _full_acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
+    """Build the request, or reuse the latest: a quorum sends the same claim to each of its nodes."""
+    global _latest
+    latest_claim, latest_enqueue, request = _latest
+    if claim is latest_claim and enqueue is latest_enqueue:
+        return request
+    args = bulks(claim.holder.encode("ascii"), scripts.milliseconds(claim.ttl), claim.owner.encode())
+    args += _NOT_QUEUED if enqueue is None else _queue_args(enqueue)
+    args += bulks(b"%d" % claim.fences)
+    if claim.floor:
+        args += bulks(b"%d" % claim.floor)
+    request = scripts.ACQUIRE.head(4, keys_of(claim.name).packed, 8 if claim.floor else 7) + args
+    _latest = (claim, enqueue, request)
+    return request
+
+
+def _queue_args(enqueue: Enqueue) -> bytes:
+    ticket = b"" if enqueue.ticket is None else b"%d" % enqueue.ticket
+    return bulks(enqueue.address.encode(), b"%d" % enqueue.attempt, ticket)
+
+
+def release_request(name: str, holder: str) -> bytes:
+    return _release_head(name, len(holder)) + holder.encode("ascii") + b"\r\n"
+
+
 class RedisStore(Store):
     """One server.
 
@@ -171,7 +227,7 @@ class RedisStore(Store):
         return self.inbox.mailbox(holder)
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
-        request = scripts.acquire_request(claim, enqueue)
+        request = acquire_request(claim, enqueue)
         reply = await self.wire.request(request, until, self._prefix)
         if type(reply) is int:
             return tuple.__new__(Granted, (reply, None))
@@ -194,7 +250,7 @@ class RedisStore(Store):
     async def release(self, name: str, holder: str, until: float) -> bool:
         prepared = self.prepared_releases.pop((name, holder), None) if self.prepared_releases else None
         if prepared is None:
-            request, before = scripts.release_request(name, holder), self._prefix
+            request, before = release_request(name, holder), self._prefix
         else:
             request, before = prepared[0], (*prepared[1], *self._prefix)
         reply = await self.wire.request(request, until, before)
@@ -220,7 +276,7 @@ class RedisStore(Store):
             self.prepared_releases.clear()
         self._ping_last = position == 0 or not self._ping_last
         self.prepared_releases[key] = (
-            scripts.release_request(claim.name, claim.holder),
+            release_request(claim.name, claim.holder),
             (PING,) if self._ping_last else (),
         )
 

@@ -15,7 +15,7 @@ from lockfast.ports import Runtime
 from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.protocol import replies
 from lockfast.stores.redis.protocol.resp import pack
-from lockfast.stores.redis.store import RedisStore
+from lockfast.stores.redis.store import RedisStore, release_request
 from lockfast.stores.redis.transport.connect import ConnectionFactory
 from lockfast.stores.redis.transport.multi_wait import MultiWaitLink
 from lockfast.stores.redis.transport.task_inbox import TaskInbox
@@ -145,7 +145,7 @@ class RedisMember(RedisStore):
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         """Send the whole script: nobody may be waiting for the reply that it has to be loaded first."""
-        request = scripts.RELEASE.in_full(scripts.release_request(name, holder))
+        request = scripts.RELEASE.in_full(release_request(name, holder))
         return bool(await self._run(scripts.RELEASE, request, name, until) == 1)
 
     def _prepare_release(
