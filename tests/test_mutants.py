@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lockfast.core import acquire, deadline, release
+from lockfast.core import acquire, lease_state, release
 from lockfast.core.acquire import Acquisition, Deadline
 from lockfast.core.lease_state import LeaseState
 from verify import thread_models
@@ -79,7 +79,7 @@ MUTANTS = {
         "ME",
     ),
     "no allowance for drift": mutant(
-        lambda: attribute(deadline, "DRIFT", 0.0), world(once, seconds=3.1, rates=(0.998,), pause=1), "SG"
+        lambda: attribute(lease_state, "DRIFT", 0.0), world(once, seconds=3.1, rates=(0.998,), pause=1), "SG"
     ),
     "a renewal counted from the reply": mutant(
         lambda: python(LeaseState, "renewed", "valid_until(sent_at, ttl)", "self.valid_until + ttl"),

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from hashlib import sha1
 from typing import Any
 
+from lockfast.stores.redis import store
 from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.protocol.resp import bulks
 
@@ -30,7 +31,7 @@ def lua(script: str, old: str, new: str) -> Iterator[None]:
 
 
 def _clear_caches() -> None:
-    for value in vars(scripts).values():
+    for value in (*vars(scripts).values(), *vars(store).values()):
         if hasattr(value, "cache_clear"):
             value.cache_clear()
 

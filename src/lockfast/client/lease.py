@@ -164,16 +164,6 @@ class BaseLease:
         """End the lease as lost, as if the store had reported it; for tests."""
         self._session.keepalive.lose(self._core, reason)
 
-    def _watch_loss(self, scope: Scope[Any]) -> None:
-        """Cancel the body of `scope` when the lease is lost."""
-        self._scope = scope
-        if self._core.state not in ALIVE:  # lost before the scope began
-            scope.cancel_body()
-
-    def _stop_watching_loss(self) -> Scope[Any] | None:
-        scope, self._scope = self._scope, None
-        return scope
-
     def _on_change(self, state: State) -> None:
         core, session = self._core, self._session
         if state in (AT_RISK, LOST):
@@ -235,7 +225,8 @@ class BaseLease:
             return False
         session.keepalive.unwatch(core)
         self._lock._forget(self)
-        self._event(EventKind.HANDED_OFF, core.held_since)
+        if session.ports.emit is not None:
+            self._event(EventKind.HANDED_OFF, core.held_since)
         return True
 
     async def _renew(self, ttl: float | None) -> None:

@@ -83,7 +83,9 @@ class Scope(Generic[T]):
         """Cancel the body when `lease` is lost."""
         task: Any = self.caller
         self._cancelling = 0 if task is None else task.cancelling()
-        lease._watch_loss(self)
+        lease._scope = self
+        if lease._core.state not in ALIVE:  # lost before the body began
+            self.cancel_body()
 
     def cancel_body(self) -> None:
         """The lease is lost. May be called from any thread."""
@@ -315,14 +317,14 @@ class BaseLock(Generic[LeaseT]):
 
     async def _exit(self, lease: LeaseT) -> LeaseLost | None:
         """End a `with` block. Return the loss to raise, if there was one."""
-        core, state = lease._core, lease.state
-        if state is RELEASED and core.cleared:
+        core = lease._core
+        if core.cleared and core.state is RELEASED:
             return None  # released or exported inside the block
         try:
-            if state is not LOST:
+            if core.state is not LOST:
                 if await lease._release():
                     return None
-                core.reason = "the store no longer had it on release"
+                core.reason = core.reason or "the store no longer had it on release"
         except LockError as failure:
             # The body ran to its end under a valid lease, so the block did not fail.
             log.warning(
@@ -333,7 +335,8 @@ class BaseLock(Generic[LeaseT]):
             )
             return None
         finally:
-            self._forget(lease)
+            if not lease._ended:
+                self._forget(lease)
         return lease._lost_error()
 
     async def _inspect(self) -> LockInfo:
@@ -404,10 +407,13 @@ class Lock(BaseLock[Lease]):
 
     def __enter__(self) -> Lease:
         try:
-            return cast(Lease, run(self._acquire(True, None, sys._getframe(1))))
+            lease = run(self._acquire(True, None, sys._getframe(1)))
         except LockError:
             self._session.wait_for_exit()
             raise
+        if lease is None:
+            raise self._timeout_error()
+        return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -468,15 +474,14 @@ class AsyncLock(BaseLock[AsyncLease]):
         return await self._force_release(holder)
 
     def _enter_scope(self, lease: AsyncLease, frame: FrameType) -> Scope[AsyncLease]:
-        # Blocks of a re-entrant lock share a lease: the outermost watches for its loss.
-        outermost = not any(scope.lease is lease for scope in self._scopes)
         scope = super()._enter_scope(lease, frame)
-        if outermost and self._options.cancel_on_loss:
+        # Blocks of a re-entrant lock share a lease: the outermost watches for its loss.
+        if lease._scope is None and self._options.cancel_on_loss:
             scope.cancel_on_loss(lease)
         return scope
 
     def __aenter__(self) -> Coroutine[Any, Any, AsyncLease]:
-        return cast(Coroutine[Any, Any, AsyncLease], self._acquire(True, None, sys._getframe(1)))
+        return self._acquire(True, None, sys._getframe(1))  # type: ignore[return-value] # a frame excludes None
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -486,9 +491,10 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
         """End the block of `lease`; never masks the body's own error."""
         our_cancel = False
-        if not any(scope.lease is lease for scope in self._scopes):
-            scope = lease._stop_watching_loss()
-            our_cancel = scope is not None and scope.end(error)
+        watching = lease._scope
+        if watching is not None and not (self._scopes and any(scope.lease is lease for scope in self._scopes)):
+            lease._scope = None
+            our_cancel = watching.end(error)
         lost = await self._exit(lease)
         if lost is not None and (error is None or our_cancel):
             raise lost from error

@@ -179,15 +179,13 @@ class LocalQueue(History):
                 return None  # as nearly always
         runtime = ports.runtime
         now = runtime.now()
-        if not ports.store.capabilities.fence_blocks:
-            return None
         with self._mutex:
             if self.closed:
                 raise closed_error()
             if self._retired:
                 return None  # a queue that `close()` does not see must not have waiters
             if not self._waiters and not self._may_hand_off(now):
-                return self._shared_claim(runtime, now)
+                return self._shared_claim(runtime, now) if ports.store.capabilities.fence_blocks else None
             waiter = LocalWaiter(runtime, terms, now, LONG_PATIENCE if self._serves else PATIENCE)
             self._waiters.append(waiter)
             return waiter
