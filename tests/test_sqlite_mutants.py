@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.sqlite import transactions
 from lockfast.stores.sqlite.connection import SQL

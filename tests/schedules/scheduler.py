@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
 
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 
 

@@ -14,7 +14,7 @@ from lockfast.client.locks import Locks
 from lockfast.core import local_handoff
 from lockfast.core.lease_state import State
 from lockfast.errors import LockError
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.values import Claim, Owner
 from tests.schedules.test_thread_schedules import SWITCHES, Patch, Trial, patched, search

@@ -14,12 +14,11 @@ from greenlet import getcurrent
 
 from lockfast.core import keepalive as keepalive_module
 from lockfast.core.acquire import Grant
-from lockfast.core.deadline import valid_until
 from lockfast.core.keepalive import Keepalive
-from lockfast.core.lease_state import ALIVE, LeaseState
+from lockfast.core.lease_state import ALIVE, LeaseState, valid_until
 from lockfast.errors import StoreUnavailable
 from lockfast.ports import Ports
-from lockfast.runtime.runner import run
+from lockfast.runtime.base import run
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.stores.redis.protocol.resp import Reader, pack
 from lockfast.stores.redis.transport import thread_inbox, threads
