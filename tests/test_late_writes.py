@@ -16,10 +16,8 @@ from lockfast import Locks, Outcome, StoreUnavailable
 from lockfast.runtime.base import run
 from lockfast.stores.zookeeper.nodes import holder_path, lock_path
 from lockfast.values import Claim, Granted, Renewal, Taken
-from tests.support import etcd, zookeeper
-from tests.support.etcd import Etcd
+from tests.support.other_servers import Etcd, ZooKeeper
 from tests.support.waiting import until
-from tests.support.zookeeper import ZooKeeper
 from tests.support.zookeeper_proxy import ZooKeeperProxy
 
 BRIEF, LONG = 0.5, 30.0
@@ -84,8 +82,7 @@ class EtcdDelay:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ZooKeeper]:
-    if zookeeper.find() is None:
-        pytest.skip(f"zookeeper is missing: it needs {zookeeper.NEEDS}")
+    ZooKeeper.require()
     with ZooKeeper() as server:
         yield server
 
@@ -201,8 +198,7 @@ def test_grant_after_an_external_deletion(other: Client, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def etcd_server() -> Iterator[Etcd]:
-    if etcd.find() is None:
-        pytest.skip(f"etcd is missing: it needs {etcd.NEEDS}")
+    Etcd.require()
     with Etcd() as server:
         yield server
 

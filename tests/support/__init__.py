@@ -2,7 +2,7 @@
 
 servers.py       real Redis and Valkey servers to start, pause and kill; guardian.py kills them if the tests crash
 topologies.py    groups of them: replicas with sentinels, a cluster, a quorum
-outsiders.py     etcd and ZooKeeper
+other_servers.py etcd and ZooKeeper
 signals.py       default signal dispositions for every process that the tests start
 wire.py          a minimal client for admin commands and exact bytes
 proxy.py         a network that loses, delays and holds frames: faults.py has the rules, link.py one connection,

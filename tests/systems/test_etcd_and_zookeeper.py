@@ -23,9 +23,7 @@ from lockfast.testing import contract
 from lockfast.testing.contract import CHECKS, Bench, ContractBroken, run_check
 from lockfast.values import Renewal
 from tests.contract.driver import FLAVOURS, Driver, done, held, scenario
-from tests.support import etcd, zookeeper
-from tests.support.etcd import Etcd
-from tests.support.zookeeper import ZooKeeper
+from tests.support.other_servers import Etcd, ZooKeeper
 from tests.traps.observation import Stopwatch
 
 Check = Callable[[Bench], Coroutine[Any, Any, None]]
@@ -33,7 +31,7 @@ Server = Etcd | ZooKeeper
 
 pytestmark = pytest.mark.system("C7")
 
-SERVERS: dict[str, tuple[Any, type[Server]]] = {"etcd": (etcd, Etcd), "zookeeper": (zookeeper, ZooKeeper)}
+SERVERS: dict[str, type[Server]] = {"etcd": Etcd, "zookeeper": ZooKeeper}
 IN_BOTH: dict[Check, str] = {
     contract.first_notification: "the first waiter is not notified",
     contract.unreachable_waiter: "a dead waiter is not detected before its ttl ends",
@@ -49,9 +47,8 @@ DIFFERENT: dict[str, dict[Check, str]] = {
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    module, kind = SERVERS[request.param]
-    if module.find() is None:
-        pytest.skip(f"{request.param} is missing: it needs {module.NEEDS}")
+    kind = SERVERS[request.param]
+    kind.require()
     with kind() as server:
         yield server
 
