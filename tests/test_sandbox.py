@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ DOCS = Path(__file__).parent.parent / "docs" / "testing.md"
 
 
 @pytest.fixture
-def sandbox() -> Sandbox:
-    return Sandbox()
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox() as sandbox:
+        yield sandbox
 
 
 # Time.
