@@ -47,7 +47,7 @@ BELOW: dict[str, set[str]] = {
     "__main__": {"cli"},
     "testing": {*VALUES, "", "aio", "ports", "core", "client", "runtime", "stores"},
 }
-"""What each layer may import besides itself. A layer that is missing here is an error."""
+"""The layers that each layer may import besides itself. A layer that is missing here is an error."""
 
 IMPURE = {"asyncio", "os", "random", "secrets", "select", "socket", "threading", "time"}
 DOORS = {
@@ -58,11 +58,11 @@ DOORS = {
 }
 """Modules of the client that build stores and runtimes."""
 RUNNER = "runtime.base"
-"""How a sync method of the client runs a coroutine of the core."""
+"""The module that runs a coroutine of the core for a sync method of the client."""
 
 
 class Edge(NamedTuple):
-    """One module imports another; both without the package's name in front."""
+    """An import of one module by another; both names without "lockfast."."""
 
     importer: str
     imported: str
@@ -70,7 +70,7 @@ class Edge(NamedTuple):
 
 
 class Module(NamedTuple):
-    """The package itself is named ""."""
+    """A module of the package; the name of the package itself is ""."""
 
     name: str
     tree: ast.Module
@@ -89,7 +89,7 @@ def modules(root: Path) -> list[Module]:
 
 
 def imports(name: str, tree: ast.Module, known: set[str]) -> Iterator[Edge]:
-    """Every import in a module, wherever it stands; those of other packages by their full name."""
+    """Every import in a module, at any depth; modules of other packages have their full name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -171,7 +171,7 @@ SOUND = {
 }
 
 
-def test_the_checker_accepts_a_sound_tree(tmp_path: Path) -> None:
+def test_the_checker_accepts_a_correct_tree(tmp_path: Path) -> None:
     plant(tmp_path, SOUND)
     assert wrong_edges(tmp_path) == []
 
@@ -222,7 +222,7 @@ def test_the_checker_finds_a_planted_edge(tmp_path: Path, module: str, line: str
     assert [edge.importer for edge in found] == [module.removesuffix("__init__").replace("/", ".")]
 
 
-# How it is written
+# Sizes and habits
 
 
 class Function(NamedTuple):
@@ -250,11 +250,11 @@ def test_modules_are_short() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_MODULE} == {}
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert [name for name, tree, _ in modules(ROOT) if not ast.get_docstring(tree)] == []
 
 
-def test_nothing_relies_on_assert() -> None:
+def test_no_module_uses_assert() -> None:
     """It vanishes under `python -O`."""
     found = [
         f"{name}:{node.lineno}"
@@ -265,19 +265,19 @@ def test_nothing_relies_on_assert() -> None:
     assert found == []
 
 
-def test_nothing_is_left_to_do() -> None:
+def test_no_open_tasks() -> None:
     marks = ("TODO", "FIXME", "XXX")
     files = [path for path in ROOT.rglob("*") if path.suffix in (".py", ".lua", ".sql")]
     assert [path.name for path in files if any(mark in path.read_text("utf-8") for mark in marks)] == []
 
 
-def test_scripts_and_statements_have_a_contract_on_top() -> None:
+def test_scripts_and_statements_begin_with_a_contract() -> None:
     files = [path for path in ROOT.rglob("*") if path.suffix in (".lua", ".sql")]
     assert files
     assert [path.name for path in files if not path.read_text("utf-8").startswith("-- ")] == []
 
 
-def test_the_limits_find_what_breaks_them(tmp_path: Path) -> None:
+def test_the_limits_detect_long_functions(tmp_path: Path) -> None:
     body = "\n".join(f"    x = {number}" for number in range(LONGEST_FUNCTION))
     plant(tmp_path, {"long": f"def f():\n{body}\n"})
     assert [one.lines for one in functions(tmp_path)] == [LONGEST_FUNCTION + 1]

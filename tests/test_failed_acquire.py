@@ -1,4 +1,4 @@
-"""An acquisition that comes to nothing: what of it stays in the process, and what an error report makes of it."""
+"""An acquisition that fails leaves nothing in the process, and error reports can show it."""
 
 import asyncio
 import gc
@@ -17,12 +17,12 @@ from lockfast.stores.memory import MemoryMailbox
 HUB = "memory://failed-acquire"
 
 
-class Session:
-    """Something of the user's, in a task that waits for a lock."""
+class UserObject:
+    """An object of the user, in a task that waits for a lock."""
 
 
 @pytest.fixture
-def no_collector() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     gc.collect()
     gc.disable()
     yield
@@ -34,7 +34,7 @@ async def cancelled(locks: lockfast.aio.Locks, task: asyncio.Task[None]) -> None
 
 
 async def timed_out(locks: lockfast.aio.Locks, task: asyncio.Task[None]) -> None:
-    """By its own limit."""
+    """By the timeout of the lock."""
 
 
 async def closed(locks: lockfast.aio.Locks, task: asyncio.Task[None]) -> None:
@@ -42,24 +42,28 @@ async def closed(locks: lockfast.aio.Locks, task: asyncio.Task[None]) -> None:
 
 
 @pytest.mark.parametrize("ends", [cancelled, timed_out, closed])
-@pytest.mark.parametrize("passing", [True, False])
+@pytest.mark.parametrize("local_handoff", [True, False])
 @pytest.mark.parametrize("kind", ["lock", "rlock"])
-@pytest.mark.usefixtures("no_collector")
-async def test_a_task_that_waits_in_vain_leaves_nothing_to_the_collector(ends: Any, passing: bool, kind: str) -> None:
-    """Its error refers to its frames, and those to a lease that was never granted: that must not refer to the task."""
-    seen: list[weakref.ref[Session]] = []
+@pytest.mark.usefixtures("no_garbage_collection")
+async def test_a_task_that_fails_to_acquire_is_freed_without_the_garbage_collector(
+    ends: Any, local_handoff: bool, kind: str
+) -> None:
+    """The error refers to frames, and these to a lease without a grant, which must not refer to the task."""
+    seen: list[weakref.ref[UserObject]] = []
 
     async def worker(lock: lockfast.aio.Lock) -> None:
-        session = Session()
-        seen.append(weakref.ref(session))
+        user_object = UserObject()
+        seen.append(weakref.ref(user_object))
         async with lock:
             pass
 
     async with lockfast.aio.connect(HUB) as others, others.lock("door"):
         for _ in range(5):
             async with lockfast.aio.connect(HUB) as locks:
-                limit = 0.01 if ends is timed_out else None
-                task = asyncio.create_task(worker(getattr(locks, kind)("door", local_handoff=passing, timeout=limit)))
+                timeout = 0.01 if ends is timed_out else None
+                task = asyncio.create_task(
+                    worker(getattr(locks, kind)("door", local_handoff=local_handoff, timeout=timeout))
+                )
                 while ends is not timed_out and not (await others.lock("door").inspect()).waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 await ends(locks, task)
@@ -72,8 +76,8 @@ async def test_a_task_that_waits_in_vain_leaves_nothing_to_the_collector(ends: A
 
 
 @pytest.mark.parametrize("kind", ["lock", "rlock"])
-@pytest.mark.usefixtures("no_collector")
-async def test_a_task_whose_store_does_not_answer_leaves_nothing_to_the_collector(kind: str) -> None:
+@pytest.mark.usefixtures("no_garbage_collection")
+async def test_a_task_without_a_store_is_freed_without_the_garbage_collector(kind: str) -> None:
     async def worker(lock: lockfast.aio.Lock) -> None:
         async with lock:
             pass
@@ -88,8 +92,8 @@ async def test_a_task_whose_store_does_not_answer_leaves_nothing_to_the_collecto
         assert seen() is None
 
 
-def test_an_interrupt_while_a_mailbox_is_closed_leaves_no_asker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes next would have company for ever."""
+def test_an_interrupt_during_the_close_of_a_mailbox_ends_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise every later acquisition would take the path of a contended lock."""
 
     def interrupted(_: MemoryMailbox) -> None:
         raise KeyboardInterrupt
@@ -103,8 +107,8 @@ def test_an_interrupt_while_a_mailbox_is_closed_leaves_no_asker(monkeypatch: pyt
         assert not locks.session.local_queues.queue("door").claiming
 
 
-@pytest.mark.usefixtures("no_collector")
-def test_what_was_not_granted_is_gone_at_once() -> None:
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_a_lease_without_a_grant_is_freed_at_once() -> None:
     with lockfast.connect("memory://") as locks, locks.lock("door") as held:
         for _ in range(10):
             assert locks.lock("door").acquire(blocking=False) is None

@@ -1,6 +1,6 @@
 """Fork inside the block: the parent keeps the lock and its connections, and the child holds nothing.
 
-Each test runs a program of its own, since a process that runs tests has threads that a fork would leave behind.
+Each test runs its own program: the process of pytest has threads, which a fork does not copy.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ from tests.traps.observation import traces
 
 ROOT = Path(__file__).parents[1]
 
-# `child` ends the child process in the way that a test is about; what it says must come from the child.
+# `child` is the code of the child process: it ends the process as the test needs.
 THREADS = """
     import os, sys, threading
     import lockfast
@@ -28,7 +28,7 @@ THREADS = """
     locks = lockfast.connect(sys.argv[1])
     inbox = locks.lock("inbox")
     taken = inbox.acquire()
-    assert inbox.acquire(timeout=0.01) is None          # so that the inbox is connected as well
+    assert inbox.acquire(timeout=0.01) is None          # connects the inbox
     pid = 0
     with locks.lock("report", ttl=3) as lease:
         pid = os.fork()
@@ -41,7 +41,7 @@ THREADS = """
             lease.renew()
             assert locks.lock("report").inspect().holder == lease.holder
             assert locks.lock("other").acquire(timeout=1).release() is True
-            waiter = threading.Thread(target=lambda: print("handed over", inbox.acquire(timeout=5) is not None))
+            waiter = threading.Thread(target=lambda: print("granted", inbox.acquire(timeout=5) is not None))
             waiter.start()
             while not inbox.inspect().waiting:
                 pass
@@ -68,7 +68,7 @@ ASYNCIO = """
                 pid = os.fork()
                 if pid == 0:
                     child(lease)
-                    os._exit(9)          # an event loop cannot go on in a child
+                    os._exit(9)          # an event loop cannot continue in a child
                 _, status = os.waitpid(pid, 0)
                 print("child", os.waitstatus_to_exitcode(status))
                 lease.ensure_held()
@@ -79,17 +79,17 @@ ASYNCIO = """
                 while not (await inbox.inspect()).waiting:
                     await asyncio.sleep(0)
                 await taken.release()
-                print("handed over", await waiter is not None)
+                print("granted", await waiter is not None)
             print("parent released", await locks.lock("report").locked())
 
     asyncio.run(main())
 """
 
-PARENT = ["handed over True", "parent released False"]
+PARENT = ["granted True", "parent released False"]
 
 
 def run(program: str, child: str, server: Server) -> list[str]:
-    """The lines that parent and child printed."""
+    """Return the lines that parent and child printed."""
     text = textwrap.dedent(program).replace("{child}", textwrap.indent(textwrap.dedent(child).strip(), " " * 4).strip())
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-u", "-c", text, server.url],
@@ -111,11 +111,11 @@ PROGRAMS = pytest.mark.parametrize("program", [THREADS, ASYNCIO], ids=["threads"
 class TestTheParentKeepsItsLock:
     """However the child ends."""
 
-    def test_child_that_ends_without_a_word(self, valkey: Server, program: str) -> None:
+    def test_child_that_exits_without_clean_up(self, valkey: Server, program: str) -> None:
         assert run(program, "os._exit(3)", valkey) == ["child 3", *PARENT]
         assert traces(valkey, "report") == []
 
-    def test_child_that_asks_what_it_holds(self, valkey: Server, program: str) -> None:
+    def test_child_that_checks_its_lease(self, valkey: Server, program: str) -> None:
         child = """
             try:
                 lease.ensure_held()
@@ -127,20 +127,20 @@ class TestTheParentKeepsItsLock:
 
 
 class TestThreads:
-    def test_child_that_exits_runs_what_is_to_be_run_at_exit(self, valkey: Server) -> None:
+    def test_child_that_runs_its_exit_handlers(self, valkey: Server) -> None:
         assert run(THREADS, "sys.exit(5)", valkey) == ["child 5", *PARENT]
         assert traces(valkey, "report") == []
 
-    def test_child_that_runs_to_its_end_out_of_the_block(self, valkey: Server) -> None:
-        """The end of the block tells the child that it held nothing; nobody frees the parent's lock."""
+    def test_child_that_leaves_the_block(self, valkey: Server) -> None:
+        """The end of the block raises in the child, which holds nothing; the parent's lock stays held."""
         assert run(THREADS, "return", valkey) == ["child 1", *PARENT]
         assert traces(valkey, "report") == []
 
     def test_child_that_tries_to_release(self, valkey: Server) -> None:
         assert run(THREADS, "print(lease.release()); os._exit(0)", valkey) == ["False", "child 0", *PARENT]
 
-    def test_child_that_uses_locks_of_its_own(self, valkey: Server) -> None:
-        """Over connections of its own: it waits in turn behind its parent, and the parent's go on."""
+    def test_child_that_uses_other_locks(self, valkey: Server) -> None:
+        """The child uses new connections and waits behind its parent; the parent's connections still work."""
         child = """
             assert locks.lock("report").acquire(timeout=0) is None
             assert locks.lock("report").acquire(timeout=0.05) is None
@@ -167,8 +167,8 @@ class TestThreads:
 
 
 class TestAsyncio:
-    def test_child_that_starts_a_loop_of_its_own(self, valkey: Server) -> None:
-        """With a connection of its own. The parent's event loop is of no use here, so a thread has the new one."""
+    def test_child_that_starts_an_event_loop(self, valkey: Server) -> None:
+        """With a new connection, in a thread: the main thread of the child still has the parent's event loop."""
         child = """
             import threading
 
@@ -197,7 +197,7 @@ class TestAsyncio:
 
 
 def test_fork_while_other_threads_use_the_connection(valkey: Server) -> None:
-    """Whatever they were about to do, and whatever they held for it, does not stop the child."""
+    """The child works, whatever the threads of the parent were doing and whichever mutexes they held."""
     program = """
         import os, sys, threading
         import lockfast
@@ -234,7 +234,7 @@ def test_fork_while_other_threads_use_the_connection(valkey: Server) -> None:
 
 
 def test_multiprocessing_with_fork(valkey: Server) -> None:
-    """As a pool of workers does it: the parent holds, each worker takes locks of its own."""
+    """A pool of workers: the parent holds a lock, and each worker acquires others."""
     program = """
         import multiprocessing, sys
         import lockfast
@@ -258,7 +258,7 @@ def test_multiprocessing_with_fork(valkey: Server) -> None:
 
 
 def test_two_event_loops_one_after_the_other(valkey: Server) -> None:
-    """The second finds the first one's connections dead, and closes nobody else's descriptors by mistake."""
+    """The second loop drops the dead connections of the first, and closes no descriptor of another file."""
     program = """
         import asyncio, gc, os, sys
         import lockfast.aio
@@ -272,7 +272,7 @@ def test_two_event_loops_one_after_the_other(valkey: Server) -> None:
             gc.collect()
             await asyncio.sleep(0)
             for descriptor in opened:
-                os.close(descriptor)            # raises if somebody closed it
+                os.close(descriptor)            # raises if it is closed already
             assert await lease.release()
 
         for _ in range(3):
@@ -291,8 +291,8 @@ def test_two_event_loops_one_after_the_other(valkey: Server) -> None:
     assert traces(valkey, "report") == []
 
 
-def test_a_fork_that_python_is_not_told_of_repeats_no_id() -> None:
-    """As a program does that has Python in it and forks by itself."""
+def test_a_fork_without_python_repeats_no_holder_id() -> None:
+    """A program that embeds Python may call fork() directly."""
     program = """
 import ctypes, os
 from lockfast.runtime.base import new_holder_id
@@ -316,31 +316,31 @@ WAITS_AND_FORKS = """
     locks = lockfast.connect(sys.argv[1])
     lock = locks.lock("door", ttl=3)
 
-    def go_to_the_background(*_):
+    def continue_in_a_child(*_):
         if os.fork():
             os._exit(0)
 
-    def once_it_waits():
+    def fork_during_the_wait():
         other = lockfast.connect(sys.argv[1]).lock("door")
         while not other.inspect().waiting:
             pass
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    signal.signal(signal.SIGUSR1, go_to_the_background)
-    threading.Thread(target=once_it_waits).start()
+    signal.signal(signal.SIGUSR1, continue_in_a_child)
+    threading.Thread(target=fork_during_the_wait).start()
     lease = lock.acquire(timeout=10)
     print(lease.state.value, lease.inherited, lease.release(), lock.locked())
 """
 
 
-def test_a_fork_while_it_waits_is_no_matter_to_the_process_that_goes_on(valkey: Server) -> None:
-    """What is granted afterwards was asked for by the child: it is its own, and it can give it back."""
+def test_a_fork_during_a_wait_does_not_affect_the_child_that_continues(valkey: Server) -> None:
+    """The grant arrives in the child, which holds it and can release it."""
     with lockfast.connect(valkey.url) as locks:
         taken = locks.lock("door").acquire()
         assert taken is not None
         program = [sys.executable, "-u", "-c", textwrap.dedent(WAITS_AND_FORKS), valkey.url]
         with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True) as waits:
-            assert waits.wait(20) == 0  # the parent has left
+            assert waits.wait(20) == 0  # the parent has exited
             taken.release()
             assert waits.stdout is not None
             assert waits.stdout.read() == "held False True False\n"

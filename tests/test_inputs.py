@@ -1,7 +1,7 @@
-"""Bad inputs, as tables: each gets a clear error at once, in both colours, and nothing is changed in the store.
+"""Tables of bad inputs: each raises a clear error at once, in both flavours, and changes nothing in the store.
 
-Every case has the text that its message must contain: a message says what would fit. Odd inputs that are good have
-tables of their own, so that no check grows too strict.
+Each case names a text that its message must contain, because a message says which values fit. Unusual but valid inputs
+have their own tables, so that no check becomes too strict.
 """
 
 import base64
@@ -33,7 +33,7 @@ YEAR = timedelta(days=365)
 
 
 class Table:
-    """Cases with readable ids: the value first, then what its message must say."""
+    """Cases with readable ids: the value, then the text that its message must contain."""
 
     def __init__(self, *cases: tuple[Any, ...]) -> None:
         self.cases = cases
@@ -54,17 +54,17 @@ def _shown(value: object) -> str:
 
 @pytest.fixture(params=FLAVOURS)
 def d(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    """A driver on a memory store of its own, which must be found as it was: empty."""
+    """A driver with its own memory store, which must be empty after the test."""
     flavour: str = request.param
     name = str(uuid.uuid4())
     yield FLAVOURS[flavour]("memory", f"memory://{name}")
     space = hub(name).space
     assert not space._grants, "the test left a lock"
-    assert not space._queues, "the test left a place"
+    assert not space._queues, "the test left a ticket"
 
 
 def untouched(d: Driver) -> bool:
-    """Whether nothing was ever granted in the store."""
+    """Whether the store never granted anything."""
     return not hub(d.url.removeprefix("memory://")).space._fences
 
 
@@ -143,7 +143,7 @@ GOOD_NAMES = [
 
 @pytest.mark.parametrize("name", GOOD_NAMES, ids=_shown)
 @scenario
-async def test_good_odd_names(d: Driver, name: str) -> None:
+async def test_unusual_names(d: Driver, name: str) -> None:
     lock = d.lock(name)
     assert lock.name == name
     assert repr(lock).isprintable()
@@ -233,7 +233,7 @@ async def test_bad_timeout(d: Driver, value: Any, says: str) -> None:
 @scenario
 async def test_bad_ttl_for_a_renewal(d: Driver, value: Any, says: str) -> None:
     lease = await done(d.lock(ttl=20).acquire())
-    if value is not None:  # which means: the same as before
+    if value is not None:  # None: the same as before
         await refused(says, lease.renew, value)
         text = lease.export()
         await refused(says, d.locks.adopt, text, ttl=value)
@@ -244,7 +244,7 @@ async def test_bad_ttl_for_a_renewal(d: Driver, value: Any, says: str) -> None:
 
 
 @scenario
-async def test_bad_patience_for_a_loss(d: Driver) -> None:
+async def test_bad_timeout_for_a_loss(d: Driver) -> None:
     lease = await done(d.lock().acquire())
     for value, says in NO_TIMEOUT.cases:
         await refused(says, lease.lost.wait, timeout=value)
@@ -257,7 +257,7 @@ GOOD_TTLS = [0.01, 1, 1.5, 10**6, Decimal("0.5"), Decimal("1E+3"), timedelta(mil
 
 @pytest.mark.parametrize("value", GOOD_TTLS, ids=_shown)
 @scenario
-async def test_good_odd_ttls(d: Driver, value: Any) -> None:
+async def test_unusual_ttls(d: Driver, value: Any) -> None:
     seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
     lease = await done(d.lock(ttl=value, renew=False).acquire())
     assert lease.ttl == seconds
@@ -271,7 +271,7 @@ async def test_good_odd_ttls(d: Driver, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [0, 0.0, -0.0, 1e-9, Decimal(0), timedelta(0), timedelta(milliseconds=5)], ids=_shown)
 @scenario
-async def test_good_odd_timeouts(d: Driver, value: Any) -> None:
+async def test_unusual_timeouts(d: Driver, value: Any) -> None:
     lease = await done(d.lock().acquire(timeout=value))
     assert await done(d.lock().acquire(timeout=value)) is None
     assert await done(d.lock(timeout=value).acquire()) is None
@@ -297,14 +297,14 @@ async def test_bad_flags(d: Driver, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, timedelta(seconds=1)], ids=_shown)
 @scenario
-async def test_a_timeout_without_waiting(d: Driver, value: Any) -> None:
+async def test_a_timeout_without_blocking(d: Driver, value: Any) -> None:
     await refused("use one of them", d.lock().acquire, blocking=False, timeout=value)
     await refused("use one of them", d.lock().acquire, False, value)
     assert untouched(d)
 
 
 @scenario
-async def test_a_locks_own_timeout_does_not_hinder_a_mere_try(d: Driver) -> None:
+async def test_the_timeout_of_a_lock_allows_a_non_blocking_acquire(d: Driver) -> None:
     lease = await done(d.lock(timeout=5).acquire(blocking=False))
     assert await done(d.lock(timeout=5).acquire(blocking=False)) is None
     await done(lease.release())
@@ -399,7 +399,7 @@ async def test_bad_functions(d: Driver) -> None:
 
 @scenario
 async def test_a_body_that_would_run_without_the_lock(d: Driver) -> None:
-    """Called under the lock, a function of the other colour and a generator only begin: they would run unprotected."""
+    """A function of the other flavour and a generator would only start under the lock, and run without it."""
 
     async def task() -> None: ...
 
@@ -547,13 +547,13 @@ GOOD_URLS = Table(
 
 @pytest.mark.parametrize(("url", "shown"), GOOD_URLS.params())
 @scenario
-async def test_good_odd_urls(d: Driver, url: str, shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_unusual_urls(d: Driver, url: str, shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     client = d.open(url)
     assert shown in repr(client)
     assert PASSWORD not in repr(client)
     await done(client.close())
-    assert not any(os.scandir(tmp_path)), "nothing is made before a lock is used"
+    assert not any(os.scandir(tmp_path)), "nothing is created before a lock is used"
 
 
 @scenario
@@ -616,13 +616,13 @@ async def test_bad_clients(d: Driver, target: Any, says: str) -> None:
     await refused(says, d.open, target)
 
 
-def test_a_cluster_client_of_the_other_colour() -> None:
+def test_a_cluster_client_of_the_other_flavour() -> None:
     with pytest.raises(ConfigurationError, match=r"lockfast\.aio\.connect"):
         FLAVOURS["threads"].open(redis.asyncio.RedisCluster(host="localhost"))
 
 
 def clients(library: Any, twin: Any) -> list[Callable[[], Any]]:
-    """Clients as users make them, by redis-py and by valkey-py, of one colour."""
+    """Clients of redis-py and valkey-py, in one flavour."""
     return [
         library.Redis,
         twin.Valkey,
@@ -637,18 +637,18 @@ CLIENTS = {"threads": clients(redis, valkey), "asyncio": clients(redis.asyncio, 
 
 @pytest.mark.parametrize("at", range(5))
 @scenario
-async def test_clients_of_the_right_colour(d: Driver, at: int) -> None:
+async def test_clients_of_the_same_flavour(d: Driver, at: int) -> None:
     user = CLIENTS[d.flavour][at]()
     settings = dict(user.connection_pool.connection_kwargs)
     client = d.open(user)
     assert "localhost:6379/0" in repr(client) or "mymaster" in repr(client)
-    assert user.connection_pool.connection_kwargs == settings, "the user's client is left as it is"
+    assert user.connection_pool.connection_kwargs == settings, "the client of the user is not changed"
     await done(client.close())
 
 
 @pytest.mark.parametrize("at", range(5))
 @scenario
-async def test_clients_of_the_wrong_colour(d: Driver, at: int) -> None:
+async def test_clients_of_the_other_flavour(d: Driver, at: int) -> None:
     other = "asyncio" if d.flavour == "threads" else "threads"
     use = "lockfast.aio.connect()" if d.flavour == "threads" else "lockfast.connect()"
     await refused(use, d.open, CLIENTS[other][at]())
@@ -726,7 +726,7 @@ async def test_bad_exports(d: Driver, text: Any, says: str) -> None:
 
 
 @scenario
-async def test_a_damaged_export_leaves_the_lease_where_it_is(d: Driver) -> None:
+async def test_a_damaged_export_does_not_end_the_lease(d: Driver) -> None:
     text = (await done(d.lock().acquire())).export()
     damaged = [text[:cut] for cut in range(0, len(text), 7)]
     damaged += [text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :] for at in range(0, len(text), 5)]

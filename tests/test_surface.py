@@ -1,6 +1,6 @@
-"""The public surface, pinned: names, signatures, errors, what is loaded when, and that no password ever shows.
+"""The public interface: names, signatures, errors, imported modules, and no password in any output.
 
-A change here is a change for users. Make it on purpose, and tell of it in the changelog.
+A change here is a change for users. Make it on purpose, and describe it in the changelog.
 """
 
 import copy
@@ -62,7 +62,7 @@ def test_names() -> None:
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
-def test_names_of_the_plain_functions() -> None:
+def test_names_of_the_simple_functions() -> None:
     names = ["How", "acquire", "acquire_lock", "acquire_lock_with_timeout", "release", "release_lock"]
     for module in (lockfast.simple, lockfast.simple.aio):
         assert sorted(module.__all__) == names
@@ -70,7 +70,7 @@ def test_names_of_the_plain_functions() -> None:
         assert signature(getattr(lockfast.simple, name)) == signature(getattr(lockfast.simple.aio, name))
 
 
-def test_names_for_who_comes_from_redis_py() -> None:
+def test_names_of_the_redis_py_replacement() -> None:
     from lockfast.compat import redis_py
 
     assert sorted(redis_py.__all__) == ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "errors"]
@@ -82,8 +82,8 @@ def test_version() -> None:
     assert all(part.isdecimal() for part in parts)
 
 
-def public(kind: type) -> dict[str, Any]:
-    """What a user may touch of a class: its own names and those of Python's protocols that it has for itself."""
+def public_names(kind: type) -> dict[str, Any]:
+    """The public attributes of a class, and the special methods that it documents."""
     protocols = {"__enter__", "__exit__", "__aenter__", "__aexit__", "__call__", "__bool__"}
     return {
         name: inspect.getattr_static(kind, name)
@@ -93,7 +93,7 @@ def public(kind: type) -> dict[str, Any]:
 
 
 def signature(function: Callable[..., Any]) -> str:
-    """Without annotations: names, kinds and defaults are what callers rely on."""
+    """The signature without annotations: callers rely on names, kinds and defaults."""
     bare = inspect.signature(function)
     parameters = [one.replace(annotation=one.empty) for one in bare.parameters.values()]
     return str(bare.replace(parameters=parameters, return_annotation=bare.empty))
@@ -133,9 +133,9 @@ def test_signatures(module: Any, name: str, wanted: str) -> None:
     assert signature(found) == wanted
 
 
-def test_signatures_of_the_guards() -> None:
+def test_signatures_of_fenced_writers() -> None:
     assert fenced.__all__ == ["file", "redis", "sql"]
-    assert {name: signature(found) for name, found in public(fenced.file.FencedFile).items()} == {
+    assert {name: signature(found) for name, found in public_names(fenced.file.FencedFile).items()} == {
         "change": "(self, change, missing=b'')",
         "read_bytes": "(self, missing=None)",
         "read_text": "(self, missing=None)",
@@ -144,7 +144,7 @@ def test_signatures_of_the_guards() -> None:
     }
     for kind in (fenced.redis.Writer, fenced.redis.AsyncWriter):
         assert signature(kind) == "(client, fence, *, guard=None, keep=None)"
-        assert {name: signature(found) for name, found in public(kind).items()} == {
+        assert {name: signature(found) for name, found in public_names(kind).items()} == {
             "call": "(self, command, key, *args)",
             "delete": "(self, key)",
             "get": "(self, key)",
@@ -174,11 +174,11 @@ def test_options_of_a_lock() -> None:
 
 
 def test_attributes_of_a_lease() -> None:
-    assert sorted(public(lockfast.Lease)) == [
+    assert sorted(public_names(lockfast.Lease)) == [
         *("__bool__", "acknowledged", "ensure_held", "export", "fence", "holder", "inherited", "lost"),
         *("name", "reasserted", "release", "remaining", "renew", "state", "ttl"),
     ]
-    assert sorted(public(type(lockfast.connect("memory://").lock("x").acquire(timeout=0).lost))) == [  # type: ignore[union-attr]
+    assert sorted(public_names(type(lockfast.connect("memory://").lock("x").acquire(timeout=0).lost))) == [  # type: ignore[union-attr]
         "__bool__",
         "is_set",
         "wait",
@@ -186,16 +186,16 @@ def test_attributes_of_a_lease() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Lock", "Lease", "Locks"])
-def test_both_colours_have_the_same_names(kind: str) -> None:
-    blocking, awaited = public(getattr(lockfast, kind)), public(getattr(lockfast.aio, kind))
+def test_both_flavours_have_the_same_names(kind: str) -> None:
+    sync, asynchronous = public_names(getattr(lockfast, kind)), public_names(getattr(lockfast.aio, kind))
     twins = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
-    assert sorted(twins.get(name, name) for name in blocking) == sorted(awaited)
-    for name, attribute in blocking.items():
+    assert sorted(twins.get(name, name) for name in sync) == sorted(asynchronous)
+    for name, attribute in sync.items():
         if inspect.isfunction(attribute):
-            assert signature(attribute) == signature(awaited[twins.get(name, name)]), name
+            assert signature(attribute) == signature(asynchronous[twins.get(name, name)]), name
 
 
-def test_fields_of_what_inspect_tells() -> None:
+def test_fields_of_inspected_locks() -> None:
     assert lockfast.LockInfo._fields == (
         *("name", "holder", "owner", "fence", "held_for", "ttl_left", "waiters", "waiting"),
     )
@@ -240,28 +240,28 @@ def test_the_error_tree() -> None:
 
 
 ERRORS = [
-    errors.LockError("said"),
-    errors.AcquireTimeout("said", name="thing", timeout=2.5),
-    errors.AcquireTimeout("said"),
-    errors.LeaseLost("said", name="thing", fence=7),
-    errors.LeaseLost("said"),
-    errors.NotHeld("said"),
-    errors.StaleFence("said", name="thing", fence=7, newest=8),
-    errors.StaleFence("said"),
-    errors.UpdateConflict("said", key="thing", attempts=3),
-    errors.UpdateConflict("said"),
-    errors.ConfigurationError("said"),
-    errors.StoreError("said"),
-    errors.StoreUnavailable("said"),
-    errors.StoreUnavailable("said", outcome=errors.Outcome.UNKNOWN),
-    errors.QuorumNotReached("said", votes=(("redis://a:6379/0", "granted"),), outcome=errors.Outcome.UNKNOWN),
-    errors.QuorumNotReached("said"),
-    errors.StoreRefused("said"),
-    errors.StoreProtocolError("said"),
+    errors.LockError("text"),
+    errors.AcquireTimeout("text", name="thing", timeout=2.5),
+    errors.AcquireTimeout("text"),
+    errors.LeaseLost("text", name="thing", fence=7),
+    errors.LeaseLost("text"),
+    errors.NotHeld("text"),
+    errors.StaleFence("text", name="thing", fence=7, newest=8),
+    errors.StaleFence("text"),
+    errors.UpdateConflict("text", key="thing", attempts=3),
+    errors.UpdateConflict("text"),
+    errors.ConfigurationError("text"),
+    errors.StoreError("text"),
+    errors.StoreUnavailable("text"),
+    errors.StoreUnavailable("text", outcome=errors.Outcome.UNKNOWN),
+    errors.QuorumNotReached("text", votes=(("redis://a:6379/0", "granted"),), outcome=errors.Outcome.UNKNOWN),
+    errors.QuorumNotReached("text"),
+    errors.StoreRefused("text"),
+    errors.StoreProtocolError("text"),
 ]
 
 
-def test_every_error_is_among_the_samples() -> None:
+def test_the_samples_contain_every_error() -> None:
     assert {type(error).__name__ for error in ERRORS} == set(TREE)
 
 
@@ -270,7 +270,7 @@ def test_every_error_is_among_the_samples() -> None:
 def test_errors_pickle(error: Exception, protocol: int) -> None:
     for twin in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error), copy.deepcopy(error)):
         assert type(twin) is type(error)
-        assert str(twin) == "said"
+        assert str(twin) == "text"
         assert twin.args == error.args
         assert vars(twin) == vars(error)
 
@@ -284,11 +284,11 @@ def test_values_pickle() -> None:
     assert pickle.loads(pickle.dumps(lockfast.State.AT_RISK)) is lockfast.State.AT_RISK
 
 
-# What is loaded when
+# Imported modules
 
 
 def loaded(program: str, *modules: str) -> list[str]:
-    """Which of `modules` a fresh interpreter has after `program`."""
+    """Which of `modules` a new interpreter has loaded after `program`."""
     code = f"{program}\nimport sys\nprint(*[name for name in {modules!r} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -308,7 +308,7 @@ LOADS = [
 
 
 @pytest.mark.parametrize(("program", "watched", "wanted"), LOADS, ids=[program for program, *_ in LOADS])
-def test_only_what_is_needed_is_loaded(program: str, watched: list[str], wanted: list[str]) -> None:
+def test_only_needed_modules_are_loaded(program: str, watched: list[str], wanted: list[str]) -> None:
     assert sorted(loaded(program, *watched)) == sorted(wanted)
 
 
@@ -323,7 +323,7 @@ def d(request: pytest.FixtureRequest) -> Driver:
 
 @pytest.fixture(scope="module")
 def guarded_server() -> Iterator[Server]:
-    """A server that asks for a password, with an account that may do everything and one that may do little."""
+    """A server with a password, an account with all permissions, and one that may only read."""
     with Server("valkey9") as server:
         server.raw("ACL", "SETUSER", "app", "on", f">{PASSWORD}", "~*", "&*", "+@all")
         server.raw("ACL", "SETUSER", "reader", "on", f">{PASSWORD}", "~*", "&*", "+@read", "+@connection")
@@ -335,8 +335,8 @@ def address(server: Server, user: str, password: str) -> str:
     return f"redis://{user}:{password}@{server.host}:{server.port}/0"
 
 
-def told(error: BaseException) -> str:
-    """All that an error shows of itself and of its causes."""
+def report(error: BaseException) -> str:
+    """All text of an error and its causes."""
     return "".join(traceback.format_exception(error)) + repr(error) + repr(error.__cause__) + repr(error.__context__)
 
 
@@ -349,7 +349,7 @@ def no_password(text: str) -> bool:
 
 
 @scenario
-async def test_a_password_that_fits(d: Driver, guarded_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_right_password(d: Driver, guarded_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     client = d.open(address(guarded_server, "app", PASSWORD))
     lock = client.lock("thing")
@@ -362,19 +362,17 @@ async def test_a_password_that_fits(d: Driver, guarded_server: Server, caplog: p
 
 @pytest.mark.parametrize("user", ["app", "", "nosuch"])
 @scenario
-async def test_a_password_that_does_not_fit(
-    d: Driver, user: str, guarded_server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_wrong_password(d: Driver, user: str, guarded_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     client = d.open(address(guarded_server, user, WRONG))
     with pytest.raises(lockfast.StoreRefused, match="does not accept this user name and password") as caught:
         await done(client.lock("thing").acquire(timeout=0))
     await done(client.close())
-    assert no_password(told(caught.value) + logged(caplog) + f"{client!r}")
+    assert no_password(report(caught.value) + logged(caplog) + f"{client!r}")
 
 
 @scenario
-async def test_a_password_that_is_missing(d: Driver, guarded_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_missing_password(d: Driver, guarded_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     client = d.open(guarded_server.url)
     with pytest.raises(lockfast.StoreRefused, match="asks for a password"):
@@ -383,7 +381,7 @@ async def test_a_password_that_is_missing(d: Driver, guarded_server: Server, cap
 
 
 @scenario
-async def test_an_account_that_may_too_little(
+async def test_an_account_without_permissions(
     d: Driver, guarded_server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -391,11 +389,11 @@ async def test_an_account_that_may_too_little(
     with pytest.raises(lockfast.StoreRefused, match="may not do what a lock needs") as caught:
         await done(client.lock("thing").acquire(timeout=0))
     await done(client.close())
-    assert no_password(told(caught.value) + logged(caplog))
+    assert no_password(report(caught.value) + logged(caplog))
 
 
 @scenario
-async def test_a_server_that_is_not_there(d: Driver, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_is_down(d: Driver, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with Server("valkey9") as server:
         url = address(server, "app", PASSWORD)
@@ -405,6 +403,6 @@ async def test_a_server_that_is_not_there(d: Driver, caplog: pytest.LogCaptureFi
             with pytest.raises(lockfast.StoreUnavailable, match="No connection to the server") as caught:
                 await done(client.lock("thing").acquire(timeout=timeout))
             assert caught.value.outcome is lockfast.Outcome.NOT_DONE
-            assert no_password(told(caught.value))
+            assert no_password(report(caught.value))
         await done(client.close())
     assert no_password(logged(caplog) + f"{client!r}")

@@ -1,5 +1,4 @@
-"""The short way of the blocking colour, in every interleaving of small models; what is broken in it is caught; and what
-it asks of a server."""
+"""Acquisition in the sync flavour: small models in every interleaving, its requests, and interrupts at every point."""
 
 import sys
 import threading
@@ -11,29 +10,26 @@ import lockfast
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from verify import thread_models as blocking
+from verify import thread_models
 from verify.explorer import Explorer
 
-MODELS = {model.name: model for model in blocking.full()}
-QUICK = [model.name for model in blocking.quick()]
+MODELS = {model.name: model for model in thread_models.full()}
+QUICK = [model.name for model in thread_models.quick()]
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_the_short_way_keeps_the_rules_in_every_interleaving(name: str) -> None:
+def test_the_models_keep_the_rules_in_every_interleaving(name: str) -> None:
     report = Explorer(MODELS[name]).run(most_seconds=100.0)
     assert report.violation is None, str(report.trace)
     assert report.complete
 
 
-# What it asks of a server.
-
-
-def test_only_who_had_to_wait_asks_for_a_place_with_its_first_request(valkey: Server, proxy: FaultProxy) -> None:
-    """So a lock that is free costs two requests, and one that is taken no more than it must, but for the first time."""
+def test_the_first_request_enqueues_only_after_a_contended_acquisition(valkey: Server, proxy: FaultProxy) -> None:
+    """So a free lock costs one request, and so does a taken lock, except for the first time."""
     counted = []
     with lockfast.connect(proxy.url) as ours, lockfast.connect(valkey.url) as others:
         lock, other = ours.lock("door"), others.lock("door")
-        with lock:  # the scripts are loaded
+        with lock:  # loads the scripts
             pass
         for taken in (False, True, True, False, False):
             lease = other.acquire() if taken else None
@@ -52,8 +48,8 @@ def test_only_who_had_to_wait_asks_for_a_place_with_its_first_request(valkey: Se
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the n-th point in which a signal may be noticed: where a function begins, and after
-    one that is written in C. Not inside the runtime, the connection and the rules of rooms: only on the way there."""
+    """Raises KeyboardInterrupt at the n-th point where CPython handles signals: at the start of a function, and after
+    the return of a C function. Only in `FILES`, not in the runtime, the connection and the local queue."""
 
     FILES = tuple(
         f"/{name}.py" for name in ("acquire", "release", "lease_state", "keepalive", "lease", "lock", "scope")
@@ -74,15 +70,15 @@ class Interrupt:
         return self._left <= 0
 
 
-def test_who_is_interrupted_anywhere_in_taking_the_lock_has_taken_nothing(valkey: Server) -> None:
-    points = 0
+def test_an_interrupt_at_any_point_of_an_acquisition_leaves_nothing_behind(valkey: Server) -> None:
+    number = 0
     with lockfast.connect(valkey.url) as locks:
         lock = locks.lock("door")
-        with lock:  # connected, and the keeper runs
+        with lock:  # connects, and starts the keepalive
             pass
         while True:
-            points += 1
-            interrupt = Interrupt(points)
+            number += 1
+            interrupt = Interrupt(number)
             try:
                 sys.setprofile(interrupt)
                 lock.__enter__()
@@ -98,6 +94,6 @@ def test_who_is_interrupted_anywhere_in_taking_the_lock_has_taken_nothing(valkey
                 locks.session.keepalive.held(),
                 lock._scopes,
             )
-            assert left == (0, {}, [], []), f"point {points}"
+            assert left == (0, {}, [], []), f"point {number}"
         lock.__exit__(None, None, None)
-    assert points > 15
+    assert number > 15

@@ -1,4 +1,4 @@
-"""LocalQueues on inside a process, in every interleaving of small models; and what is broken in it is caught."""
+"""Local hand-off in every interleaving of small models, planted errors that the models detect, and blocks of fences."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -29,25 +29,25 @@ def search(name: str) -> Report:
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Whom the lock was passed to."""
+def handoffs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Record the waiters that are handed the lock."""
     seen: list[Any] = []
     shipped = local_handoff.SharedGrant.next
 
-    def noted(self: local_handoff.SharedGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
+    def recorded(self: local_handoff.SharedGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
         seen.append(local_waiter)
         return shipped(self, local_waiter, now)
 
-    monkeypatch.setattr(local_handoff.SharedGrant, "next", noted)
+    monkeypatch.setattr(local_handoff.SharedGrant, "next", recorded)
     return seen
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_passing_on_keeps_the_rules_in_every_interleaving(name: str, passes: list[Any]) -> None:
+def test_local_handoff_keeps_the_rules_in_every_interleaving(name: str, handoffs: list[Any]) -> None:
     report = search(name)
     assert report.violation is None, str(report.trace)
     assert report.complete
-    assert passes
+    assert handoffs
 
 
 def _same_fence(self: local_handoff.SharedGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
@@ -64,27 +64,27 @@ def _too_long(shipped: Callable[..., Grant]) -> Callable[..., Grant]:
     return next_grant
 
 
-def test_a_fence_that_is_given_out_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_fence_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_handoff.SharedGrant, "next", _same_fence)
     assert _rule(search("local hand-off: three tasks")) == "FT"
 
 
-def test_a_lock_that_is_passed_on_and_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_stays_held_after_its_hand_off_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_handoff.SharedGrant, "end", lambda _: None)
     with python(local_handoff.LocalQueue, "hand_off", "if not lease.release(handed_off=True):", "if False:"):
         assert _rule(search("local hand-off: three tasks")) is not None
 
 
-def test_a_lease_that_outlasts_its_tenancy_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_outlasts_its_shared_grant_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_handoff.SharedGrant, "next", _too_long(local_handoff.SharedGrant.next))
     monkeypatch.setattr(local_handoff, "EXTRA", 0.0005)
     assert _rule(Explorer(local_handoff_models.overrun()).run(most_seconds=50.0)) is not None
 
 
-def test_a_next_in_line_that_is_told_at_one_inbox_before_the_grant_is_caught() -> None:
-    """It claims from the server, which has lost its data, and is granted the lock before the older grant is read.
+def test_a_first_notification_before_the_grant_in_one_inbox_is_detected() -> None:
+    """The server lost all data and grants the waiter's next claim before the waiter reads the older grant.
 
-    A client that compares the fences of its grants refuses the older one, so that rule is left out too.
+    A client that compares the fences of its grants refuses the older one, so the test removes that rule too.
     """
     with (
         lua("release", "if inbox and inbox == other_than then return false end", ""),
@@ -94,7 +94,7 @@ def test_a_next_in_line_that_is_told_at_one_inbox_before_the_grant_is_caught() -
         assert _rule(report) == "FT", f"{report.violation} {report.trace}"
 
 
-def test_a_block_that_follows_a_loss_of_the_counter_is_above_all_before() -> None:
+def test_a_block_of_fences_after_a_flush_is_above_all_earlier_fences() -> None:
     server = VirtualRedis()
     server.load([ACQUIRE.text])
     server.execute(acquire_request(Claim("door", "A1", TTL, ""), None))
@@ -105,30 +105,30 @@ def test_a_block_that_follows_a_loss_of_the_counter_is_above_all_before() -> Non
     assert server.execute(acquire_request(Claim("door", "B1", TTL, "", fences=5_000), None)) - 5_000 >= last
 
 
-class Grants:
-    """Tenancies of one room, one after the other, granted by a store that counts."""
+class SharedGrants:
+    """Shared grants of one local queue, one after another. `fences` records the sizes of their blocks."""
 
     def __init__(self) -> None:
         self.local_queue = local_handoff.LocalQueues(ThreadRuntime()).queue("door")
-        self.asked: list[int] = []
+        self.fences: list[int] = []
 
-    def one(self, now: float, *, queued: bool, passes: int) -> bool:
-        """Whether this one may be passed on; if so, it is, as often as that."""
-        lead = self.local_queue._shared_claim(ThreadRuntime(), now)
-        self.asked.append(lead.fences)
-        claim = Claim("door", lead.holder, TTL, "")
+    def one(self, now: float, *, queued: bool, handoffs: int) -> bool:
+        """Grant one, and hand it off that often if it may be. Return whether it may."""
+        shared_claim = self.local_queue._shared_claim(ThreadRuntime(), now)
+        self.fences.append(shared_claim.fences)
+        claim = Claim("door", shared_claim.holder, TTL, "")
         shared_grant = local_handoff.SharedGrant(
-            self.local_queue, claim, Grant(claim, 1_000_000, now, now + TTL), lead.fences, now
+            self.local_queue, claim, Grant(claim, 1_000_000, now, now + TTL), shared_claim.fences, now
         )
         self.local_queue.shared_granted(shared_grant, queued, now)
         if shared_grant.had_span:
-            shared_grant.handoffs = passes
+            shared_grant.handoffs = handoffs
         self.local_queue.end_shared(shared_grant)
         return shared_grant.had_span
 
 
 class SlowStore:
-    """Takes so many seconds for each answer."""
+    """A store that takes that many seconds for each answer."""
 
     grace = 0.08
 
@@ -141,39 +141,43 @@ class SlowStore:
         return Granted(1_000_000, None)
 
 
-def test_a_tenancy_that_came_too_late_for_a_lease_of_its_ttl_is_asked_for_once_more() -> None:
-    """It is good for a little longer than a lease, but that is for those that it is passed to."""
+def test_a_shared_grant_that_arrives_too_late_for_its_first_lease_is_claimed_again() -> None:
+    """Its extra time belongs to the leases that it is handed off to."""
     runtime: Any = SimpleNamespace(time=100.0, mutex=Lock, new_holder_id=lambda: "A1")
     runtime.now = lambda: runtime.time
     store: Any = SlowStore(runtime, [TTL + 0.02, 0.001])
     local_queue = local_handoff.LocalQueues(runtime).queue("door")
-    lead = local_queue._shared_claim(runtime, 100.0)
-    asking = local_handoff._claim_shared(
-        Ports(store, runtime), local_queue, local_handoff.ClaimTerms("door", TTL, ""), Deadline(None, 60.0), lead
+    shared_claim = local_queue._shared_claim(runtime, 100.0)
+    claiming = local_handoff._claim_shared(
+        Ports(store, runtime),
+        local_queue,
+        local_handoff.ClaimTerms("door", TTL, ""),
+        Deadline(None, 60.0),
+        shared_claim,
     )
-    grant = run(asking)
+    grant = run(claiming)
     assert grant is not None
     assert store.takes == []
     assert runtime.time < grant.valid_until
 
 
-def test_no_fences_are_reserved_in_vain_while_others_wait() -> None:
-    """Else the counter runs ahead of the clock, and a server that forgets it gives out lower ones."""
-    grants = Grants()
-    assert [grants.one(at, queued=True, passes=500) for at in (0.0, 0.2, 0.25, 0.26, 0.27)] == [
+def test_no_unused_fences_are_reserved_while_others_wait() -> None:
+    """Otherwise fences run ahead of the clock, and a server that lost them would grant lower ones."""
+    grants = SharedGrants()
+    assert [grants.one(at, queued=True, handoffs=500) for at in (0.0, 0.2, 0.25, 0.26, 0.27)] == [
         True,
         True,
         *[False] * 3,
     ]
-    assert grants.one(0.31, queued=True, passes=500)
-    assert grants.asked == [local_handoff.FEWEST_FENCES, 1000, 1000, *[local_handoff.FEWEST_FENCES] * 2, 1000]
+    assert grants.one(0.31, queued=True, handoffs=500)
+    assert grants.fences == [local_handoff.FEWEST_FENCES, 1000, 1000, *[local_handoff.FEWEST_FENCES] * 2, 1000]
 
 
 def test_a_block_that_was_too_small_does_not_make_the_next_one_smaller() -> None:
-    grants = Grants()
+    grants = SharedGrants()
     for at, queued in ((0.0, True), (0.2, True), (0.25, True), (0.26, False), (0.261, False)):
-        grants.one(at, queued=queued, passes=500)
-    assert grants.asked == [local_handoff.FEWEST_FENCES, 1000, 1000, local_handoff.FEWEST_FENCES, 1000]
+        grants.one(at, queued=queued, handoffs=500)
+    assert grants.fences == [local_handoff.FEWEST_FENCES, 1000, 1000, local_handoff.FEWEST_FENCES, 1000]
 
 
 def _rule(report: Report) -> str | None:
