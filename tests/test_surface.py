@@ -104,7 +104,7 @@ SIGNATURES = {
     "Locks.lock": "(self, name, **options)",
     "Locks.guard": "(self, name, **options)",
     "Locks.rlock": "(self, name, **options)",
-    "Locks.once": "(self, name, *, every=None, at_least=0.0, at_most=None, busy='skip', **options)",
+    "Locks.once": "(self, name, *, busy='skip', **options)",
     "Locks.update": "(self, key, change, *, attempts=100, timeout=10.0, adaptive=True)",
     "Locks.adopt": "(self, text, **options)",
     "Locks.guarantees": "(self)",

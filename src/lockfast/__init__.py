@@ -1,9 +1,8 @@
 """lockfast: a lock that several processes on several machines can trust.
 
-How to read this tree. `connect.py` turns a target into a store and returns `connection.Locks`; that makes `locks.Lock`,
-which hands out `leases.Lease`. These are thin. What happens is decided in `core/`, which is pure and knows only
-`ports.py`; `runtime/` (threads, asyncio) and `stores/` (memory, sqlite, redis) stand behind those ports. `values.py`
-and `errors.py` are what everybody speaks in.
+How to read this tree: `client/connect.py` turns a target into a store and returns `Locks`, which makes `Lock` objects,
+which return `Lease` objects. These are thin. `core/` decides; it is pure and knows only `ports.py`. `runtime/`
+(threads, asyncio) and `stores/` implement the ports. `values.py` and `errors.py` are used by all.
 
 >>> import lockfast
 >>> locks = lockfast.connect("memory://")

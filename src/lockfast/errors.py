@@ -1,20 +1,20 @@
-"""What can go wrong, as a tree.
+"""The errors of lockfast, as a tree.
 
     LockError
     ├── AcquireTimeout (TimeoutError)         the lock stayed taken for the whole timeout
-    ├── LeaseLost                             the lease ended before its holder gave it back
-    ├── NotHeld (RuntimeError)                asked to give back what this caller never held
-    ├── StaleFence                            a write was refused: a later holder has been there
-    ├── UpdateConflict                        a value changed under every attempt to change it
-    ├── ConfigurationError (ValueError)       a value or a set-up that cannot work, found before any request
+    ├── LeaseLost                             the lease ended before its holder released it
+    ├── NotHeld (RuntimeError)                this caller holds no lease to release or renew
+    ├── StaleFence                            a write was refused: a later holder has written
+    ├── UpdateConflict                        a value changed during every attempt to change it
+    ├── ConfigurationError (ValueError)       a value or a set-up that cannot work; nothing was sent
     └── StoreError
         ├── StoreUnavailable (ConnectionError)  no usable answer; `outcome` says what is known
-        │   └── QuorumNotReached                too few nodes answered; `votes` has what each one said
-        ├── StoreRefused (PermissionError)      the account or its permissions do not suffice
+        │   └── QuorumNotReached                too few servers answered; `votes` has each answer
+        ├── StoreRefused (PermissionError)      the account lacks a permission
         └── StoreProtocolError                  an answer that a healthy store would not give
 
-Rules kept here: every error pickles (a message, then plain attributes), says in one or two sentences what
-happened, what that means for the lock and what to do, and never carries a password.
+Rules: every error pickles (a message, then plain attributes). Its message says what happened, what that means for the
+lock, and what to do. It never contains a password.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import enum
 
 
 class Outcome(enum.Enum):
-    """What is known of a request that got no usable answer.
+    """Whether a request without a usable answer may have been executed.
 
     >>> Outcome.UNKNOWN.value
     'unknown'
@@ -34,7 +34,7 @@ class Outcome(enum.Enum):
 
 
 class LockError(Exception):
-    """Any failure of lockfast; catch it to catch them all.
+    """The base class of all errors of lockfast.
 
     >>> issubclass(AcquireTimeout, LockError)
     True
@@ -56,7 +56,7 @@ class AcquireTimeout(LockError, TimeoutError):
 
 
 class LeaseLost(LockError):
-    """The lease ended before its holder gave it back: what was written since may collide.
+    """The lease ended before its holder released it: later writes may collide with those of another holder.
 
     >>> LeaseLost("gone", name="report", fence=7).fence
     7
@@ -78,7 +78,7 @@ class NotHeld(LockError, RuntimeError):
 
 
 class StaleFence(LockError):
-    """A write was refused, because a later holder of the lock has been there; nothing was changed.
+    """A write was refused because a later holder of the lock has written; nothing was changed.
 
     >>> error = StaleFence("refused", name="file:9527", fence=7, newest=8)
     >>> error.fence, error.newest
@@ -95,7 +95,7 @@ class StaleFence(LockError):
 
 
 class UpdateConflict(LockError):
-    """The value changed under every attempt to change it; nothing was written.
+    """The value changed during every attempt to change it; nothing was written.
 
     >>> UpdateConflict("too busy", key="stock:7", attempts=100).attempts
     100
@@ -118,12 +118,12 @@ class ConfigurationError(LockError, ValueError):
 
 
 def closed_error() -> ConfigurationError:
-    """What a closed connection answers."""
+    """The error of a closed connection."""
     return ConfigurationError("This connection was closed; nothing was sent. Call connect() again.")
 
 
 class StoreError(LockError):
-    """The store could not do what was asked.
+    """The store could not execute a request.
 
     >>> issubclass(StoreUnavailable, StoreError) and issubclass(StoreRefused, StoreError)
     True
@@ -131,7 +131,7 @@ class StoreError(LockError):
 
 
 class StoreUnavailable(StoreError, ConnectionError):
-    """No usable answer from the store; `outcome` tells whether the request may have been carried out.
+    """No usable answer from the store; `outcome` says whether the request may have been executed.
 
     >>> StoreUnavailable("connection refused").outcome
     <Outcome.NOT_DONE: 'not done'>
@@ -143,7 +143,7 @@ class StoreUnavailable(StoreError, ConnectionError):
 
 
 class QuorumNotReached(StoreUnavailable):
-    """Fewer than a majority of a quorum's nodes gave a usable answer; `votes` pairs each node with what it said.
+    """Fewer than a majority of a quorum's servers gave a usable answer; `votes` pairs each server with its answer.
 
     >>> error = QuorumNotReached("1 of 3", votes=(("redis://a:6379/0", "granted"), ("redis://b:6379/0", "no answer")))
     >>> dict(error.votes)["redis://b:6379/0"]

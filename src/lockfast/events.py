@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class EventKind(enum.Enum):
-    """What happened. `Event.seconds` is the wait so far for the first group and the hold time for the second.
+    """The kind of an event. `Event.seconds` is the wait so far for the first group and the hold time for the second.
 
     CLAIM_SENT and QUEUED concern the store, and their time starts with the claim: an acquisition that waits for a local
     hand-off sends no claim. An adopted lease is GRANTED too.

@@ -1,10 +1,10 @@
 """The values that cross the ports: small, frozen, and checked when they are built.
 
-Rules kept here: seconds are floats; a value that could not work (a ttl of 0, a NaN, an empty name) cannot be
-built, and the error says what fits; text that strangers chose is cleaned before anyone is shown it.
+Rules: seconds are floats. A value that cannot work (a ttl of 0, NaN, an empty name) cannot be built, and the error says
+what fits. Text from strangers is cleaned before it is shown.
 
-Values that every acquisition makes are built there by `tuple.__new__`, with all their fields: half the price of a named
-tuple's own constructor, which is a function in Python.
+Values that every acquisition makes are built by `tuple.__new__` with all their fields: half the cost of the constructor
+of a named tuple.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
 Seconds = Union[float, int, "Decimal", "timedelta"]
-"""What callers may give where a time is asked for."""
+"""The types that callers may pass as a time."""
 
 LEAST_TTL = 0.01
 MOST_SECONDS = 366 * 86_400.0
 MOST_NAME_BYTES = 1024
 MOST_LABEL_CHARS = 128
 AUX_PREFIX = "lockfast:"
-"""Keys under this prefix are the store's own, so no lock may be named so."""
+"""Keys with this prefix belong to the store, so no lock name may begin with it."""
 
 
 def seconds(value: object, what: str, *, least: float = 0.0, most: float = MOST_SECONDS) -> float:
-    """`value` as float seconds, or an error that says what fits.
+    """Return `value` as float seconds; the error says what fits.
 
     >>> from datetime import timedelta
     >>> seconds(timedelta(minutes=1), "ttl")
@@ -56,13 +56,13 @@ def seconds(value: object, what: str, *, least: float = 0.0, most: float = MOST_
 
 
 def _is_a(value: object, module: str, name: str) -> bool:
-    """isinstance without importing: where the module was never imported, no such value can exist."""
+    """isinstance without importing the module: if nobody imported it, no such value can exist."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
 def lock_name(value: object) -> str:
-    """`value` if it can name a lock, or an error that says why not.
+    """Return `value` if it can name a lock; the error says why not.
 
     >>> lock_name("file:9527")
     'file:9527'
@@ -80,12 +80,12 @@ def lock_name(value: object) -> str:
     if not value.isprintable() and any(char < " " or "\x7f" <= char <= "\x9f" for char in value):
         raise ConfigurationError(f"A lock's name must not have control characters, as {shown(value)} has.")
     if value.startswith(AUX_PREFIX):
-        raise ConfigurationError(f"A lock's name must not begin with {AUX_PREFIX!r}: such keys are lockfast's own.")
+        raise ConfigurationError(f"A lock's name must not begin with {AUX_PREFIX!r}: lockfast uses such keys itself.")
     return value
 
 
 def holder_id(value: object) -> str:
-    """`value` if it can be a holder id: 1 to 128 visible ASCII characters.
+    """Return `value` if it can be a holder id: 1 to 128 visible ASCII characters.
 
     >>> holder_id("moto")
     'moto'
@@ -98,7 +98,7 @@ def holder_id(value: object) -> str:
 
 
 def name_pattern(value: object) -> str:
-    """`value` if it can be a pattern for names: `*` any text, `?` any character, `[ab]` either of them.
+    """Return `value` if it can be a pattern: `*` is any text, `?` any character, `[ab]` one of them.
 
     >>> name_pattern("report:*")
     'report:*'
@@ -109,20 +109,20 @@ def name_pattern(value: object) -> str:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a lock's name is one of those that `pattern` asks for; upper and lower case differ.
+    """Whether a lock's name matches `pattern`; upper and lower case differ.
 
     >>> fits("report:nightly", "report:*"), fits("Report:nightly", "report:*")
     (True, False)
     """
     if pattern == "*":
         return True
-    from fnmatch import fnmatchcase  # here, because few programs ever list
+    from fnmatch import fnmatchcase  # here, because few programs list locks
 
     return fnmatchcase(name, pattern)
 
 
 def is_plain(pattern: str) -> bool:
-    """Whether only one name can fit: the pattern itself.
+    """Whether `pattern` matches only itself.
 
     >>> is_plain("report:nightly"), is_plain("report:[ab]")
     (True, False)
@@ -131,20 +131,20 @@ def is_plain(pattern: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """A short repr that cannot flood or steer a terminal.
+    """Return a short repr that cannot flood or control a terminal.
 
     >>> shown("x" * 1000)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
     """
     try:
         text = ascii(value[:80] if isinstance(value, str | bytes) else value)
-    except Exception:  # its repr fails, or it is a number too long to be written out
+    except Exception:  # its repr fails, or the number is too long to print
         text = f"a value of type {ascii(type(value).__name__)[1:-1]}"
     return text if len(text) <= 63 else text[:60] + "..."
 
 
 def clean(text: str, most: int = 200) -> str:
-    """Text that a stranger chose, fit for a terminal or a page: no control or direction characters.
+    """Return a stranger's text without control or direction characters, safe for a terminal or a page.
 
     >>> clean("evil\\x1b[2J name")
     'evil\\ufffd[2J name'
@@ -160,7 +160,7 @@ class _OwnerFields(NamedTuple):
 
 
 class Owner(_OwnerFields):
-    """Who holds or waits, for an operator's eyes: host, process and a label of the caller's choice.
+    """The client behind a claim, for people: host, process and a label of its choice.
 
     >>> Owner("web1", 4711, "checkout").encode()
     'web1:4711:checkout'
@@ -184,7 +184,7 @@ class Owner(_OwnerFields):
 
     @classmethod
     def decode(cls, text: str) -> Owner | None:
-        """The owner that `text` tells of, cleaned; None when it tells of none."""
+        """Return the owner in `text`, cleaned; None if there is none."""
         host, _, rest = text.partition(":")
         pid, separator, label = rest.partition(":")
         if not separator or not (pid.isascii() and pid.isdecimal()) or len(pid) > 12:
@@ -196,10 +196,10 @@ class Owner(_OwnerFields):
 
 
 class Claim(NamedTuple):
-    """What one acquisition wants; the same through all its requests, so that a repeat changes nothing.
+    """One request for a lock. All requests of an acquisition carry the same claim, so a retry changes nothing.
 
-    `fences` is how many fences the grant reserves; the one that a grant tells is the last of them. `floor` is what a
-    quorum gives to its nodes: a fence that the grant should not be less than, so that they agree.
+    `fences` is how many fences the grant reserves; the store returns the last of them. `floor` is the least fence that
+    a quorum wants from its servers, so that they agree.
     """
 
     name: str
@@ -211,10 +211,10 @@ class Claim(NamedTuple):
 
 
 class Enqueue(NamedTuple):
-    """How to keep a place in the queue: where to push the grant, and which request this is.
+    """How to queue a claim that cannot be granted: the inbox, the attempt number, and the ticket if there is one.
 
-    `turn` numbers the requests of one acquisition. A push names the turn it answers to, so a push that lay in a
-    buffer while a later request was answered "still queued" is recognised as stale.
+    `attempt` numbers the requests of one acquisition. A notification carries the attempt that it answers, so that one
+    that was delayed while a later request was answered "queued" is recognised as stale.
     """
 
     address: str
@@ -223,15 +223,14 @@ class Enqueue(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """The lock is ours since some moment after the request was sent; `acknowledged` counts the replicas that said that
-    they have it too (None: nobody asked them)."""
+    """The claim was granted; `acknowledged` counts the replicas that have it too, None if they were not asked."""
 
     fence: int
     acknowledged: int | None = None
 
 
 class Queued(NamedTuple):
-    """Taken by another; we have a place. `ttl_left` is None when the holder has no ttl at all."""
+    """Another client holds the lock, and the claim is in the queue. `ttl_left` is None if the holder has no ttl."""
 
     ticket: int
     position: int
@@ -239,7 +238,7 @@ class Queued(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Taken by another; we have no place."""
+    """Another client holds the lock, and the claim is not in the queue."""
 
     ttl_left: float | None
 
@@ -248,17 +247,17 @@ Answer = Granted | Queued | Taken
 
 
 class GrantNotification(NamedTuple):
-    """A grant that the store sent by itself, in answer to the request numbered `turn`."""
+    """The store granted a queued claim; answers the request with number `attempt`."""
 
     attempt: int
     fence: int
 
 
 class FirstNotification(NamedTuple):
-    """News that the store sent by itself: we are first in the queue now, behind a holder with that ttl.
+    """A queued claim is now first, behind a holder with that ttl.
 
-    It makes the timer of whoever is next right: the holder may have a shorter ttl than the one before, and a push
-    that is lost is missed no longer than the first in the queue waits before it looks."""
+    It sets the waiter's timer: the new holder may have a shorter ttl than the last one, and a lost grant notification
+    delays only until the first waiter polls."""
 
     attempt: int
     ttl_left: float | None
@@ -268,10 +267,9 @@ Notification = GrantNotification | FirstNotification
 
 
 class Renewal(NamedTuple):
-    """One line of a batch: keep `name` for `holder` for another `ttl`.
+    """One entry of a batch: extend the grant of `holder` on `name` by `ttl`.
 
-    `final` is the holder's last word: it is done, the grant is to end when exactly `ttl` has passed, be that sooner
-    or later than before, and nobody will renew it again.
+    `final`: the grant ends after exactly `ttl`, sooner or later than before, and is not renewed again.
     """
 
     name: str
@@ -281,7 +279,7 @@ class Renewal(NamedTuple):
 
 
 class WaiterInfo(NamedTuple):
-    """One place in the queue, as `inspect()` shows it."""
+    """One waiter, as `inspect()` shows it."""
 
     holder: str
     owner: Owner | None
@@ -289,11 +287,11 @@ class WaiterInfo(NamedTuple):
 
 
 class LockInfo(NamedTuple):
-    """What the store knows of one lock; all times in seconds.
+    """The state of one lock in the store; all times in seconds.
 
-    `holder` is None when the lock is free. `fence` is the last one granted (None: never, or forgotten).
-    `owner` and `held_for` are None for a lock that something else than lockfast took. `waiting` counts those who
-    wait; `waiters` are the first of them, in order, and are left out by `locks.list()`.
+    `holder` is None if the lock is free. `fence` is the last one granted; None if there was none or the store lost it.
+    `owner` and `held_for` are None for a lock that another program took. `waiting` is the number of waiters; `waiters`
+    are the first of them, in order, and `locks.list()` leaves them out.
 
     >>> LockInfo("report").locked
     False
@@ -314,7 +312,7 @@ class LockInfo(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A part of all locks, and where to go on; an empty `cursor` means that there is no more."""
+    """A part of all locks, and the cursor of the next part; empty after the last."""
 
     infos: tuple[LockInfo, ...]
     cursor: str

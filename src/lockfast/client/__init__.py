@@ -1,1 +1,1 @@
-"""What users hold: connections, locks, leases and what is built on them."""
+"""The objects that users hold: connections, locks, leases, and the tools built on them."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self,
 from lockfast.client.guard import NameOf, check_function, name_function
 from lockfast.client.lease import AsyncLease, ExportedLease, Lease
 from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
-from lockfast.client.options import CommonOptions, LockOptions
+from lockfast.client.options import LockOptions, OnceOptions
 from lockfast.client.session import Session
 from lockfast.core.acquire import Grant, adopt
 from lockfast.core.lease_state import valid_until
@@ -137,43 +137,21 @@ class Locks(BaseLocks[Lease]):
 
     @overload
     def once(
-        self,
-        name: str,
-        *,
-        every: Seconds | None = None,
-        at_least: Seconds = 0.0,
-        at_most: Seconds | None = None,
-        busy: Literal["skip"] = "skip",
-        **options: Unpack[CommonOptions[Lease]],
+        self, name: str, *, busy: Literal["skip"] = "skip", **options: Unpack[OnceOptions[Lease]]
     ) -> Once[Skipped]: ...
 
     @overload
     def once(
-        self,
-        name: str,
-        *,
-        every: Seconds | None = None,
-        at_least: Seconds = 0.0,
-        at_most: Seconds | None = None,
-        busy: Literal["wait", "raise"],
-        **options: Unpack[CommonOptions[Lease]],
+        self, name: str, *, busy: Literal["wait", "raise"], **options: Unpack[OnceOptions[Lease]]
     ) -> Once[Never]: ...
 
-    def once(
-        self,
-        name: str,
-        *,
-        every: Seconds | None = None,
-        at_least: Seconds = 0.0,
-        at_most: Seconds | None = None,
-        busy: Busy = "skip",
-        **options: Unpack[CommonOptions[Lease]],
-    ) -> Once[Any]:
+    def once(self, name: str, *, busy: Busy = "skip", **options: Unpack[OnceOptions[Lease]]) -> Once[Any]:
         """Return a job that many start and one runs: `with locks.once("report") as run: if run: ...`, or a decorator.
 
-        `at_least`: seconds from its start during which nobody else starts it. `every`: the same after a successful run,
-        for nine tenths of that period. `at_most`: seconds after which a run loses its lease. `busy`: what the others
-        do: "skip" (and learn who runs it), "wait" or "raise" (`AcquireTimeout`). The rest as for `lock`.
+        `at_least` (0): seconds from its start during which nobody else starts it. `every` (None): the same after a
+        successful run, for nine tenths of that period. `at_most` (None): seconds after which a run loses its lease.
+        `busy`: what the others do: "skip" (and learn who runs it), "wait" or "raise" (`AcquireTimeout`). The rest as
+        for `lock`.
 
         >>> import lockfast
         >>> locks = lockfast.connect("memory://")
@@ -184,10 +162,10 @@ class Locks(BaseLocks[Lease]):
         ...     bool(run)
         False
         """
-        from lockfast.client.once import Once, lock_options, schedule
+        from lockfast.client.once import Once, split_options
 
-        chosen = schedule(every, at_least, at_most, busy)
-        return Once(Lock(self, name, **lock_options(chosen, options)), chosen)
+        chosen, lock_options = split_options(busy, options)
+        return Once(Lock(self, name, **lock_options), chosen)
 
     def guard(self, name: NameOf, **options: Unpack[LockOptions[Lease]]) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Return a decorator: each call runs under the lock that its arguments name.
@@ -324,43 +302,20 @@ class AsyncLocks(BaseLocks[AsyncLease]):
 
     @overload
     def once(
-        self,
-        name: str,
-        *,
-        every: Seconds | None = None,
-        at_least: Seconds = 0.0,
-        at_most: Seconds | None = None,
-        busy: Literal["skip"] = "skip",
-        **options: Unpack[CommonOptions[AsyncLease]],
+        self, name: str, *, busy: Literal["skip"] = "skip", **options: Unpack[OnceOptions[AsyncLease]]
     ) -> AsyncOnce[Skipped]: ...
 
     @overload
     def once(
-        self,
-        name: str,
-        *,
-        every: Seconds | None = None,
-        at_least: Seconds = 0.0,
-        at_most: Seconds | None = None,
-        busy: Literal["wait", "raise"],
-        **options: Unpack[CommonOptions[AsyncLease]],
+        self, name: str, *, busy: Literal["wait", "raise"], **options: Unpack[OnceOptions[AsyncLease]]
     ) -> AsyncOnce[Never]: ...
 
-    def once(
-        self,
-        name: str,
-        *,
-        every: Seconds | None = None,
-        at_least: Seconds = 0.0,
-        at_most: Seconds | None = None,
-        busy: Busy = "skip",
-        **options: Unpack[CommonOptions[AsyncLease]],
-    ) -> AsyncOnce[Any]:
+    def once(self, name: str, *, busy: Busy = "skip", **options: Unpack[OnceOptions[AsyncLease]]) -> AsyncOnce[Any]:
         """Return a job that many start and one runs, for `async with` or coroutine functions; see `Locks.once`."""
-        from lockfast.client.once import AsyncOnce, lock_options, schedule
+        from lockfast.client.once import AsyncOnce, split_options
 
-        chosen = schedule(every, at_least, at_most, busy)
-        return AsyncOnce(AsyncLock(self, name, **lock_options(chosen, options)), chosen)
+        chosen, lock_options = split_options(busy, options)
+        return AsyncOnce(AsyncLock(self, name, **lock_options), chosen)
 
     def guard(
         self, name: NameOf, **options: Unpack[LockOptions[AsyncLease]]

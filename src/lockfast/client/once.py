@@ -9,7 +9,7 @@ Rules:
 - `every`: after a successful run nobody starts the job for nine tenths of that period. The last tenth is for early
   schedulers, clocks that differ, and the hour that daylight saving time skips. A failed run may be repeated sooner.
 - `at_most`: a run that takes longer loses its lease, like any lease past its `max_hold`; another machine may run then.
-- A machine that crashes blocks the others for its ttl and no longer, whatever `at_least` says.
+- A machine that crashes blocks the others for its ttl and no longer, even if `at_least` is longer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 from lockfast.client.guard import check_function
 from lockfast.client.lease import AsyncLease, BaseLease, Lease
 from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock, Scope, pop_scope
-from lockfast.client.options import CommonOptions, L, LockOptions
+from lockfast.client.options import L, LockOptions, OnceOptions
 from lockfast.errors import AcquireTimeout, ConfigurationError, StoreError
 from lockfast.runtime.base import run
 from lockfast.values import LEAST_TTL, LockInfo, Owner, Seconds, seconds, shown
@@ -89,12 +89,16 @@ def schedule(every: Seconds | None, at_least: Seconds, at_most: Seconds | None, 
     return Schedule(least, max(least, SHARE * (period or 0.0)), most, busy)
 
 
-def lock_options(chosen: Schedule, options: CommonOptions[L]) -> LockOptions[L]:
-    """Return the options of the job's lock."""
+def split_options(busy: Busy, options: OnceOptions[L]) -> tuple[Schedule, LockOptions[L]]:
+    """Split the options of `locks.once()` into the schedule and the options of the job's lock."""
+    rest: dict[str, Any] = dict(options)
     for option in ("max_hold", "renew"):
-        if option in options:
+        if option in rest:
             raise ConfigurationError(f"once() has no option {option}: at_most limits how long a run may take.")
-    return cast("LockOptions[L]", options if chosen.at_most is None else {**options, "max_hold": chosen.at_most})
+    chosen = schedule(rest.pop("every", None), rest.pop("at_least", 0.0), rest.pop("at_most", None), busy)
+    if chosen.at_most is not None:
+        rest["max_hold"] = chosen.at_most
+    return chosen, cast(LockOptions[L], rest)
 
 
 class BaseOnce(Generic[LeaseT]):

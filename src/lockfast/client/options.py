@@ -31,6 +31,14 @@ class LockOptions(CommonOptions[L], Generic[L], total=False):
     max_hold: Seconds | None
 
 
+class OnceOptions(CommonOptions[L], Generic[L], total=False):
+    """The options of `locks.once()`, which explains them."""
+
+    every: Seconds | None
+    at_least: Seconds
+    at_most: Seconds | None
+
+
 class StoreOptions(TypedDict, total=False):
     """The options of `connect()` that depend on the store; `connect` explains them."""
 

@@ -1,5 +1,5 @@
-"""PURE: decides, and awaits only ports. Imports no clock, no threads, no event loop, no sockets, no chance.
+"""PURE: decides, and awaits only ports. Imports no clock, no threads, no event loop, no sockets, no randomness.
 
-Read in this order: `validity` (how long a grant is good for), `deadline`, `acquire`, `adopt`, `release`, `holding` (the
-states of a lease), `keep` (renewal).
+Read in this order: `lease_state` (states and validity of a lease), `acquire`, `release`, `local_handoff`, `renewal`,
+`keepalive`.
 """

@@ -9,7 +9,7 @@ forked child must not repeat the ids of its parent, so each batch belongs to one
 that forks lets Python know.
 
 The runner runs a coroutine of the core without an event loop. On threads every port blocks instead of suspending, so a
-coroutine runs to its end at once. One that suspends has awaited something that is not a port; that is a bug.
+coroutine runs to its end at once. A coroutine that suspends has awaited something that is not a port; that is a bug.
 """
 
 from __future__ import annotations
