@@ -13,10 +13,21 @@ from pathlib import Path
 import pytest
 
 import lockfast
-from lockfast.cli.demo.command import QUICK, SIZE, VICTIM, acts
-from lockfast.cli.demo.crew import Crew
-from lockfast.cli.demo.scene import FINISHED, HOLDING, KILLED, WAITING, Result, Scene, explain, judge
-from lockfast.cli.demo.worker import DID, DONE, HOLDS, STALLS, Round
+from lockfast.cli.demo import (
+    FINISHED,
+    HOLDING,
+    KILLED,
+    QUICK,
+    SIZE,
+    VICTIM,
+    WAITING,
+    Result,
+    Scene,
+    acts,
+    explain,
+    judge,
+)
+from lockfast.cli.demo_worker import DID, DONE, HOLDS, STALLS, Crew, Round
 from lockfast.cli.main import main
 from lockfast.cli.terminal import Block, Terminal
 from lockfast.errors import LockError

@@ -35,7 +35,7 @@ COMMANDS = {
     "doctor": ("lockfast.cli.doctor", "check whether a store is safe for locks", "lockfast doctor"),
     "bench": ("lockfast.cli.bench", "measure a store in a few seconds", "lockfast bench"),
     "completion": ("lockfast.cli.completion", "print a completion script", 'eval "$(lockfast completion bash)"'),
-    "demo": ("lockfast.cli.demo.command", "show what a lock does, in about ten seconds", "lockfast demo"),
+    "demo": ("lockfast.cli.demo", "show what a lock does, in about ten seconds", "lockfast demo"),
 }
 """Module, summary and example of each sub-command."""
 

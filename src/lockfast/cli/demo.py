@@ -1,0 +1,387 @@
+"""`lockfast demo`: four processes increment one counter without a lock, with it, and while one of them is killed.
+
+    WORKING ─did→ WORKING                                  without a lock
+    WAITING ─holds→ HOLDING ─did→ WAITING                  with it
+    HOLDING ─stalls→ HOLDING ─killed→ KILLED               the victim
+    any ─done→ FINISHED
+
+Rules:
+- Findings state the measured values, also when they are not the expected ones.
+- No process and no file is left behind, also after Ctrl-C, SIGTERM and SIGHUP.
+- The exit code is 0 only if no update was lost under the lock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+
+import lockfast
+from lockfast.cli.arguments import STORE_TIMEOUT
+from lockfast.cli.demo_worker import DID, DONE, HOLDS, NAME, STALLS, Crew, Order, Round, write_counter
+from lockfast.cli.terminal import NBSP, Block, Line, Terminal
+from lockfast.errors import ConfigurationError
+
+SIZE = 4  # workers; the texts say "four"
+VICTIM = 1  # index of the worker that is killed in the third act
+LONG_TTL = 30.0  # for the second act, in which a slow machine must not lose a lease
+
+FRAME = 0.05  # seconds between two drawings
+LATE = 1.5  # seconds after the ttl within which a dead holder's lock must be granted again, on a loaded machine
+UNFAIR = 0.1  # part of its rounds by which the last worker may be behind the first
+
+WORKING, WAITING, HOLDING, FINISHED, KILLED = "working", "waiting", "holding", "done", "killed"
+STATE_STYLES = {WORKING: "cyan", WAITING: "dim", HOLDING: "green", FINISHED: "", KILLED: "red"}
+MAX_BAR, AROUND_BAR = 48, 34  # columns of a worker's bar, and of the rest of its line
+
+CODE = """\
+import lockfast
+locks = lockfast.connect("sqlite:///locks.db")  # or redis://localhost
+with locks.lock("counter", ttl=30) as lease:    # renewed inside the block
+    add_one()                                   # lease.fence only grows"""
+
+
+class Pace(NamedTuple):
+    """How long the demo takes: `rounds` per worker (`rounds_3` in the third act), `pause` seconds between read and
+    write, `linger` seconds to watch the victim hold the lock, `reading` seconds to read each introduction."""
+
+    rounds: int
+    rounds_3: int
+    pause: float
+    ttl: float
+    linger: float
+    reading: float
+
+
+FULL = Pace(rounds=100, rounds_3=50, pause=0.004, ttl=1.5, linger=0.5, reading=0.8)
+QUICK = Pace(rounds=25, rounds_3=12, pause=0.004, ttl=1.5, linger=0.1, reading=0.0)
+
+
+class Act(NamedTuple):
+    """One act: its introduction and an order for each worker."""
+
+    title: str
+    intro: str
+    orders: list[Order]
+
+
+def acts(pace: Pace) -> list[Act]:
+    short = Order(pace.rounds_3, pace.pause, pace.ttl)
+    crash = [short._replace(stall_at=pace.rounds_3 // 3) if index == VICTIM else short for index in range(SIZE)]
+    return [
+        Act(
+            "Without a lock",
+            f"Four worker processes add 1 to the number in one file, {pace.rounds} times each: read it, wait "
+            f"{pace.pause * 1000:g}{NBSP}ms, write it back. Nothing coordinates them.",
+            [Order(pace.rounds, pace.pause)] * SIZE,
+        ),
+        Act(
+            "With the lock",
+            'The same work, but each round runs inside `with locks.lock("demo:counter")`. The workers wait in a queue, '
+            "and each grant has a fence: a number that only grows.",
+            [Order(pace.rounds, pace.pause, LONG_TTL)] * SIZE,
+        ),
+        Act(
+            "The holder is killed",
+            f"The same again, {pace.rounds_3} rounds each, but worker {VICTIM + 1} gets SIGKILL in the middle of one: "
+            f"after the read and before the write, without a chance to release. The ttl is {pace.ttl:g}{NBSP}s.",
+            crash,
+        ),
+    ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Four worker processes share one counter: without a lock, with the lock, and\n"
+        "with the lock while one of them is killed. It needs no server: the locks are in\n"
+        "an SQLite file in a temporary folder, which is removed at the end."
+    )
+    parser.epilog = "examples:\n  $ lockfast demo\n  $ lockfast demo --url redis://localhost:6379"
+    parser.add_argument("--url", help="use this store instead, for instance redis://localhost:6379")
+    parser.add_argument("--quick", action="store_true", help="take about three seconds")
+
+
+def run(args: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and so does the demo then
+                stack.callback(signal.signal, number, signal.signal(number, _exit_on_signal))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockfast-demo-")))
+        crew = stack.enter_context(Crew())
+        # A second Ctrl-C must not interrupt the clean-up.
+        stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        url = args.url or f"sqlite:///{folder / 'locks.db'}"
+        _check_store(url)
+        return _perform(Terminal(), crew, folder / "counter", url, QUICK if args.quick else FULL, own=not args.url)
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _check_store(url: str) -> None:
+    """Fail now if the store cannot be used, not in the middle of the first act."""
+    if url.lower().startswith("memory:"):
+        raise ConfigurationError(
+            "The demo starts several processes, and memory:// exists in one only. Use another store."
+        )
+    with lockfast.connect(url, store_timeout=STORE_TIMEOUT) as locks:
+        locks.lock(NAME).inspect()
+
+
+def _perform(terminal: Terminal, crew: Crew, path: Path, url: str, pace: Pace, *, own: bool) -> int:
+    where = "an SQLite file in a temporary folder; no server is needed" if own else "the store in --url"
+    terminal.say(f"lockfast {lockfast.__version__}: what a lock does, in three acts", "bold")
+    terminal.say(f"The locks are in {where}.", indent="  ")
+    crew.start(SIZE, path, url)
+    results = [_perform_act(terminal, number, act, crew, path, pace) for number, act in enumerate(acts(pace), 1)]
+    _print_table(terminal, results)
+    terminal.say("The code for this:", indent="  ")
+    terminal.lines([[], *([("    " + line, "cyan")] for line in CODE.splitlines()), []])
+    terminal.say("Read more in README.md and docs/, or run `python -m pydoc lockfast`.", indent="  ")
+    return 0 if all(result.kept for result in results) else 1
+
+
+def _perform_act(terminal: Terminal, number: int, act: Act, crew: Crew, path: Path, pace: Pace) -> Result:
+    terminal.say()
+    terminal.say(f"Act {number}. {act.title}", "bold")
+    terminal.say(act.intro, indent="  ")
+    terminal.say()
+    if terminal.live:
+        time.sleep(pace.reading)
+    with Block(terminal) as block:
+        scene, total = _play(act, crew, path, pace, lambda *seen: block.draw(_drawing(terminal, *seen)))
+    result = judge(act.title, scene, total)
+    explain(terminal, act.orders[0], scene, result)
+    return result
+
+
+def _play(act: Act, crew: Crew, path: Path, pace: Pace, draw: Callable[[Scene, int], None]) -> tuple[Scene, int]:
+    """Play an act to its end; return the scene and the number in the file.
+
+    `draw` gets the same two values. A timer calls it, not the reports: a report comes at the end of a round, when no
+    worker holds the lock.
+    """
+    write_counter(path, 0)
+    scene = Scene(len(act.orders), act.orders[0].rounds, act.orders[0].ttl is not None)
+    for worker, order in zip(crew.workers, act.orders, strict=True):
+        worker.order(order)
+    draw_at = time.monotonic()
+    while not scene.over:
+        for index, kind, value in crew.receive(max(0.0, draw_at - time.monotonic())):
+            scene.update(index, kind, value, time.monotonic())
+        now = time.monotonic()
+        if scene.stalled_at is not None and scene.killed_at is None and now - scene.stalled_at >= pace.linger:
+            crew.kill(VICTIM)
+            scene.kill(time.monotonic())
+        if now >= draw_at:
+            draw(scene, int(path.read_text("ascii")))
+            draw_at = now + FRAME
+    total = int(path.read_text("ascii"))
+    draw(scene, total)
+    return scene, total
+
+
+@dataclass
+class Scene:
+    """The state of an act, computed from the workers' messages. `stalled_at`, `killed_at` and `succeeded_at` are None
+    until then; `successor` is the first worker that held the lock after the kill."""
+
+    size: int
+    rounds_each: int
+    locked: bool
+    states: list[str] = field(init=False)
+    rounds: list[tuple[int, Round]] = field(default_factory=list)
+    fence: int = 0
+    victim: int | None = None
+    stalled_at: float | None = None
+    killed_at: float | None = None
+    successor: int | None = None
+    succeeded_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.states = [WAITING if self.locked else WORKING] * self.size
+
+    def update(self, index: int, kind: str, value: Any, now: float) -> None:
+        """Apply a message of worker `index`."""
+        if kind == HOLDS:
+            self.states[index] = HOLDING
+            self.fence = max(self.fence, value)
+            if self.killed_at is not None and self.succeeded_at is None:
+                self.successor, self.succeeded_at = index, now
+        elif kind == DID:
+            self.states[index] = WAITING if self.locked else WORKING
+            self.rounds.append((index, Round(*value)))
+        elif kind == STALLS:
+            self.victim, self.stalled_at = index, now
+        elif kind == DONE:
+            self.states[index] = FINISHED
+
+    def kill(self, now: float) -> None:
+        """Mark the victim as killed."""
+        if self.victim is not None:
+            self.states[self.victim] = KILLED
+            self.killed_at = now
+
+    @property
+    def over(self) -> bool:
+        return all(state in (FINISHED, KILLED) for state in self.states)
+
+    def seconds(self) -> float:
+        """From the start of the first round to the end of the last."""
+        return max(one.released_at for _, one in self.rounds) - min(one.held_at for _, one in self.rounds)
+
+    def handoff(self) -> float:
+        """Median seconds between the end of a round and the start of the next."""
+        rounds = sorted(one for _, one in self.rounds)
+        return statistics.median(later.held_at - one.released_at for one, later in pairwise(rounds))
+
+    def counts_at_first_finish(self) -> list[int]:
+        """How many rounds the other workers had started when the first finished: a measure of fairness."""
+        ends = [max(one.released_at for worker, one in self.rounds if worker == index) for index in range(self.size)]
+        first = ends.index(min(ends))
+        started = [worker for worker, one in self.rounds if one.held_at < ends[first]]
+        return [started.count(index) for index in range(self.size) if index != first]
+
+    def fences(self) -> tuple[int, int, bool]:
+        """The smallest and the greatest fence, and whether the fence grew with every round."""
+        fences = [one.fence for one in sorted(one for _, one in self.rounds)]
+        return min(fences), max(fences), all(fence < later for fence, later in pairwise(fences))
+
+
+def _drawing(terminal: Terminal, scene: Scene, total: int) -> list[Line]:
+    """The scene as lines; after its end only the workers, since the findings follow."""
+    workers = [_worker_line(terminal, scene, index) for index in range(scene.size)]
+    return workers if scene.over else [*workers, _file_line(scene, total), _event_line(scene)]
+
+
+def _worker_line(terminal: Terminal, scene: Scene, index: int) -> Line:
+    state, count = scene.states[index], sum(worker == index for worker, _ in scene.rounds)
+    width = max(4, min(MAX_BAR, terminal.width - AROUND_BAR))
+    full = round(width * count / scene.rounds_each)
+    done, left = ("█", "░") if terminal.symbols else ("#", ".")
+    style = STATE_STYLES[state]
+    return [
+        (f"  worker {index + 1}  ", ""),
+        (f"{state:<9}", style),
+        (done * full, style if state in (HOLDING, KILLED) else "cyan"),
+        (left * (width - full), "dim"),
+        (f"  {count:>3}/{scene.rounds_each}", ""),
+    ]
+
+
+def _file_line(scene: Scene, total: int) -> Line:
+    made = max(len(scene.rounds), total)  # the file may be ahead of the reports
+    missing = made - total
+    line = [(f"  {made} updates made, {total} in the file, ", ""), (f"{missing} lost", "red" if missing else "green")]
+    return [*line, (f", fence {scene.fence}", "dim")] if scene.locked else line
+
+
+def _event_line(scene: Scene) -> Line:
+    if scene.victim is None:
+        return []
+    victim = f"  worker {scene.victim + 1}"
+    if scene.killed_at is None:
+        return [(f"{victim} holds the lock and is about to be killed.", "yellow")]
+    if scene.succeeded_at is None or scene.successor is None:
+        return [(f"{victim} was killed {time.monotonic() - scene.killed_at:.1f} s ago; the others wait.", "yellow")]
+    after = scene.succeeded_at - scene.killed_at
+    return [(f"{victim} was killed; worker {scene.successor + 1} held the lock {after:.2f} s later.", "green")]
+
+
+class Result(NamedTuple):
+    """The result of an act; `kept` is false if the lock broke a promise."""
+
+    title: str
+    made: int
+    found: int
+    kept: bool
+
+    @property
+    def lost(self) -> int:
+        return self.made - self.found
+
+
+def judge(title: str, scene: Scene, total: int) -> Result:
+    made = len(scene.rounds)
+    return Result(title, made, total, not scene.locked or (made == total and scene.fences()[2]))
+
+
+def explain(terminal: Terminal, order: Order, scene: Scene, result: Result) -> None:
+    """Print the findings of an act."""
+    if scene.killed_at is not None:
+        _explain_kill(terminal, order, scene, scene.killed_at)
+    lost = f"{result.lost} were lost" if result.lost > 1 else "1 was lost" if result.lost == 1 else "none was lost"
+    if result.lost < 0:
+        lost = f"{-result.lost} too many"
+    _check(terminal, result.lost == 0, f"{result.made} updates were made and the file says {result.found}: {lost}.")
+    if not scene.locked:
+        race = "Whenever two workers read the same number, one of the two updates is overwritten."
+        _point(terminal, race if result.lost else "That was luck: run it again.")
+        return
+    if scene.killed_at is not None:
+        _point(terminal, "The interrupted round was never written, so it counts on neither side.")
+    else:
+        _explain_speed(terminal, order, scene)
+    first, last, rose = scene.fences()
+    if rose:
+        _point(terminal, f"The fence grew with each of the {len(scene.rounds)} rounds, from {first} to {last}.")
+    else:
+        _check(terminal, False, f"The fence did not grow with each round (from {first} to {last}).")
+
+
+def _explain_speed(terminal: Terminal, order: Order, scene: Scene) -> None:
+    count, seconds = len(scene.rounds), scene.seconds()
+    *most, last = sorted(scene.counts_at_first_finish(), reverse=True)
+    _point(
+        terminal,
+        f"{count} rounds took {seconds:.1f}{NBSP}s, {count / seconds:.0f} per second. Each waited "
+        f"{order.pause * 1000:g}{NBSP}ms between read and write; a hand-off took {scene.handoff() * 1000:.1f}{NBSP}ms "
+        "(median).",
+    )
+    fair = scene.rounds_each - last <= max(2, scene.rounds_each * UNFAIR)
+    _point(
+        terminal,
+        f"{'The queue is fair' if fair else 'The order was uneven this time'}: when the first worker had finished its "
+        f"{scene.rounds_each} rounds, the others had done {', '.join(map(str, most))} and {last}.",
+    )
+
+
+def _explain_kill(terminal: Terminal, order: Order, scene: Scene, killed_at: float) -> None:
+    if scene.victim is None or scene.successor is None or scene.succeeded_at is None:
+        return
+    after = scene.succeeded_at - killed_at
+    _check(
+        terminal,
+        after <= (order.ttl or 0.0) + LATE,
+        f"{after:.2f}{NBSP}s after worker {scene.victim + 1} was killed, worker {scene.successor + 1} held the lock: "
+        "the lock of a dead process expires at the end of its ttl.",
+    )
+
+
+def _print_table(terminal: Terminal, results: list[Result]) -> None:
+    lines: list[Line] = [[], [(f"  {'act':<26}{'updates':>9}{'in the file':>14}{'lost':>7}", "dim")]]
+    for number, result in enumerate(results, 1):
+        row = f"  {number}  {result.title:<23}{result.made:>9}{result.found:>14}"
+        lines.append([(row, ""), (f"{result.lost:>7}", "red" if result.lost else "green")])
+    terminal.lines([*lines, []])
+
+
+def _check(terminal: Terminal, good: bool, text: str) -> None:
+    sign = ("✓" if good else "✗") if terminal.symbols else ("+" if good else "!")
+    terminal.say(f"{sign} {text}", "green" if good else "red", indent="  ", hang="    ")
+
+
+def _point(terminal: Terminal, text: str) -> None:
+    terminal.say(f"{'·' if terminal.symbols else '-'} {text}", indent="  ", hang="    ")
