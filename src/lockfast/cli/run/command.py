@@ -1,16 +1,64 @@
-"""`lockfast run`, from its arguments to its exit code."""
+"""`lockfast run`: run a command under a lock.
+
+    lockfast ──fork──▶ command process: waits for the start message, then execs        (process.py)
+        │  └──fork──▶ guardian: ends the command if lockfast dies                      (process.py)
+        │
+        acquire the lock: one SQLite statement, or with the library and a status line
+        start the command; forward signals, watch the lease and the terminal
+        release the lock; exit with the command's code
+
+    RUNNING ──lock lost──▶ ENDING: SIGTERM to the group ──grace over──▶ SIGKILL to the group
+       └── command exits ─────┴──▶ its exit code, or LOST
+
+Rules:
+- Cron jobs and scripts run this often, so start-up time counts: a short command loads only what it needs, and no module
+  of this package imports typing, argparse, logging, threading or pathlib at its top.
+- The library takes over an unrenewed lease before its first renewal is due, with the same holder id and fence.
+- A lease at risk counts as lost early enough to end the command before another client can hold the lock.
+- A signal ends the wait for the lock and leaves no ticket in the queue.
+- While it waits, the command writes only to a terminal: one status line, which it erases at the end.
+- One thread supervises the command and waits on one pipe. Every event is a byte there: a signal number, or 0 for a
+  change of the lease. Signals are forwarded to the whole group. After a loss no process of the group survives.
+- If the terminal stops the command (Ctrl-Z), lockfast stops too, so that the shell shows its prompt. If another process
+  stops the command, lockfast keeps running and keeps the lock.
+"""
 
 from __future__ import annotations
 
+import os
+import select
+import sys
+import time
+
 from lockfast.cli.main import report
-from lockfast.cli.run.lease import Busy, Signalled, acquire, acquire_at_once
 from lockfast.cli.run.options import HELP, LOST, STORE, USAGE, Options, UsageError, parse
-from lockfast.cli.run.process import CommandProcess, Foreground, NotStarted, end_group
-from lockfast.cli.run.supervisor import Supervisor, WakePipe
+from lockfast.cli.run.process import POLL, CommandProcess, Foreground, NotStarted, end_group, signal_group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from lockfast.cli.run.lease import CommandLease, UnrenewedLease
+    import signal
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    import lockfast
+    from lockfast.values import LockInfo
+else:
+    import _signal as signal  # see process.py
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGALRM)
+LIBRARY_AFTER = 1.0  # seconds that a command may run before the library is loaded to renew its lease
+STATUS_AFTER, STATUS_EVERY = 0.3, 0.5
+MAX_SLEEP = 1.0  # seconds; after a suspend of the machine, timers fire late
+STOP_TIMEOUT = 0.2  # seconds after which lockfast assumes that it cannot be stopped (no shell would continue it)
+
+
+class Signalled(BaseException):
+    """A signal, whose number is the argument, ended the wait."""
+
+
+class Busy(Exception):
+    """The lock is held by another client; the message is for people and may be empty."""
 
 
 def run(words: list[str]) -> int:
@@ -26,7 +74,7 @@ def run(words: list[str]) -> int:
     try:
         wake = WakePipe()
         wake.catch_signals()
-        lease = acquire_at_once(options)
+        lease = _acquire_at_once(options)
         if lease is not None:
             return _supervise(options, process, lease, wake)
         return _with_library(options, process, wake)
@@ -39,11 +87,11 @@ def _with_library(options: Options, process: CommandProcess, wake: WakePipe) -> 
     from lockfast.errors import ConfigurationError, LockError
 
     try:
-        return _supervise(options, process, acquire(options, wake), wake)
+        return _supervise(options, process, _acquire(options, wake), wake)
     except Busy as busy:
         return report(str(busy), options.busy_code) if str(busy) else options.busy_code
     except Signalled as ended:
-        return 128 + ended.number
+        return 128 + int(ended.args[0])
     except ConfigurationError as error:
         return report(str(error), USAGE)
     except LockError as error:
@@ -87,3 +135,314 @@ def _release(supervisor: Supervisor, code: int) -> None:
             raise
         if not supervisor.why_lost:
             report(f"the lock could not be released; it expires at the end of its ttl: {error}", code)
+
+
+class UnrenewedLease:
+    """A grant of the embedded store that no keepalive renews yet."""
+
+    why_lost = ""
+
+    def __init__(self, options: Options, grant: Any) -> None:
+        self._options = options
+        self._grant = grant
+        self.fence = grant.fence
+        self.holder = grant.holder
+        self.renew_at = time.monotonic() + min(LIBRARY_AFTER, grant.ttl / 6)
+
+    def renewed(self, wake: Callable[[], None]) -> CommandLease:
+        """Hand the grant over to the library, which renews it."""
+        from lockfast.client.connect import resume
+
+        options = self._options
+        _disable_warnings()
+        lease = resume(self._grant, options.url, options.shown_label, _lock_options(options, wake))
+        return CommandLease(options, lease)
+
+    def release(self, code: int) -> None:
+        if not self._grant.release():
+            self.renewed(lambda: None).release(code)
+
+
+class CommandLease:
+    """A lease that the library renews."""
+
+    renew_at = float("inf")
+
+    def __init__(self, options: Options, lease: lockfast.Lease) -> None:
+        self._lease = lease
+        self._min_remaining = min(options.grace, options.ttl / 3)
+        self.fence = lease.fence
+        self.holder = lease.holder
+
+    @property
+    def why_lost(self) -> str:
+        """Why the command must end; empty while it may run."""
+        from lockfast.errors import LeaseLost
+
+        try:
+            self._lease.ensure_held()
+        except LeaseLost as error:
+            return str(error)
+        if self._lease.state.value == "at risk" and self._lease.remaining < self._min_remaining:
+            return f"The lease on {self._lease.name!a} cannot be renewed and would soon expire."
+        return ""
+
+    def renewed(self, wake: Callable[[], None]) -> CommandLease:
+        return self
+
+    def release(self, code: int) -> None:
+        self._lease.release()
+
+
+class OnceLease(CommandLease):
+    """The lease of `--once-per` or `--at-least`: the exit code decides how long the job stays closed."""
+
+    def __init__(self, options: Options, lease: lockfast.Lease, once: Any) -> None:
+        super().__init__(options, lease)
+        self._once = once
+
+    def release(self, code: int) -> None:
+        end = SystemExit(code)
+        self._once.__exit__(type(end), end, None)
+
+
+def _acquire_at_once(options: Options) -> UnrenewedLease | None:
+    """Acquire a free lock of the embedded store with one statement; None if it needs the library."""
+    if options.once or options.max_hold is not None:
+        return None
+    from lockfast.client.connect import take_at_once
+
+    grant = take_at_once(options.url, options.name, options.ttl, options.shown_label)
+    return None if grant is None else UnrenewedLease(options, grant)
+
+
+def _acquire(options: Options, wake: WakePipe) -> CommandLease:
+    """Acquire with the library. Raise `Busy` if the lock stays held, `Signalled` if a signal comes first."""
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+            signal.signal(number, _raise_signalled)
+    for early in wake.wait(0.0):
+        if early in ENDING:
+            raise Signalled(early)
+    import lockfast
+
+    _disable_warnings()
+    locks = lockfast.connect(options.url, label=options.shown_label)
+    lock_options = _lock_options(options, wake.wake)
+    if options.once:
+        return _acquire_once(options, locks, lock_options)
+    lock = locks.lock(options.name, **lock_options)
+    with StatusLine(lock, options):
+        lease = lock.acquire(timeout=0 if options.no_wait else options.wait)
+    if lease is not None:
+        return CommandLease(options, lease)
+    if options.quiet or (options.no_wait and not sys.stderr.isatty()):
+        raise Busy  # with -n the exit code says enough, unless a person is reading
+    waited = "" if options.no_wait else f" after {options.wait:g} s"
+    raise Busy(f"could not acquire {options.name!a}{waited}: {_holder(lock.inspect())}.")
+
+
+def _acquire_once(options: Options, locks: lockfast.Locks, lock_options: dict[str, Any]) -> CommandLease:
+    at_most = lock_options.pop("max_hold")
+    at_least = options.at_least or 0.0
+    once = locks.once(
+        options.name, every=options.once_per, at_least=at_least, at_most=at_most, busy="skip", **lock_options
+    )
+    lease = once.__enter__()
+    if not lease:
+        raise Busy(f"{lease}." if sys.stderr.isatty() and not options.quiet else "")
+    return OnceLease(options, lease, once)
+
+
+def _raise_signalled(number: int, frame: object) -> NoReturn:
+    raise Signalled(number)
+
+
+def _disable_warnings() -> None:
+    """Turn off the library's warnings: the command reports a loss itself."""
+    import logging
+
+    logging.getLogger("lockfast").setLevel(logging.ERROR)
+
+
+def _lock_options(options: Options, wake: Callable[[], None]) -> dict[str, Any]:
+    changes = dict.fromkeys(("on_lost", "on_risk"), lambda _: wake())
+    return {"ttl": options.ttl, "max_hold": options.max_hold, **changes}
+
+
+def _holder(info: LockInfo) -> str:
+    from lockfast.cli.view import duration, owner_text
+
+    if not info.locked:
+        return "it has just become free"
+    return f"held by {owner_text(info.owner)}" + ("" if info.held_for is None else f" for {duration(info.held_for)}")
+
+
+class StatusLine:
+    """While the command waits, writes the holder and the queue position to the terminal."""
+
+    def __init__(self, lock: lockfast.Lock, options: Options) -> None:
+        import threading
+
+        self._lock = lock
+        self._name = options.name
+        self._over = threading.Event()
+        self._started = time.monotonic()
+        self._thread: threading.Thread | None = None
+        if sys.stderr.isatty() and not options.quiet and not options.no_wait:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        if self._thread is not None:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    def _run(self) -> None:
+        written = False
+        pause = STATUS_AFTER
+        while not self._over.wait(pause):
+            pause = STATUS_EVERY
+            try:
+                line = self._line()
+            except Exception:
+                line = f"waiting for {self._name!a}; the store does not answer"
+            if not self._over.is_set():
+                self._write(line)
+                written = True
+        if written:
+            self._write("")
+
+    def _line(self) -> str:
+        from lockfast.cli.view import duration
+        from lockfast.values import clean
+
+        info = self._lock.inspect()
+        ours = [at for at, waiter in enumerate(info.waiters, 1) if waiter.owner and waiter.owner.pid == os.getpid()]
+        position = f", position {ours[0]} of {info.waiting}" if ours else ""
+        waited = duration(time.monotonic() - self._started)
+        return f"lockfast: waiting for {clean(self._name)} ({waited}){position}: {_holder(info)}"
+
+    def _write(self, line: str) -> None:
+        try:
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            sys.stderr.write(f"\r{line[: columns - 1]}\x1b[K")
+            sys.stderr.flush()
+        except OSError:
+            self._over.set()
+
+
+class WakePipe:
+    """Collects signals and lease changes. Made before the lock is acquired, so that none is missed."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def wake(self) -> None:
+        """Report a change of the lease, from any thread."""
+        try:
+            os.write(self._write, b"\0")
+        except OSError:
+            pass  # full: a wake-up is already pending
+
+    def catch_signals(self) -> None:
+        """Receive signals here, except ignored ones such as SIGHUP under nohup."""
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGCONT, *FORWARDED):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: None)
+
+    def wait(self, seconds: float) -> bytes:
+        """Wait up to `seconds` for events."""
+        select.select([self._read], [], [], max(0.0, seconds))
+        try:
+            return os.read(self._read, 4096)
+        except BlockingIOError:
+            return b""
+
+
+class Supervisor:
+    """One run. `_kill_at` is set once the command was asked to end because the lock was lost; `_continue_at` while
+    lockfast stops together with the command."""
+
+    def __init__(
+        self, options: Options, group: int, lease: UnrenewedLease | CommandLease, wake: WakePipe, terminal: Foreground
+    ) -> None:
+        self._grace = options.grace
+        self._group = group
+        self.lease = lease
+        self._wake = wake
+        self._terminal = terminal
+        self._kill_at: float | None = None
+        self._continue_at: float | None = None
+        self._code: int | None = None
+        self.why_lost = ""
+
+    def run(self) -> int:
+        """Return the exit code when the command, and after a loss its whole group, has ended."""
+        while True:
+            for number in self._wake.wait(self._sleep_time()):
+                self._handle(number)
+            self._reap()
+            if self._code is not None and self._kill_at is None:
+                return self._code
+            if self._code is not None and not signal_group(self._group, 0):
+                return LOST
+            self._check()
+
+    def _sleep_time(self) -> float:
+        if self._kill_at is not None or self._continue_at is not None:
+            return POLL
+        return min(MAX_SLEEP, self.lease.renew_at - time.monotonic())
+
+    def _handle(self, number: int) -> None:
+        if number == signal.SIGCONT:
+            self._continue()
+        elif number not in (0, signal.SIGCHLD):
+            signal_group(self._group, number)
+
+    def _check(self) -> None:
+        """Have the library renew the lease in time, and end the command when the lock is lost."""
+        now = time.monotonic()
+        if self._continue_at is not None and now >= self._continue_at:
+            self._continue()
+        if now >= self.lease.renew_at:
+            self.lease = self.lease.renewed(self._wake.wake)
+        if self._kill_at is None and self.lease.why_lost:
+            self.why_lost = self.lease.why_lost
+            self._kill_at = time.monotonic() + self._grace
+            signal_group(self._group, signal.SIGTERM)
+            signal_group(self._group, signal.SIGCONT)
+        elif self._kill_at is not None and time.monotonic() >= self._kill_at:
+            signal_group(self._group, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while self._code is None:
+            pid, status = os.waitpid(self._group, os.WNOHANG | os.WUNTRACED)
+            if pid == 0:
+                return
+            if os.WIFSTOPPED(status):
+                self._stopped(os.WSTOPSIG(status))
+            else:
+                code = os.waitstatus_to_exitcode(status)
+                self._code = 128 - code if code < 0 else code
+
+    def _stopped(self, by: int) -> None:
+        """If the terminal stopped the command, stop lockfast's own group too."""
+        by_terminal = by in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU) and self._terminal.exists
+        if self._kill_at is not None or not by_terminal:
+            return
+        self._terminal.take_back(self._group)
+        self._continue_at = time.monotonic() + STOP_TIMEOUT
+        os.killpg(os.getpgrp(), signal.SIGTSTP)
+
+    def _continue(self) -> None:
+        """Continue the command: the shell continued lockfast, or lockfast could not be stopped."""
+        self._continue_at = None
+        self._terminal.give(self._group)
+        signal_group(self._group, signal.SIGCONT)

@@ -135,7 +135,9 @@ def _read(options: Options, word: str, left: list[str]) -> None:
     if field in TIMES:
         setattr(options, field, seconds_in(value, flag))
     elif field == "busy_code":
-        options.busy_code = _code(value)
+        if not (value.isascii() and value.isdecimal() and int(value) <= 255):
+            raise UsageError(f"-E needs an exit code from 0 to 255, not {value[:40]!a}")
+        options.busy_code = int(value)
     else:
         setattr(options, field, value)
 
@@ -169,9 +171,3 @@ def seconds_in(text: str, flag: str) -> float:
     if not 0 <= value < 1e9:  # false for NaN too
         raise UsageError(f"{flag} needs a time such as 90, 1.5m or 2h, not {text[:40]!a}")
     return value
-
-
-def _code(text: str) -> int:
-    if text.isascii() and text.isdecimal() and int(text) <= 255:
-        return int(text)
-    raise UsageError(f"-E needs an exit code from 0 to 255, not {text[:40]!a}")
