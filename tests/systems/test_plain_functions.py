@@ -121,7 +121,7 @@ async def test_all_implementations_and_lock_objects_exclude_one_another(k: Kit, 
     ("change", "message"),
     [
         ({"key": ""}, "must not be empty"),
-        ({"key": "lockfast:x"}, "lockfast's own"),
+        ({"key": "lockfast:x"}, "lockfast uses such keys"),
         ({"uid": ""}, "holder id"),
         ({"uid": b"moto"}, "holder id"),
         ({"timeout": 0}, "timeout"),
