@@ -182,8 +182,10 @@ class TestServers:
         )
         with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
             assert owner.stdout is not None
-            answer, pid, directory = owner.stdout.readline().rstrip("\n").split(" ", 2)
-            owner.send_signal(signal.SIGKILL)
+            try:
+                answer, pid, directory = owner.stdout.readline().rstrip("\n").split(" ", 2)
+            finally:
+                owner.send_signal(signal.SIGKILL)
         assert answer == "PONG"
         until(lambda: not is_running(int(pid)), "the server to end")
         (Path(directory) / "server.log").unlink()
