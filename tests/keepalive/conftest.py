@@ -1,11 +1,11 @@
-"""Fixtures: one colour after the other, clients of it, and somebody who listens to a lease's callbacks."""
+"""Fixtures: both flavours, clients in them, and a recorder of callbacks."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.keepalive import measuring
-from tests.keepalive.listening import Listener
+from tests.keepalive import measurements
+from tests.keepalive.callbacks import CallbackRecorder
 from tests.support.servers import Server
 from tests.traps.flavours import FLAVOURS, Client, Flavour
 
@@ -24,18 +24,18 @@ def us(flavour: Flavour, valkey: Server) -> Client:
 
 @pytest.fixture
 def them(flavour: Flavour, valkey: Server) -> Client:
-    """Another one, as in another process."""
+    """Another client of the shared server."""
     return flavour.connect(valkey.url)
 
 
 @pytest.fixture
-def listener() -> Listener:
-    return Listener()
+def callbacks() -> CallbackRecorder:
+    return CallbackRecorder()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    found = measuring.lines()
+    found = measurements.lines()
     if found:
-        terminalreporter.section("measured by the keeper's tests")
+        terminalreporter.section("measured by the tests of the keepalive")
         for line in found:
             terminalreporter.write_line(line)

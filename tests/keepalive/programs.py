@@ -1,9 +1,9 @@
-"""Small programs that run in processes of their own, to be stopped, interrupted and forked.
+"""Small programs that run in other processes, to be stopped, interrupted and forked.
 
     python -m tests.keepalive.programs ROLE ARGUMENT…
 
-Each prints a line when it has come to a point that a test waits for, and goes on when it is sent one. What a program
-writes to stderr is kept: most of these tests want there to be nothing.
+Each program prints a line at each point that a test waits for, and continues when it receives one. Its stderr is kept:
+most tests expect it to be empty.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ END_SECONDS = 30.0
 
 
 class Program:
-    """A program under way; killed, if it still is, when the block ends."""
+    """A running program; the end of the block kills it."""
 
     module = "tests.keepalive.programs"
 
@@ -51,19 +51,19 @@ class Program:
         return self._process.pid
 
     def line(self) -> str:
-        """The next line it prints; '' when it has ended."""
+        """Return the next line that it prints; '' if it has ended."""
         if self._process.stdout is None:
             raise RuntimeError("the program has no pipe")
         return self._process.stdout.readline().rstrip("\n")
 
     def report(self) -> Any:
-        """The next line, which is JSON."""
+        """Return the next line, decoded from JSON."""
         line = self.line()
         if not line:
             raise RuntimeError(f"the program ended: {self._errors()}")
         return json.loads(line)
 
-    def tell(self, line: str = "go on") -> None:
+    def tell(self, line: str = "continue") -> None:
         if self._process.stdin is None:
             raise RuntimeError("the program has no pipe")
         self._process.stdin.write(line + "\n")
@@ -74,13 +74,13 @@ class Program:
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> float:
-        """Let it run on; when that was."""
+        """Let it continue. Return when that was."""
         thawed_at = now()
         self._process.send_signal(signal.SIGCONT)
         return thawed_at
 
     def kill(self) -> None:
-        """Kill −9; its connections are closed when this returns."""
+        """Kill it with SIGKILL; its connections are closed when this returns."""
         self._process.kill()
         self._process.wait(END_SECONDS)
 
@@ -88,7 +88,7 @@ class Program:
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> tuple[int, str]:
-        """Wait for it to end by itself; its exit code and what it wrote to stderr."""
+        """Wait until it ends. Return its exit code and its stderr."""
         code = self._process.wait(END_SECONDS)
         return code, self._errors()
 
@@ -118,7 +118,7 @@ def told() -> str:
 
 
 class Gap:
-    """Tells when more time has passed than can be by chance: we did not run."""
+    """Detects that the process did not run: more time passed between two checks than `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -138,12 +138,12 @@ def _held_at_first(lease: Any) -> bool:
 
 
 def frozen_threads(url: str, ttl: str) -> None:
-    """Hold a lock, notice that time has passed without us, and tell what we knew in that instant."""
-    heard: list[float] = []
+    """Hold a lock, detect that the process was stopped, and report the state of the lease in that instant."""
+    reported: list[float] = []
     called = threading.Event()
 
     def on_lost(_: Any) -> None:
-        heard.append(now())
+        reported.append(now())
         called.set()
 
     with lockfast.connect(url) as locks:
@@ -156,25 +156,29 @@ def frozen_threads(url: str, ttl: str) -> None:
         held, seen_at = _held_at_first(lease), now()
         called.wait(5)
         woken = lease.lost.wait(20)
-        say(json.dumps({"held": held, "seen_at": seen_at, "heard": heard, "woken": woken}))
+        say(json.dumps({"held": held, "seen_at": seen_at, "reported": reported, "woken": woken}))
 
 
 def frozen_asyncio(url: str, ttl: str) -> None:
     async def main() -> None:
-        heard: list[float] = []
+        reported: list[float] = []
         held, seen_at, cancelled_at = True, 0.0, 0.0
         async with lockfast.aio.connect(url) as locks:
             try:
-                async with locks.lock("report", ttl=float(ttl), on_lost=lambda _: heard.append(now())) as lease:
+                async with locks.lock("report", ttl=float(ttl), on_lost=lambda _: reported.append(now())) as lease:
                     gap = Gap(float(ttl) / 2)
                     say("held")
-                    while not gap.passed():  # noqa: ASYNC110 - the clock tells nobody
+                    while not gap.passed():  # noqa: ASYNC110 - a clock has no event
                         await asyncio.sleep(0.001)
                     held, seen_at = _held_at_first(lease), now()
                     await asyncio.sleep(5)
             except lockfast.LeaseLost:
                 cancelled_at = now()
-            say(json.dumps({"held": held, "seen_at": seen_at or cancelled_at, "heard": heard, "woken": cancelled_at}))
+            say(
+                json.dumps(
+                    {"held": held, "seen_at": seen_at or cancelled_at, "reported": reported, "woken": cancelled_at}
+                )
+            )
 
     asyncio.run(main())
 

@@ -1,4 +1,4 @@
-"""`on_risk` and `on_lost`: once per change, beside the caller and never inside it, and harmless whatever they do."""
+"""`on_risk` and `on_lost`: one call per change, never inside an operation of the caller, and harmless if they fail."""
 
 import asyncio
 import logging
@@ -13,65 +13,63 @@ import pytest
 import lockfast.aio
 from lockfast import LeaseLost, State
 from lockfast.stores.memory import hub
-from tests.keepalive.listening import BOUND, Listener, running_task
-from tests.keepalive.losing import Outage, lose
+from tests.keepalive.callbacks import BOUND, CallbackRecorder, running_task
+from tests.keepalive.loss import Outage, lose
 from tests.support.waiting import until
 from tests.traps.flavours import Client, Flavour
 
 
 @pytest.fixture
-def enqueue() -> str:
+def hub_name() -> str:
     return str(uuid.uuid4())
 
 
 @pytest.fixture
-def client(flavour: Flavour, enqueue: str) -> Client:
-    return flavour.connect(f"memory://{enqueue}")
+def client(flavour: Flavour, hub_name: str) -> Client:
+    return flavour.connect(f"memory://{hub_name}")
 
 
-class TestHowOften:
-    def test_once_per_change(self, client: Client, listener: Listener) -> None:
+class TestNumberOfCalls:
+    def test_once_per_change(self, client: Client, callbacks: CallbackRecorder) -> None:
         outage = Outage(client.locks)
-        lease = client.acquire("report", ttl=1.8, **listener.options)
-        for spell in (1, 2, 3):
+        lease = client.acquire("report", ttl=1.8, **callbacks.options)
+        for number in (1, 2, 3):
             outage.on = True
-            listener.wait_for("risk", spell)
+            callbacks.wait_for("risk", number)
             outage.on = False
             until(lambda: client.state(lease) is State.HELD, "the lease to be held again")
         outage.on = True
-        listener.wait_for("lost")
+        callbacks.wait_for("lost")
         for _ in range(5):
             assert client.state(lease) is State.LOST
         assert client.release(lease) is False
-        assert listener.words() == ["risk"] * 4 + ["lost"]
+        assert callbacks.kinds() == ["risk"] * 4 + ["lost"]
 
-    def test_each_of_many_who_ask_at_the_moment_of_loss_causes_one_call(
-        self, client: Client, listener: Listener
-    ) -> None:
+    def test_one_call_even_if_many_detect_the_loss_at_once(self, client: Client, callbacks: CallbackRecorder) -> None:
         for _ in range(20):
-            lease = client.acquire("report", ttl=0.03, renew=False, **listener.options)
-            claiming = [client.start(partial(_ask_until_lost, lease)) for _ in range(8)]
-            for asker in claiming:
-                asker.result(BOUND)
-        listener.wait_for("lost", 20)
-        assert listener.words() == ["lost"] * 20
+            lease = client.acquire("report", ttl=0.03, renew=False, **callbacks.options)
+            pollers = [client.start(partial(_poll_until_lost, lease)) for _ in range(8)]
+            for poller in pollers:
+                poller.result(BOUND)
+        callbacks.wait_for("lost", 20)
+        assert callbacks.kinds() == ["lost"] * 20
 
-    def test_none_after_the_lease_was_given_back(self, client: Client, listener: Listener, enqueue: str) -> None:
+    def test_none_after_a_release(self, client: Client, callbacks: CallbackRecorder, hub_name: str) -> None:
         outage = Outage(client.locks)
-        lease = client.acquire("report", ttl=1, **listener.options)
+        lease = client.acquire("report", ttl=1, **callbacks.options)
         assert client.release(lease) is True
-        hub(enqueue).space.clear()
+        hub(hub_name).space.clear()
         outage.on = True
-        other = client.acquire("another", ttl=0.3, **listener.options)
-        listener.wait_for("lost")
-        assert {call.lease for call in listener.calls} == {other}
+        other = client.acquire("another", ttl=0.3, **callbacks.options)
+        callbacks.wait_for("lost")
+        assert {call.lease for call in callbacks.calls} == {other}
 
 
-def _ask_until_lost(lease: Any) -> Any:
+def _poll_until_lost(lease: Any) -> Any:
     if asyncio.iscoroutinefunction(lease.release):
 
         async def request() -> None:
-            while lease.state is not State.LOST:  # noqa: ASYNC110 - who asks is what this is about
+            while lease.state is not State.LOST:  # noqa: ASYNC110 - polling is the subject of this test
                 await asyncio.sleep(0.001)
 
         return request()
@@ -80,41 +78,41 @@ def _ask_until_lost(lease: Any) -> Any:
     return None
 
 
-class TestWhere:
-    @pytest.mark.parametrize("found_by", ["the keeper", "ensure_held", "state", "renew", "release", "lost.wait"])
-    def test_beside_the_operation_that_finds_the_loss(
-        self, client: Client, listener: Listener, enqueue: str, found_by: str
+class TestThreadOrTask:
+    @pytest.mark.parametrize("found_by", ["the keepalive", "ensure_held", "state", "renew", "release", "lost.wait"])
+    def test_outside_the_operation_that_detects_the_loss(
+        self, client: Client, callbacks: CallbackRecorder, hub_name: str, found_by: str
     ) -> None:
-        lease = client.acquire("report", ttl=0.05, renew=False, **listener.options)
+        lease = client.acquire("report", ttl=0.05, renew=False, **callbacks.options)
         caller: list[tuple[int, Any, int]] = []
 
         def operate() -> Any:
             operation: Callable[[], Any] = {
-                "the keeper": lambda: None,
+                "the keepalive": lambda: None,
                 "ensure_held": lambda: _refused(lease.ensure_held),
                 "state": lambda: lease.state,
                 "renew": lambda: _refused(lease.renew),
                 "release": lease.release,
                 "lost.wait": lease.lost.wait,
             }[found_by]
-            caller.append((threading.get_ident(), running_task(), len(listener.calls)))
+            caller.append((threading.get_ident(), running_task(), len(callbacks.calls)))
             return operation()
 
-        if found_by in ("ensure_held", "state"):  # by the clock alone: nobody else may look before
+        if found_by in ("ensure_held", "state"):  # by the clock alone: the keepalive must not be first
             client.locks.session.keepalive.close()
             until(lambda: client.locks.session.runtime.now() >= lease._core.valid_until, "its time to run out")
         elif found_by in ("renew", "release"):
-            hub(enqueue).space.drop("report")
+            hub(hub_name).space.drop("report")
         client.do(operate)
         if found_by == "release":
-            return  # what the store had lost is reported by the answer alone
-        (call,) = listener.wait_for("lost")
+            return  # only its return value reports that
+        (call,) = callbacks.wait_for("lost")
         ((thread, task, _),) = caller
         assert (call.thread, call.task) != (thread, task)
-        assert listener.words() == ["lost"]
+        assert callbacks.kinds() == ["lost"]
 
     def test_operations_on_locks_within_a_callback(self, client: Client) -> None:
-        """Everything that a callback may want to do, while others wait and the keeper runs."""
+        """All operations work in a callback, while the keepalive runs."""
         done: list[Any] = []
         finished = threading.Event()
         in_asyncio = client.locks.__class__.__name__ == "AsyncLocks"
@@ -174,55 +172,53 @@ def _refused(call: Callable[[], Any]) -> Any:
     return None
 
 
-class TestWhateverTheyDo:
+class TestHarmless:
     @pytest.mark.parametrize("what", ["on_risk", "on_lost"])
-    def test_an_error_is_logged_and_hurts_nobody(
-        self, client: Client, listener: Listener, caplog: pytest.LogCaptureFixture, what: str
+    def test_an_error_is_logged_and_affects_nothing_else(
+        self, client: Client, callbacks: CallbackRecorder, caplog: pytest.LogCaptureFixture, what: str
     ) -> None:
         outage = Outage(client.locks)
 
         def fail(_: Any) -> None:
-            raise ZeroDivisionError("the callback's own")
+            raise ZeroDivisionError("from the callback")
 
-        bad = client.acquire("bad", ttl=1.8, **{**listener.options, what: fail})
-        good = client.acquire("good", ttl=1.8, **listener.options)
+        bad = client.acquire("bad", ttl=1.8, **{**callbacks.options, what: fail})
+        good = client.acquire("good", ttl=1.8, **callbacks.options)
         outage.on = True
-        listener.wait_for("lost", 2 if what == "on_risk" else 1)
-        assert listener.words(good) == ["risk", "lost"]
+        callbacks.wait_for("lost", 2 if what == "on_risk" else 1)
+        assert callbacks.kinds(good) == ["risk", "lost"]
         assert client.state(bad) is State.LOST
         until(lambda: any("callback" in record.getMessage() for record in caplog.records), "a line in the log")
         (failure,) = [record for record in caplog.records if "callback" in record.getMessage()]
         assert failure.levelno == logging.ERROR
         assert failure.exc_info is not None
         outage.on = False
-        again = client.acquire("again", ttl=1, **listener.options)
-        until(lambda: again._core.next_renewal > again._core.valid_until - 0.7, "renewals to go on")
+        again = client.acquire("again", ttl=1, **callbacks.options)
+        until(lambda: again._core.next_renewal > again._core.valid_until - 0.7, "renewals to continue")
         assert client.state(again) is State.HELD
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError], ids=["SystemExit", "CancelledError"])
-    def test_the_end_of_one_does_not_end_the_others(
-        self, client: Client, listener: Listener, error: type[BaseException]
+    def test_an_exit_of_one_does_not_end_the_others(
+        self, client: Client, callbacks: CallbackRecorder, error: type[BaseException]
     ) -> None:
         """A callback may call sys.exit(), or await something that was cancelled."""
         if error is SystemExit and client.locks.__class__.__name__ == "AsyncLocks":
             pytest.skip("asyncio lets SystemExit of any task end the event loop")
 
         def end(lease: Any) -> None:
-            listener.hear("ended", lease)
+            callbacks.record("ended", lease)
             raise error
 
         for number in range(40):
             client.acquire(f"report {number}", ttl=0.05, renew=False, on_lost=end)
-        listener.wait_for("ended", 40)
-        client.acquire("the last", ttl=0.05, renew=False, **listener.options)
-        listener.wait_for("lost")
+        callbacks.wait_for("ended", 40)
+        client.acquire("the last", ttl=0.05, renew=False, **callbacks.options)
+        callbacks.wait_for("lost")
 
     @pytest.mark.parametrize("answer", [True, 42, "text", object()], ids=lambda answer: type(answer).__name__)
-    def test_what_they_return_does_not_matter(
-        self, client: Client, caplog: pytest.LogCaptureFixture, answer: object
-    ) -> None:
-        """`lambda lease: queue.put(...)` and the like return all sorts of things."""
+    def test_their_result_is_ignored(self, client: Client, caplog: pytest.LogCaptureFixture, answer: object) -> None:
+        """A lambda such as `lambda lease: queue.put(...)` may return anything."""
         called = threading.Event()
 
         def callback(_: Any) -> Any:
@@ -234,38 +230,38 @@ class TestWhateverTheyDo:
         until(lambda: client.locks.session.callbacks._workers == 0, "the callback to end")
         assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
-    def test_a_slow_one_does_not_hold_up_the_others_nor_renewal(self, client: Client, listener: Listener) -> None:
-        go_on = threading.Event()
+    def test_a_slow_one_does_not_delay_the_others_or_renewal(self, client: Client, callbacks: CallbackRecorder) -> None:
+        continued = threading.Event()
         in_asyncio = client.locks.__class__.__name__ == "AsyncLocks"
 
         async def asynchronous(_: Any) -> None:
-            while not go_on.is_set():  # noqa: ASYNC110 - set by another thread
+            while not continued.is_set():  # noqa: ASYNC110 - set by another thread
                 await asyncio.sleep(0.002)
 
         def blocking(_: Any) -> None:
-            go_on.wait(BOUND)
+            continued.wait(BOUND)
 
-        kept = client.acquire("kept", ttl=1.5, **listener.options)
+        kept = client.acquire("kept", ttl=1.5, **callbacks.options)
         for number in range(5):
             slow = asynchronous if in_asyncio else blocking
             client.acquire(f"slow {number}", ttl=0.05, renew=False, on_lost=slow)
-        client.acquire("quick", ttl=0.1, renew=False, **listener.options)
+        client.acquire("quick", ttl=0.1, renew=False, **callbacks.options)
         try:
-            listener.wait_for("lost")
+            callbacks.wait_for("lost")
             first = kept._core.valid_until
-            until(lambda: kept._core.valid_until > first + 0.2, "renewals to go on")
+            until(lambda: kept._core.valid_until > first + 0.2, "renewals to continue")
         finally:
-            go_on.set()
+            continued.set()
         assert client.state(kept) is State.HELD
 
-    def test_risk_is_told_before_loss(self, client: Client, listener: Listener) -> None:
+    def test_risk_is_reported_before_loss(self, client: Client, callbacks: CallbackRecorder) -> None:
         outage = Outage(client.locks)
-        leases = [client.acquire(f"report {number}", ttl=1.8, **listener.options) for number in range(30)]
+        leases = [client.acquire(f"report {number}", ttl=1.8, **callbacks.options) for number in range(30)]
         outage.on = True
-        listener.wait_for("lost", 30)
-        assert {tuple(listener.words(lease)) for lease in leases} == {("risk", "lost")}
+        callbacks.wait_for("lost", 30)
+        assert {tuple(callbacks.kinds(lease)) for lease in leases} == {("risk", "lost")}
 
-    async def test_an_asynchronous_one_is_awaited(self, enqueue: str) -> None:
+    async def test_an_asynchronous_one_is_awaited(self, hub_name: str) -> None:
         steps: list[str] = []
         ended = asyncio.Event()
 
@@ -275,7 +271,7 @@ class TestWhateverTheyDo:
             steps.append("ended")
             ended.set()
 
-        async with lockfast.aio.connect(f"memory://{enqueue}") as locks:
+        async with lockfast.aio.connect(f"memory://{hub_name}") as locks:
             lease = await locks.lock("report", on_lost=on_lost).acquire()
             lose(lease)
             assert steps == []

@@ -1,4 +1,4 @@
-"""A release that meets a renewal on its way: whichever comes first, nothing is left and nothing is prolonged."""
+"""A release and a renewal at the same time: whichever is executed first, the lock is free afterwards."""
 
 import random
 import time
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockfast import State
-from tests.keepalive.listening import Listener
+from tests.keepalive.callbacks import CallbackRecorder
 from tests.keepalive.virtual import World
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -24,8 +24,8 @@ TTL = 3.0
 DELAYS = (0.0, 0.0, 0.001, 0.01, 0.02, 0.2)
 
 
-def test_on_a_wire_that_delays_each_as_it_likes() -> None:
-    """By a manual clock, and harder than a network: requests may overtake each other."""
+def test_with_random_delays_of_each_request() -> None:
+    """With a virtual clock, and harder than a network: requests may overtake each other."""
     randomness = random.Random(20261115)
     world = World()
     for _ in range(LONG):
@@ -39,14 +39,14 @@ def test_on_a_wire_that_delays_each_as_it_likes() -> None:
         world.time.run_for(0.5)
         assert outcome == [True]
         assert lease.state is State.RELEASED
-        assert world.store.holder("thing") is None, "nothing is left"
+        assert world.store.holder("thing") is None, "the lock is free"
         released_at = next(one.at for one in reversed(world.store.requests) if one.kind == "release")
-        assert not any(one.at > released_at for one in world.store.renewals()), "nor asked for any more"
+        assert not any(one.at > released_at for one in world.store.renewals()), "no renewal after the release"
         world.store.requests.clear()
     world.time.run_for(2 * TTL)
     assert world.store.holder("thing") is None
     assert world.store.requests == []
-    assert "lost" not in world.words()
+    assert "lost" not in world.kinds()
     world.time.close()
 
 
@@ -56,9 +56,9 @@ async def _release(lease: Any, outcome: list[bool]) -> None:
 
 @ROUNDS
 def test_on_a_network_that_delays_either(
-    flavour: Flavour, valkey: Server, proxy: FaultProxy, listener: Listener, rounds: int
+    flavour: Flavour, valkey: Server, proxy: FaultProxy, callbacks: CallbackRecorder, rounds: int
 ) -> None:
-    """The keeper is told that the lock changed, and asks about it in the very moment in which it is given back."""
+    """The keepalive gets a report of a change, and renews the lock in the moment in which it is released."""
     randomness = random.Random(20261115)
     client = flavour.connect(proxy.url).warm_up()
     names = [f"report {number}" for number in range(4)]
@@ -68,20 +68,20 @@ def test_on_a_network_that_delays_either(
         if round_ % 5 == 0:
             delay = proxy.delay_requests if randomness.random() < 0.5 else proxy.delay_replies
             rule = delay(on(name), randomness.choice((0.0005, 0.002, 0.004)))
-        lease = client.acquire(name, ttl=10, timeout=1, **listener.options)
+        lease = client.acquire(name, ttl=10, timeout=1, **callbacks.options)
         client.do(partial(client.locks.session.keepalive._on_change, name))
         _pause(randomness.choice((0.0, 0.0, 0.0001, 0.0003, 0.001)))
         assert client.release(lease) is True
-        assert valkey.raw("EXISTS", name) == 0, f"left in round {round_}"
+        assert valkey.raw("EXISTS", name) == 0, f"still held in round {round_}"
         if rule is not None:
             rule.release()
-    until(lambda: client.do(client.locks.session.keepalive.held) == [], "the keeper to let go of all")
+    until(lambda: client.do(client.locks.session.keepalive.held) == [], "the keepalive to drop all leases")
     assert [name for name in names if valkey.raw("EXISTS", name)] == []
-    assert listener.words() == []
+    assert callbacks.kinds() == []
 
 
 def _pause(seconds: float) -> None:
-    """Shorter than a sleep can be."""
+    """Wait without sleeping, because a sleep takes longer."""
     ends_at = time.perf_counter() + seconds
     while time.perf_counter() < ends_at:
         pass

@@ -1,4 +1,4 @@
-"""Ten thousand leases of one client: few requests, little of a core, one thread or task, and memory that stays flat."""
+"""Ten thousand leases of one client: few requests, little CPU, one thread or task, and constant memory."""
 
 import gc
 import threading
@@ -11,7 +11,7 @@ import pytest
 
 from lockfast import Locks, State
 from lockfast.core.lease_state import ALIVE
-from tests.keepalive.measuring import note
+from tests.keepalive.measurements import note
 from tests.keepalive.virtual import World
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -31,7 +31,7 @@ def world() -> Iterator[World]:
 
 @pytest.mark.parametrize("spread", [0.0, TTL / 3], ids=["at once", "one after the other"])
 def test_few_requests(world: World, spread: float) -> None:
-    """However the leases came, they soon travel together."""
+    """In whatever order the leases began, they are soon renewed together."""
     for number in range(MANY):
         world.acquire(f"thing {number}", ttl=TTL)
         world.time.run_for(spread / MANY)
@@ -47,8 +47,8 @@ def test_few_requests(world: World, spread: float) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_little_of_a_core(valkey: Server, flavour: Flavour) -> None:
-    """By the time that this process had a core for, so that it does not matter who else wants one."""
+def test_little_cpu(valkey: Server, flavour: Flavour) -> None:
+    """Measured in CPU time, so that other processes do not matter."""
     client = flavour.connect(valkey.url)
     others = set(threading.enumerate())
     leases = client.do(lambda: _acquire(client.locks))
@@ -65,14 +65,14 @@ def test_little_of_a_core(valkey: Server, flavour: Flavour) -> None:
     share = used / done * MANY / (TTL / 3)
     assert note(f"share of a core, {MANY} leases with a ttl of {TTL:g} s, {flavour.name}", share * 100, "%") < 2
     started = {thread.name for thread in threading.enumerate() if thread not in others}
-    late = {"lockfast-renewal"}  # one more, while an answer is late because the machine is busy
+    late = {"lockfast-renewal"}  # one more if an answer is late because the machine is busy
     assert started - late == ({"lockfast-keepalive"} if flavour.name == "threads" else set())
     assert {client.state(lease) for lease in leases[::100]} <= ALIVE
     valkey.clear()
 
 
 def _acquire(locks: Any) -> Any:
-    """All of them: a list of leases, or something to await that gives it."""
+    """Acquire all leases; on asyncio the list must be awaited."""
     names = [f"thing {number}" for number in range(MANY)]
     if isinstance(locks, Locks):
         return [locks.lock(name, ttl=TTL).acquire() for name in names]
@@ -84,7 +84,7 @@ def _acquire(locks: Any) -> Any:
 
 
 def _hurry(keepalive: Any) -> None:
-    """As if a third of the ttl had passed."""
+    """Make all renewals due, as if a third of the ttl had passed."""
     now = keepalive._runtime.now()
     for lease_state in keepalive.held():
         lease_state.next_renewal = now
@@ -92,13 +92,13 @@ def _hurry(keepalive: Any) -> None:
 
 
 def _renewed(server: Server) -> tuple[int, int]:
-    """Leases renewed so far, and requests that did."""
+    """How many leases were renewed so far, and by how many requests."""
     commands = server.commands_processed()
     return commands.get("pexpire", 0), commands.get("evalsha", 0)
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(MANY, marks=[pytest.mark.soak, pytest.mark.timeout(300)])])
-def test_memory_stays_flat(world: World, count: int) -> None:
+def test_constant_memory(world: World, count: int) -> None:
     leases = [world.acquire(f"thing {number}", ttl=TTL) for number in range(count)]
     world.time.run_for(2 * TTL)
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""The end of a program, in whichever way: what is held is given back, nothing hangs, and stderr stays empty."""
+"""The end of a program: leases are released, nothing hangs, and stderr stays empty."""
 
 import signal
 import subprocess
@@ -14,9 +14,9 @@ from tests.support import guardian
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 20.0
+MOST_SECONDS = 20.0
 ALL, SHARED = ("memory", "sqlite", "valkey"), ("sqlite", "valkey")
-"""Every store where the way itself differs; those that outlive a process where it is what is left that matters."""
+"""All stores, and those that outlive a process: there the test checks which locks are still held."""
 
 IMPORTS = """
 import asyncio, os, signal, sys, threading, time
@@ -33,12 +33,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/locks.db" if request.param == "sqlite" else "memory://"
 
 
-class Ending:
-    """A program that ran to its end: what it said, what it complained of, and how long its end took."""
+class EndedProgram:
+    """A program that ran to its end: its stdout, its stderr, and how long the end took."""
 
     def __init__(self, text: str, url: str, *, interrupt: bool = False, closes: bool = True) -> None:
-        # Every warning is shown, as of a coroutine that nobody awaited; and of a connection that was left open, where
-        # the program was to close it.
+        # Show every warning, such as that of a coroutine that was never awaited, and that of an open connection if the
+        # program should close it.
         hidden = ["DeprecationWarning", *([] if closes else ["ResourceWarning"])]
         command = [sys.executable, "-W", "always", *(f"-Wignore::{kind}" for kind in hidden), "-u", "-c"]
         process = subprocess.Popen(
@@ -55,22 +55,22 @@ class Ending:
                 assert process.stdout.readline() == "held\n"
                 process.send_signal(signal.SIGINT)
             began = time.monotonic()
-            self.said, self.complaints = process.communicate(timeout=LIMIT)
+            self.stdout, self.stderr = process.communicate(timeout=MOST_SECONDS)
             self.took = time.monotonic() - began
             self.code = process.returncode
         finally:
             process.kill()
-            process.wait(LIMIT)
+            process.wait(MOST_SECONDS)
             guardian.unwatch(process.pid)
 
     def quiet(self) -> str:
-        """What it said, if it ended well and had nothing to complain of."""
-        assert (self.code, self.complaints) == (0, "")
-        return self.said
+        """Return its stdout, if it ended without an error and with an empty stderr."""
+        assert (self.code, self.stderr) == (0, "")
+        return self.stdout
 
 
 def assert_free(url: str, *names: str) -> None:
-    """At once: long before their ttl would have freed them. What was in memory is gone with the process anyway."""
+    """The locks are free now, long before their ttl ends. A memory store ends with its process."""
     if not url.startswith("memory"):
         with lockfast.connect(url) as locks:
             assert [name for name in names if locks.lock(name).locked()] == []
@@ -79,7 +79,7 @@ def assert_free(url: str, *names: str) -> None:
 class TestThreads:
     @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_close(self, url: str) -> None:
-        Ending(
+        EndedProgram(
             """
             locks = lockfast.connect(url)
             leases = [locks.lock(name).acquire() for name in "abc"]
@@ -95,19 +95,19 @@ class TestThreads:
     @pytest.mark.parametrize("end", ["", "sys.exit(0)"])
     def test_the_end_of_the_program(self, url: str, end: str) -> None:
         text = "locks = lockfast.connect(url); leases = [locks.lock(name).acquire() for name in 'abc']"
-        Ending(f"{text}; {end}", url).quiet()
+        EndedProgram(f"{text}; {end}", url).quiet()
         assert_free(url, *"abc")
 
-    def test_an_error_in_the_body_is_the_only_complaint(self, url: str) -> None:
-        ending = Ending("with lockfast.connect(url).lock('a'): raise KeyError('the own')", url)
-        assert ending.code == 1
-        assert ending.complaints.splitlines()[-1] == "KeyError: 'the own'"
-        assert ending.complaints.count("Traceback") == 1
+    def test_an_error_in_the_body_is_the_only_output(self, url: str) -> None:
+        ended = EndedProgram("with lockfast.connect(url).lock('a'): raise KeyError('the own')", url)
+        assert ended.code == 1
+        assert ended.stderr.splitlines()[-1] == "KeyError: 'the own'"
+        assert ended.stderr.count("Traceback") == 1
         assert_free(url, "a")
 
     @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_an_interrupt_in_the_body(self, url: str) -> None:
-        ending = Ending(
+        ended = EndedProgram(
             """
             with lockfast.connect(url).lock("a"):
                 print("held")
@@ -116,13 +116,13 @@ class TestThreads:
             url,
             interrupt=True,
         )
-        assert ending.code == -signal.SIGINT
-        assert ending.complaints.splitlines()[-1] == "KeyboardInterrupt"
-        assert ending.complaints.count("Traceback") == 1
+        assert ended.code == -signal.SIGINT
+        assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
+        assert ended.stderr.count("Traceback") == 1
         assert_free(url, "a")
 
     def test_an_interrupt_in_the_wait(self, url: str) -> None:
-        ending = Ending(
+        ended = EndedProgram(
             """
             locks = lockfast.connect(url)
             taken = locks.lock("a").acquire()
@@ -133,15 +133,15 @@ class TestThreads:
             url,
             interrupt=True,
         )
-        assert ending.code == -signal.SIGINT
-        assert ending.said == ""
-        assert ending.complaints.splitlines()[-1] == "KeyboardInterrupt"
-        assert ending.complaints.count("Traceback") == 1
+        assert ended.code == -signal.SIGINT
+        assert ended.stdout == ""
+        assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
+        assert ended.stderr.count("Traceback") == 1
         assert_free(url, "a")
 
     def test_daemon_threads_that_hold_and_wait(self, url: str) -> None:
-        """They are stopped wherever they are; the program neither waits for them nor crashes."""
-        Ending(
+        """They are stopped at any point; the program neither waits for them nor crashes."""
+        EndedProgram(
             """
             locks = lockfast.connect(url)
             held = threading.Event()
@@ -166,8 +166,8 @@ class TestThreads:
         assert_free(url, "a")
 
     def test_a_server_that_does_not_answer(self, fresh_server: Server) -> None:
-        """The end takes no longer than its budget, and what is left frees itself."""
-        ending = Ending(
+        """The end takes no longer than its budget, and the locks expire."""
+        ended = EndedProgram(
             f"""
             locks = lockfast.connect(url)
             leases = [locks.lock(f"lock {{number}}").acquire() for number in range(50)]
@@ -177,15 +177,15 @@ class TestThreads:
             fresh_server.url,
         )
         fresh_server.resume()
-        assert ending.code == 0
-        assert ending.took < 15
-        assert "Traceback" not in ending.complaints
+        assert ended.code == 0
+        assert ended.took < 15
+        assert "Traceback" not in ended.stderr
 
 
 class TestAsyncio:
     @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_close(self, url: str) -> None:
-        Ending(
+        EndedProgram(
             """
             async def main():
                 async with lockfast.aio.connect(url) as locks:
@@ -200,8 +200,8 @@ class TestAsyncio:
 
     @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_the_end_of_the_loop(self, url: str) -> None:
-        """`asyncio.run` cancels what still runs: the last moment to give back."""
-        Ending(
+        """`asyncio.run` cancels all tasks: the last chance to release."""
+        EndedProgram(
             """
             async def main():
                 locks = lockfast.aio.connect(url)
@@ -215,8 +215,8 @@ class TestAsyncio:
         assert_free(url, *"abc")
 
     @pytest.mark.parametrize("url", ALL, indirect=True)
-    def test_a_loop_that_is_closed_without_a_word(self, url: str) -> None:
-        Ending(
+    def test_a_loop_that_is_closed_without_clean_up(self, url: str) -> None:
+        EndedProgram(
             """
             async def main():
                 locks = lockfast.aio.connect(url)
@@ -231,9 +231,9 @@ class TestAsyncio:
         ).quiet()
         assert_free(url, *"abc")
 
-    def test_a_loop_after_one_that_was_closed_without_a_word(self, url: str) -> None:
-        """The lock that the first one left is free for the second, long before its ttl."""
-        Ending(
+    def test_a_loop_after_one_that_was_closed_without_clean_up(self, url: str) -> None:
+        """The lock of the first loop is free for the second, long before its ttl ends."""
+        EndedProgram(
             """
             locks = lockfast.aio.connect(url)
 
@@ -258,7 +258,7 @@ class TestAsyncio:
         assert_free(url, "a")
 
     def test_closing_in_another_loop_than_the_closed_one(self, url: str) -> None:
-        Ending(
+        EndedProgram(
             """
             locks = lockfast.aio.connect(url)
 
@@ -278,7 +278,7 @@ class TestAsyncio:
 
     @pytest.mark.parametrize("url", ALL, indirect=True)
     def test_an_interrupt_in_the_body(self, url: str) -> None:
-        ending = Ending(
+        ended = EndedProgram(
             """
             async def main():
                 async with lockfast.aio.connect(url).lock("a"):
@@ -291,15 +291,15 @@ class TestAsyncio:
             closes=False,
             interrupt=True,
         )
-        assert ending.code == -signal.SIGINT
-        assert ending.complaints.splitlines()[-1] == "KeyboardInterrupt"
-        assert "never retrieved" not in ending.complaints
-        assert "destroyed" not in ending.complaints
+        assert ended.code == -signal.SIGINT
+        assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
+        assert "never retrieved" not in ended.stderr
+        assert "destroyed" not in ended.stderr
         assert_free(url, "a")
 
-    def test_nothing_is_given_back_under_a_task_that_cleans_up(self, url: str) -> None:
-        """At its end the loop cancels its tasks and the keeper together; who cleans up under the lock may end."""
-        ending = Ending(
+    def test_no_lease_is_released_while_its_task_cleans_up(self, url: str) -> None:
+        """The end of the loop cancels the tasks and the keepalive together; a task may clean up under its lock."""
+        ended = EndedProgram(
             """
             async def worker(locks):
                 async with locks.lock("a") as lease:
@@ -323,13 +323,13 @@ class TestAsyncio:
             url,
             closes=False,
         )
-        assert ending.quiet() == "cleaned up\n"
+        assert ended.quiet() == "cleaned up\n"
         assert_free(url, "a")
 
     @pytest.mark.parametrize("url", ALL, indirect=True)
-    def test_a_keeper_that_was_cancelled_among_others_is_replaced(self, url: str) -> None:
-        """Somebody cancels every task but its own, and goes on."""
-        ending = Ending(
+    def test_a_cancelled_keepalive_is_replaced(self, url: str) -> None:
+        """A task cancels all other tasks, and continues."""
+        ended = EndedProgram(
             """
             async def main():
                 async with lockfast.aio.connect(url) as locks:
@@ -349,16 +349,16 @@ class TestAsyncio:
             """,
             url,
         )
-        assert ending.quiet() == "kept\n"
+        assert ended.quiet() == "kept\n"
 
 
 class TestProcesses:
-    """Whoever is forked starts clean, and whoever is spawned from nothing."""
+    """A forked process and a spawned process both start without leases."""
 
     @pytest.mark.parametrize("method", ["fork", "spawn"])
     def test_an_executor(self, url: str, method: str, tmp_path: Path) -> None:
-        """The parent holds a lock of its own; each worker takes one in turn, and the parent's is not theirs."""
-        (tmp_path / "work_of_ours.py").write_text(
+        """The parent holds one lock; each worker acquires another one, and does not hold the lock of its parent."""
+        (tmp_path / "pool_work.py").write_text(
             textwrap.dedent(
                 """
                 import os, sys, lockfast
@@ -372,12 +372,12 @@ class TestProcesses:
                 """
             )
         )
-        ending = Ending(
+        ended = EndedProgram(
             f"""
             sys.path.insert(0, {str(tmp_path)!r})
             import multiprocessing
             from concurrent.futures import ProcessPoolExecutor
-            from work_of_ours import locks, work
+            from pool_work import locks, work
 
             if __name__ == "__main__":
                 with locks.lock("the parent's", ttl=10) as lease:
@@ -389,13 +389,13 @@ class TestProcesses:
             """,
             url,
         )
-        assert ending.quiet() == "12\n"
+        assert ended.quiet() == "12\n"
         assert_free(url, "shared", "the parent's")
 
     @pytest.mark.parametrize("leave", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGTERM)"])
-    def test_servers_that_fork_before_they_serve(self, url: str, leave: str) -> None:
-        """The master loads the application, connection and all, and forks; workers come and go."""
-        ending = Ending(
+    def test_servers_that_fork_their_workers(self, url: str, leave: str) -> None:
+        """The master loads the application with its connection, and forks; workers start and end."""
+        ended = EndedProgram(
             f"""
             locks = lockfast.connect(url)
             with locks.lock("loading"):
@@ -423,11 +423,11 @@ class TestProcesses:
             """,
             url,
         )
-        assert ending.quiet() == "[0, 0, 0, 0]\n"
+        assert ended.quiet() == "[0, 0, 0, 0]\n"
         assert_free(url, "master", "counter", *(f"worker {number}" for number in range(4)))
 
-    def test_a_child_of_a_process_with_an_event_loop_uses_the_connection_in_its_own(self, url: str) -> None:
-        ending = Ending(
+    def test_a_child_uses_the_connection_in_its_own_event_loop(self, url: str) -> None:
+        ended = EndedProgram(
             """
             locks = lockfast.aio.connect(url)
 
@@ -454,5 +454,5 @@ class TestProcesses:
             url,
             closes=False,
         )
-        assert ending.quiet() == "3\n"
+        assert ended.quiet() == "3\n"
         assert_free(url, "the parent's", "the child's")

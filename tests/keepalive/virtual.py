@@ -1,8 +1,8 @@
-"""The core under a clock that only the test moves: no threads, no sockets, no waiting.
+"""The core with a virtual clock: no threads, no sockets, no waiting.
 
-`VirtualRuntime` runs the core's coroutines; time passes in `run_for` (everything that is due happens, in order) and in
-`freeze` (nothing runs, as in a stopped process). `FaultyStore` is the memory store's rules behind a link that the test
-breaks and mends.
+`VirtualRuntime` runs the coroutines of the core. Time passes in `run_for`, where everything that is due happens in
+order, and in `freeze`, where nothing runs, as in a stopped process. `FaultyStore` applies the rules of the memory store
+behind a connection that the test breaks and repairs.
 """
 
 import heapq
@@ -21,27 +21,27 @@ from lockfast.stores.memory import Space
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Owner, Page, Renewal
 
 Work = Coroutine[Any, Any, Any]
-Trouble = Literal["none", "refused", "silent", "deaf", "late", "stuck"]
-"""refused: fails at once, nothing is done. silent: nothing is done and nothing comes back. deaf: done, but the answer
-never comes back. late: done only after whoever asked has given up, as when a request lies in a stopped server's
-buffer while its client goes on over another connection. stuck: silent until somebody has waited in vain when the first
-request is two seconds old, as with a connection that is dead without knowing and is replaced then."""
+Fault = Literal["none", "refused", "silent", "deaf", "late", "stuck"]
+"""refused: fails at once, not executed. silent: not executed, no reply. deaf: executed, but the reply is lost.
+late: executed after the client gave up, as when a request waits in the buffer of a stopped server while the client uses
+another connection. stuck: silent until a request times out and the first one is two seconds old, as with a connection
+that is dead without notice and is replaced then."""
 LATE_BY = 0.1
 STUCK_FOR = 2.0
 
 START = 1000.0
 MOST_STEPS = 200_000
-"""Steps without the time moving after which something turns in a circle."""
+"""Steps at one moment that mean an endless loop."""
 MOST_REQUESTS = 1000
-"""Requests likewise."""
+"""Requests at one moment that mean an endless loop."""
 
 
-class TurnsInACircleError(BaseException):
-    """Something goes on and on while the time stands still. No `Exception`: nobody is to catch and bear it."""
+class EndlessLoopError(BaseException):
+    """The code runs in circles while the time stands still. Not an `Exception`, so that no code handles it."""
 
 
 class Pause:
-    """Where a task stands: until somebody ends it, or its moment has come (which gives False)."""
+    """A task waits here until another task ends the pause, or until its time, which returns False."""
 
     __slots__ = ("task", "until")
 
@@ -80,8 +80,7 @@ class VirtualWaker:
 
 
 class VirtualRuntime:
-    """`ports.Runtime`. `spawned` has the name of everything that was ever put into the background; `look` is called
-    whenever the time is about to move."""
+    """`ports.Runtime`. `spawned` has the names of all background tasks; `check` is called before the time advances."""
 
     def __init__(self) -> None:
         self._now = START
@@ -90,7 +89,7 @@ class VirtualRuntime:
         self._numbers = itertools.count(1)
         self._tasks: set[Work] = set()
         self.spawned: list[str] = []
-        self.look: Callable[[], None] = lambda: None
+        self.check: Callable[[], None] = lambda: None
 
     def now(self) -> float:
         return self._now
@@ -134,11 +133,11 @@ class VirtualRuntime:
     async def finish(self, work: Callable[[], Work], name: str, patience: float) -> None:
         ended = self.waker()
 
-        async def to_its_end() -> None:
+        async def run_to_end() -> None:
             await work()
             ended.wake()
 
-        self._start(to_its_end())
+        self._start(run_to_end())
         await ended.wait(self._now + patience)
 
     def _start(self, work: Work) -> None:
@@ -146,7 +145,7 @@ class VirtualRuntime:
         self._ready.append((work, None))
 
     def close(self) -> None:
-        """End what still runs, as the end of a process does: nothing of it goes on."""
+        """End all tasks without running them any further, as the end of a process does."""
         for work in self._tasks:
             work.close()
 
@@ -166,16 +165,16 @@ class VirtualRuntime:
             heapq.heappush(self._timers, (pause.until, next(self._numbers), pause))
 
     def _settle(self) -> None:
-        """Run whoever can run while the time stands still."""
+        """Run all tasks that can run at this moment."""
         for _ in range(MOST_STEPS):
             if not self._ready:
-                self.look()
+                self.check()
                 return
             self._step(*self._ready.popleft())
-        raise TurnsInACircleError
+        raise EndlessLoopError
 
     def run_until(self, moment: float) -> None:
-        """Let time pass up to `moment`, everything happening when it is due."""
+        """Let time pass until `moment`; everything happens when it is due."""
         while True:
             self._settle()
             if not self._timers or self._timers[0][0] > moment:
@@ -192,12 +191,12 @@ class VirtualRuntime:
         self.run_until(self._now + seconds)
 
     def freeze(self, seconds: float) -> None:
-        """Time passes and nothing of ours runs: a stopped process, a suspended laptop."""
+        """Time passes and nothing runs: a stopped process, a suspended laptop."""
         self._settle()
         self._now += seconds
 
     def do(self, work: Work, within: float = 60.0) -> Any:
-        """The result of `work`; time passes only as far as it needs."""
+        """Return the result of `work`; time passes only as far as needed."""
         outcome: list[Any] = []
 
         async def keep() -> None:
@@ -222,7 +221,7 @@ class VirtualRuntime:
 
 
 class Request(NamedTuple):
-    """What the store was asked, and when."""
+    """A request that the store received, and when."""
 
     at: float
     kind: str
@@ -231,8 +230,10 @@ class Request(NamedTuple):
 
 
 class FaultyStore:
-    """`ports.Store`: the memory store's rules behind a link with `trouble`, `there` and `back` seconds long; or as long
-    as `delays` has it for a kind of request."""
+    """`ports.Store`: the rules of the memory store behind a connection with a `fault` and delays in seconds.
+
+    `delays` has the delays of the request and the reply by kind of request; else `request_delay` and `reply_delay`.
+    """
 
     connected = True
     inbox_open = True
@@ -240,44 +241,44 @@ class FaultyStore:
     def __init__(self, runtime: VirtualRuntime) -> None:
         self.runtime = runtime
         self.space = Space(lambda *_: False, lambda: round(runtime.now() * 1e6))
-        self.trouble: Any = "none"  # one of `Trouble`; a checker would think that it stays what it was set to
-        self.there = 0.0
-        self.back = 0.0
+        self.fault: Any = "none"  # one of `Fault`; Any, because mypy would assume that it never changes
+        self.request_delay = 0.0
+        self.reply_delay = 0.0
         self.delays: dict[str, tuple[float, float]] = {}
         self.stuck_since = math.inf
         self.grace = 0.08
         self.capabilities = Capabilities(fence_blocks=True)
         self.on_reassert: Callable[[Claim, int, float], Awaitable[bool]] | None = None
         self.requests: list[Request] = []
-        self.tell: Callable[[str | None], None] = lambda _: None
+        self.report_change: Callable[[str | None], None] = lambda _: None
 
-    async def _carry(self, request: Request, until: float, execute: Callable[[], Any]) -> Any:
-        """Bring a request to the store and its answer back, as far as the trouble allows."""
+    async def _send(self, request: Request, until: float, execute: Callable[[], Any]) -> Any:
+        """Send a request and return its reply, as far as the fault allows."""
         self.requests.append(request)
         latest = self.requests[-MOST_REQUESTS:]
         if len(latest) == MOST_REQUESTS and all((one.at, one.kind) == (request.at, "renew") for one in latest):
-            raise TurnsInACircleError
-        trouble = self.trouble
-        there, back = self.delays.get(request.kind, (self.there, self.back))
-        if trouble == "refused":
+            raise EndlessLoopError
+        fault = self.fault
+        request_delay, reply_delay = self.delays.get(request.kind, (self.request_delay, self.reply_delay))
+        if fault == "refused":
             raise StoreUnavailable("refused")
-        if trouble in ("none", "deaf"):
-            await self._travel(there, until)
+        if fault in ("none", "deaf"):
+            await self._travel(request_delay, until)
             answer = execute()
-        if trouble != "none":
+        if fault != "none":
             await self.runtime.sleep(until - self.runtime.now())
-            if trouble == "late":
+            if fault == "late":
                 self.runtime.spawn(lambda: self._execute_late(execute), "late")
-            if trouble == "stuck":
-                self._unstick(request.at)
+            if fault == "stuck":
+                self._reconnect(request.at)
             raise StoreUnavailable("no answer", outcome=Outcome.UNKNOWN)
-        await self._travel(back, until)
+        await self._travel(reply_delay, until)
         return answer
 
-    def _unstick(self, sent_at: float) -> None:
+    def _reconnect(self, sent_at: float) -> None:
         self.stuck_since = min(self.stuck_since, sent_at)
         if self.runtime.now() - self.stuck_since > STUCK_FOR:
-            self.trouble = "none"
+            self.fault = "none"
 
     async def _execute_late(self, execute: Callable[[], Any]) -> None:
         await self.runtime.sleep(LATE_BY)
@@ -297,10 +298,10 @@ class FaultyStore:
         return self.space.inspect(name, self.runtime.now()).holder
 
     def mailbox(self, holder: str) -> Mailbox:
-        raise NotImplementedError("nobody waits in these tests")
+        raise NotImplementedError("no claim waits in these tests")
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
-        answer: Answer = await self._carry(
+        answer: Answer = await self._send(
             Request(self.runtime.now(), "acquire", (claim.name,)),
             until,
             lambda: self.space.acquire(claim, None, self.runtime.now()),
@@ -311,13 +312,13 @@ class FaultyStore:
         request = Request(
             self.runtime.now(), "renew", tuple(line.name for line in renewals), tuple(line.ttl for line in renewals)
         )
-        answers: list[bool] = await self._carry(
+        answers: list[bool] = await self._send(
             request, until, lambda: [self.space.renew(line, self.runtime.now()) for line in renewals]
         )
         return answers
 
     async def release(self, name: str, holder: str, until: float) -> bool:
-        released: bool = await self._carry(
+        released: bool = await self._send(
             Request(self.runtime.now(), "release", (name,)),
             until,
             lambda: self.space.release(name, holder, self.runtime.now()),
@@ -325,7 +326,7 @@ class FaultyStore:
         return released
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
-        granted: Granted | None = await self._carry(
+        granted: Granted | None = await self._send(
             Request(self.runtime.now(), "adopt", (claim.name,)),
             until,
             lambda: self.space.adopt(claim, old_holder, self.runtime.now()),
@@ -342,8 +343,8 @@ class FaultyStore:
         return self.space.listing(pattern, cursor, self.runtime.now())
 
     async def force_release(self, name: str, holder: str, until: float) -> bool:
-        taken: bool = await self._carry(
-            Request(self.runtime.now(), "take_away", (name,)),
+        taken: bool = await self._send(
+            Request(self.runtime.now(), "force_release", (name,)),
             until,
             lambda: self.space.force_release(name, holder, self.runtime.now()),
         )
@@ -356,7 +357,7 @@ class FaultyStore:
         raise NotImplementedError
 
     def on_change(self, callback: Callable[[str | None], None]) -> None:
-        self.tell = callback
+        self.report_change = callback
 
     def poll_events(self) -> None: ...
 
@@ -370,21 +371,21 @@ class FaultyStore:
 
 
 class World:
-    """One client on one store, and what its leases' callbacks were told: (moment, what, name)."""
+    """One client on one store, and the calls of its callbacks: (time, kind, name)."""
 
     def __init__(self) -> None:
         self.time = VirtualRuntime()
         self.store = FaultyStore(self.time)
         self.locks = AsyncLocks(self.store, self.time, owner=Owner("here", 1), store_timeout=10.0, address="virtual://")
-        self.told: list[tuple[float, str, str]] = []
+        self.calls: list[tuple[float, str, str]] = []
 
-    def teller(self, what: str) -> Callable[[Any], None]:
-        """A callback that notes when it was called, and for which lease."""
-        return lambda lease: self.told.append((round(self.time.now() - START, 3), what, lease.name))
+    def callback(self, kind: str) -> Callable[[Any], None]:
+        """Return a callback that records its calls."""
+        return lambda lease: self.calls.append((round(self.time.now() - START, 3), kind, lease.name))
 
     def acquire(self, name: str = "thing", **options: Any) -> Any:
-        lock = self.locks.lock(name, **{"on_risk": self.teller("risk"), "on_lost": self.teller("lost"), **options})
+        lock = self.locks.lock(name, **{"on_risk": self.callback("risk"), "on_lost": self.callback("lost"), **options})
         return self.time.do(lock.acquire(timeout=0))
 
-    def words(self, name: str = "thing") -> list[str]:
-        return [what for _, what, whose in self.told if whose == name]
+    def kinds(self, name: str = "thing") -> list[str]:
+        return [kind for _, kind, lease_name in self.calls if lease_name == name]

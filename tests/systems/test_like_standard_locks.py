@@ -16,7 +16,7 @@ import pytest
 import lockfast
 from lockfast import ConfigurationError, LeaseLost, NotHeld, State
 from tests.contract.driver import BOUND, Driver, done, held, scenario
-from tests.keepalive.losing import lose
+from tests.keepalive.loss import lose
 
 pytestmark = pytest.mark.system("B1")
 

@@ -13,7 +13,7 @@ import lockfast.aio
 from lockfast import ConfigurationError, LeaseLost, NotHeld, State, StoreRefused
 from tests.contract.driver import Driver, done, held, scenario
 from tests.contract.stores import only
-from tests.keepalive.losing import lose
+from tests.keepalive.loss import lose
 
 pytestmark = pytest.mark.system("D4")
 
@@ -123,7 +123,7 @@ async def test_only_its_caller_can_release_it(d: Driver) -> None:
 async def test_loss_unwinds_all_levels_with_one_error(d: Driver) -> None:
     """On threads the innermost block raises it; on asyncio the body is cancelled and the outermost block raises it."""
     lock, after = d.locks.rlock("thing"), []
-    with pytest.raises(LeaseLost, match="the test took it away") as caught:  # noqa: PT012
+    with pytest.raises(LeaseLost, match="the test ended it") as caught:  # noqa: PT012
         async with held(lock):
             async with held(lock) as lease:
                 async with held(lock):
@@ -161,7 +161,7 @@ async def test_lost_lease_cannot_be_acquired_again(d: Driver) -> None:
     await done(lock.acquire())
     lose(lease)
     for _ in range(2):
-        with pytest.raises(LeaseLost, match="the test took it away"):
+        with pytest.raises(LeaseLost, match="the test ended it"):
             await done(lock.acquire(timeout=0))
     assert lock.depth == 2
     assert [await done(lock.release()), await done(lock.release())] == [False, False]

@@ -1,4 +1,4 @@
-"""Threads: how the holder of a `with` block learns of the loss, and what the end of the block does then."""
+"""Threads: a lease that is lost inside its `with` block, the end of the block, and closing."""
 
 import logging
 import threading
@@ -12,25 +12,25 @@ import pytest
 import lockfast
 from lockfast import LeaseLost, Locks, State
 from lockfast.stores.memory import hub
-from tests.keepalive.listening import BOUND
-from tests.keepalive.losing import lose
+from tests.keepalive.callbacks import BOUND
+from tests.keepalive.loss import lose
 from tests.support.servers import Server
 from tests.support.waiting import until
 
 
 @pytest.fixture
-def enqueue() -> str:
+def hub_name() -> str:
     return str(uuid.uuid4())
 
 
 @pytest.fixture
-def locks(enqueue: str) -> Iterator[Locks]:
-    with lockfast.connect(f"memory://{enqueue}") as locks:
+def locks(hub_name: str) -> Iterator[Locks]:
+    with lockfast.connect(f"memory://{hub_name}") as locks:
         yield locks
 
 
 class TestWithinTheBlock:
-    def test_lost_wakes_who_waits_for_it(self, locks: Locks) -> None:
+    def test_lost_wakes_its_waiters(self, locks: Locks) -> None:
         lease = locks.lock("report").acquire()
         assert lease is not None
         assert not lease.lost
@@ -49,7 +49,7 @@ class TestWithinTheBlock:
         assert lease.lost.is_set()
         assert lease.lost.wait() is True, "and again, at once"
 
-    def test_lost_wakes_by_the_clock_even_if_the_keeper_is_gone(self, locks: Locks) -> None:
+    def test_lost_wakes_by_the_clock_without_a_keepalive(self, locks: Locks) -> None:
         lease = locks.lock("report", ttl=0.1, renew=False).acquire()
         assert lease is not None
         locks.session.keepalive.close()
@@ -63,7 +63,7 @@ class TestWithinTheBlock:
         assert lease.lost.wait(0.01) is False
 
     def test_ensure_held_costs_next_to_nothing(self, locks: Locks) -> None:
-        """Fit for the innermost loop: no request, no lock, no wait."""
+        """It sends no request, takes no lock and does not wait, so inner loops can call it."""
         lease = locks.lock("report").acquire()
         assert lease is not None
         locks.session.store.renew = locks.session.store.inspect = None  # type: ignore[method-assign, assignment]
@@ -74,47 +74,47 @@ class TestWithinTheBlock:
 
 
 class TestTheEndOfTheBlock:
-    def test_raises_although_the_body_went_well(self, locks: Locks) -> None:
+    def test_raises_although_the_body_succeeded(self, locks: Locks) -> None:
         steps: list[str] = []
-        with pytest.raises(LeaseLost, match="took it away") as caught, locks.lock("report") as lease:  # noqa: PT012
+        with pytest.raises(LeaseLost, match="ended it") as caught, locks.lock("report") as lease:  # noqa: PT012
             lose(lease)
             steps.append("to the end")
         assert steps == ["to the end"]
         assert (caught.value.name, caught.value.fence) == ("report", lease.fence)
 
-    def test_finds_a_theft_that_nobody_had_noticed(self, locks: Locks, enqueue: str) -> None:
+    def test_detects_an_external_change(self, locks: Locks, hub_name: str) -> None:
         with pytest.raises(LeaseLost, match="on release"), locks.lock("report"):
-            hub(enqueue).space.drop("report")
+            hub(hub_name).space.drop("report")
 
-    def test_leaves_the_next_holder_alone(self, locks: Locks, enqueue: str) -> None:
+    def test_does_not_affect_the_next_holder(self, locks: Locks, hub_name: str) -> None:
         with pytest.raises(LeaseLost), locks.lock("report") as lease:  # noqa: PT012
-            hub(enqueue).space.drop("report")
+            hub(hub_name).space.drop("report")
             successor = locks.lock("report").acquire(timeout=0)
             lose(lease)
         assert successor is not None
         assert locks.lock("report").inspect().holder == successor.holder
         successor.ensure_held()
 
-    def test_leaves_the_next_holder_alone_though_nobody_had_noticed(self, locks: Locks, enqueue: str) -> None:
+    def test_does_not_affect_the_next_holder_after_an_undetected_loss(self, locks: Locks, hub_name: str) -> None:
         with pytest.raises(LeaseLost), locks.lock("report"):  # noqa: PT012
-            hub(enqueue).space.drop("report")
+            hub(hub_name).space.drop("report")
             successor = locks.lock("report").acquire(timeout=0)
         assert successor is not None
         assert locks.lock("report").inspect().holder == successor.holder
 
     @pytest.mark.parametrize("lost", ["noticed", "unnoticed", "by the clock"])
-    def test_does_not_mask_the_bodys_own_error(self, locks: Locks, enqueue: str, lost: str) -> None:
+    def test_does_not_mask_the_error_of_the_body(self, locks: Locks, hub_name: str, lost: str) -> None:
         ttl = 0.05 if lost == "by the clock" else 30
-        with pytest.raises(KeyError, match="own"), locks.lock("report", ttl=ttl, renew=False) as lease:  # noqa: PT012
-            hub(enqueue).space.drop("report")
+        with pytest.raises(KeyError, match="from the"), locks.lock("report", ttl=ttl, renew=False) as lease:  # noqa: PT012
+            hub(hub_name).space.drop("report")
             if lost == "noticed":
                 lose(lease)
             elif lost == "by the clock":
                 assert lease.lost.wait(BOUND)
-            raise KeyError("the body's own")
+            raise KeyError("from the body")
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-    def test_lets_the_ends_of_programs_pass(self, locks: Locks, error: type[BaseException]) -> None:
+    def test_does_not_mask_exits_and_interrupts(self, locks: Locks, error: type[BaseException]) -> None:
         with pytest.raises(error), locks.lock("report") as lease:  # noqa: PT012
             lose(lease)
             raise error
@@ -122,21 +122,21 @@ class TestTheEndOfTheBlock:
             raise error
         assert not locks.lock("another").locked()
 
-    def test_of_a_client_that_was_closed_within(self, locks: Locks) -> None:
+    def test_of_a_client_that_was_closed_inside(self, locks: Locks) -> None:
         with locks.lock("report") as lease:
             locks.close()
         assert lease.state is State.RELEASED
 
-    def test_of_a_client_that_could_not_give_back_when_closed(
+    def test_of_a_client_that_could_not_release_on_close(
         self, locks: Locks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The body's own error, or none, comes out; not that the connection is closed."""
+        """The block raises the error of the body, or nothing, and not that the connection is closed."""
 
         async def refuse(*_: Any) -> bool:
             raise lockfast.StoreUnavailable("down")
 
         monkeypatch.setattr("lockfast.core.keepalive.BUDGET", 0.05)
-        with pytest.raises(KeyError, match="own"), locks.lock("report"):  # noqa: PT012
+        with pytest.raises(KeyError, match="from the"), locks.lock("report"):  # noqa: PT012
             monkeypatch.setattr(locks.session.store, "release", refuse)
             locks.close()
 
@@ -144,10 +144,10 @@ class TestTheEndOfTheBlock:
                 raise lockfast.ConfigurationError("This connection was closed; nothing was sent.")
 
             monkeypatch.setattr(locks.session.store, "release", closed)
-            raise KeyError("the body's own")
+            raise KeyError("from the body")
 
-    def test_that_another_thread_reaches(self, locks: Locks) -> None:
-        """A generator, as in a web framework's dependency, may be ended by another thread than began it."""
+    def test_in_another_thread(self, locks: Locks) -> None:
+        """A generator, such as a dependency in a web framework, may begin in one thread and end in another."""
 
         def dependency() -> Iterator[Any]:
             with locks.lock("report") as lease:
@@ -180,25 +180,25 @@ class TestTheEndOfTheBlock:
         assert caught.value.name == "outer"
         assert not locks.lock("again").locked()
 
-    def test_under_a_decorator(self, locks: Locks, enqueue: str) -> None:
+    def test_under_a_decorator(self, locks: Locks, hub_name: str) -> None:
         @locks.guard("account:{number}")
         def deposit(number: int, fail: bool = False) -> str:
-            hub(enqueue).space.drop(f"account:{number}")
+            hub(hub_name).space.drop(f"account:{number}")
             if fail:
-                raise KeyError("the function's own")
+                raise KeyError("from the function")
             return "done"
 
         with pytest.raises(LeaseLost):
             deposit(1)
-        with pytest.raises(KeyError, match="own"):
+        with pytest.raises(KeyError, match="from the"):
             deposit(2, fail=True)
 
 
-class TestTheKeeperItself:
-    def test_that_could_not_be_started_is_started_with_the_next_lease(
+class TestTheKeepalive:
+    def test_that_could_not_start_starts_with_the_next_lease(
         self, locks: Locks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The system had no thread to spare for a moment: that must be said, and must not last."""
+        """If no thread can be started, an error is logged, and the next lease tries again."""
 
         def refuse(_: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
@@ -215,9 +215,9 @@ class TestTheKeeperItself:
 
 
 class TestClosing:
-    """A client is closed while threads of its own hold and wait."""
+    """A client is closed while its threads hold and wait."""
 
-    def test_does_not_hand_the_lock_to_one_who_waits_here(self, valkey: Server) -> None:
+    def test_does_not_grant_the_lock_to_a_waiter_of_this_client(self, valkey: Server) -> None:
         for _ in range(20):
             with lockfast.connect(valkey.url) as others, lockfast.connect(valkey.url) as locks:
                 held = locks.lock("report", local_handoff=False).acquire()
@@ -241,8 +241,8 @@ class TestClosing:
                 info = others.lock("report").inspect()
                 assert (info.locked, info.waiting) == (False, 0)
 
-    def test_a_grant_that_comes_as_the_client_is_closed_is_given_back(
-        self, locks: Locks, enqueue: str, monkeypatch: pytest.MonkeyPatch
+    def test_a_grant_that_arrives_during_close_is_released(
+        self, locks: Locks, hub_name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         acquire = locks.session.store.acquire
 
@@ -254,5 +254,5 @@ class TestClosing:
         monkeypatch.setattr(locks.session.store, "acquire", acquire_and_close)
         with pytest.raises(lockfast.ConfigurationError, match="closed"):
             locks.lock("report").acquire()
-        with lockfast.connect(f"memory://{enqueue}") as others:
+        with lockfast.connect(f"memory://{hub_name}") as others:
             assert not others.lock("report").locked()

@@ -1,5 +1,7 @@
-"""asyncio: a lost lease cancels the body of its block at the next await, and `LeaseLost` comes out, as with
-`asyncio.timeout`: nesting, task groups and cancellation from outside stay right."""
+"""asyncio: a lost lease cancels the body of its block at the next await, and the block raises `LeaseLost`.
+
+As with `asyncio.timeout`, nesting, task groups and cancellation from outside work.
+"""
 
 import asyncio
 import threading
@@ -13,15 +15,15 @@ import lockfast.aio
 from lockfast import LeaseLost, LockError, State
 from lockfast.aio import Locks as AsyncLocks
 from lockfast.client.lock import Scope
-from tests.keepalive.listening import BOUND
-from tests.keepalive.losing import lose
+from tests.keepalive.callbacks import BOUND
+from tests.keepalive.loss import lose
 
 LONG = 30.0
 
 
 @pytest.fixture
 async def locks() -> AsyncIterator[AsyncLocks]:
-    """A client; whatever a test does, the task that ran it must not be left half cancelled."""
+    """A client. After the test, no cancellation of its task must be pending."""
     async with lockfast.aio.connect(f"memory://{uuid.uuid4()}") as locks:
         yield locks
 
@@ -33,7 +35,7 @@ def cancelling() -> int:
 
 
 def lose_soon(*leases: Any) -> None:
-    """In the next turn of the event loop, as the keeper would."""
+    """Lose the lease in the next round of the event loop, as the keepalive does."""
     loop = asyncio.get_running_loop()
     for lease in leases:
         loop.call_soon(lose, lease)
@@ -46,7 +48,7 @@ async def free(locks: AsyncLocks, *names: str) -> bool:
 class TestTheBody:
     async def test_is_cancelled_at_its_next_await(self, locks: AsyncLocks) -> None:
         steps: list[str] = []
-        with pytest.raises(LeaseLost, match="took it away") as caught:  # noqa: PT012
+        with pytest.raises(LeaseLost, match="ended it") as caught:  # noqa: PT012
             async with locks.lock("report") as lease:
                 lose(lease)
                 steps.append("before the await")
@@ -58,14 +60,14 @@ class TestTheBody:
         assert cancelling() == 0
         await asyncio.sleep(0)
 
-    async def test_may_end_while_another_thread_finds_the_loss(
+    async def test_may_end_while_another_thread_detects_the_loss(
         self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And then it is not cancelled for it after its end."""
+        """Then it is not cancelled after its end."""
         lock, looked = locks.lock("report"), threading.Event()
 
         def cancel_late(scope: Scope[Any]) -> None:
-            looked.set()  # it has seen that the body runs
+            looked.set()  # the body still runs
             ended.wait(BOUND)
             shipped(scope)
 
@@ -78,18 +80,18 @@ class TestTheBody:
         ended.set()
         await finder
         for _ in range(5):
-            await asyncio.sleep(0)  # no cancellation comes late
+            await asyncio.sleep(0)  # no late cancellation
         assert cancelling() == 0
 
     async def test_of_a_task_of_another_class_is_cancelled_too(self, locks: AsyncLocks) -> None:
-        """As a loop with a task factory may make them."""
+        """A loop may have a task factory."""
         steps: list[str] = []
 
         async def body() -> None:
             async with locks.lock("report") as lease:
                 lose_soon(lease)
                 await asyncio.sleep(LONG)
-                steps.append("went on")
+                steps.append("continued")
 
         made = asyncio.tasks._PyTask(body(), loop=asyncio.get_running_loop())  # type: ignore[attr-defined]
         assert not isinstance(made, asyncio.Task)
@@ -97,13 +99,13 @@ class TestTheBody:
             await asyncio.wait_for(made, BOUND)
         assert steps == []
 
-    async def test_that_does_not_await_hears_at_its_end(self, locks: AsyncLocks) -> None:
+    async def test_that_does_not_await_raises_at_its_end(self, locks: AsyncLocks) -> None:
         with pytest.raises(LeaseLost):
             async with locks.lock("report") as lease:
                 lose(lease)
         assert cancelling() == 0
         for _ in range(5):
-            await asyncio.sleep(0)  # no cancellation comes late
+            await asyncio.sleep(0)  # no late cancellation
 
     async def test_may_clean_up(self, locks: AsyncLocks) -> None:
         cleaned: list[bool] = []
@@ -117,45 +119,45 @@ class TestTheBody:
                     cleaned.append(True)
         assert cleaned == [True]
 
-    async def test_that_swallows_the_cancellation_hears_at_its_end(self, locks: AsyncLocks) -> None:
-        went_on: list[int] = []
+    async def test_that_swallows_the_cancellation_raises_at_its_end(self, locks: AsyncLocks) -> None:
+        reached: list[int] = []
         with pytest.raises(LeaseLost):  # noqa: PT012
             async with locks.lock("report") as lease:
                 lose_soon(lease)
                 try:
                     await asyncio.sleep(LONG)
                 except asyncio.CancelledError:
-                    went_on.append(cancelling())
+                    reached.append(cancelling())
                 await asyncio.sleep(0.01)
-                went_on.append(cancelling())
-        assert went_on == [1, 1], "cancelled once, and not again at every await"
+                reached.append(cancelling())
+        assert reached == [1, 1], "cancelled once, and not again at every await"
         assert cancelling() == 0
 
-    async def test_that_fails_after_swallowing_keeps_its_own_error(self, locks: AsyncLocks) -> None:
-        with pytest.raises(KeyError, match="own"):  # noqa: PT012
+    async def test_that_fails_after_swallowing_keeps_its_error(self, locks: AsyncLocks) -> None:
+        with pytest.raises(KeyError, match="from the"):  # noqa: PT012
             async with locks.lock("report") as lease:
                 lose_soon(lease)
                 try:
                     await asyncio.sleep(LONG)
                 except asyncio.CancelledError:
-                    raise KeyError("the body's own") from None
+                    raise KeyError("from the body") from None
         assert cancelling() == 0
 
-    async def test_that_had_failed_before_keeps_its_own_error(self, locks: AsyncLocks) -> None:
-        with pytest.raises(KeyError, match="own"):  # noqa: PT012
+    async def test_that_failed_before_keeps_its_error(self, locks: AsyncLocks) -> None:
+        with pytest.raises(KeyError, match="from the"):  # noqa: PT012
             async with locks.lock("report") as lease:
                 lose(lease)
-                raise KeyError("the body's own")
+                raise KeyError("from the body")
         assert cancelling() == 0
         await asyncio.sleep(0)
 
-    async def test_that_raises_cancelled_itself_is_taken_at_its_word(self, locks: AsyncLocks) -> None:
+    async def test_that_raises_cancelled_error_is_cancelled(self, locks: AsyncLocks) -> None:
         with pytest.raises(asyncio.CancelledError):
             async with locks.lock("report"):
                 raise asyncio.CancelledError
         assert await free(locks, "report")
 
-    async def test_goes_on_where_it_was_told_to(self, locks: AsyncLocks) -> None:
+    async def test_continues_without_cancel_on_loss(self, locks: AsyncLocks) -> None:
         steps: list[Any] = []
         with pytest.raises(LeaseLost):  # noqa: PT012
             async with locks.lock("report", cancel_on_loss=False) as lease:
@@ -167,7 +169,7 @@ class TestTheBody:
                 assert await lease.lost.wait() is True
         assert steps == [0]
 
-    async def test_waiting_for_another_lock_leaves_nothing_there(self, locks: AsyncLocks) -> None:
+    async def test_in_the_queue_of_another_lock_leaves_no_ticket(self, locks: AsyncLocks) -> None:
         other = await locks.lock("another").acquire()
         assert other is not None
         with pytest.raises(LeaseLost):  # noqa: PT012
@@ -198,13 +200,13 @@ class TestTheBody:
                 await asyncio.sleep(LONG)
         assert await task == "undisturbed"
 
-    async def test_of_a_lease_without_a_block_is_nobodys(self, locks: AsyncLocks) -> None:
+    async def test_of_a_lease_without_a_block_is_not_cancelled(self, locks: AsyncLocks) -> None:
         lease = await locks.lock("report").acquire()
         lose(lease)
         await asyncio.sleep(0.01)
         assert cancelling() == 0
 
-    async def test_may_take_the_lock_again_at_once(self, locks: AsyncLocks) -> None:
+    async def test_may_acquire_the_lock_again_at_once(self, locks: AsyncLocks) -> None:
         lock = locks.lock("report")
         for _ in range(3):
             with pytest.raises(LeaseLost):  # noqa: PT012
@@ -229,7 +231,7 @@ class TestFunctions:
             lease = scope.lease
             lose(lease)
             if ending == "fails":
-                raise KeyError("the function's own")
+                raise KeyError("from the function")
             await asyncio.sleep(LONG if ending == "is cancelled" else 0)
             steps.append(ending)
             return ending
@@ -237,7 +239,7 @@ class TestFunctions:
         with pytest.raises(LeaseLost):
             await work("is cancelled")
         locks.session.store._hub.space.drop("report")  # type: ignore[attr-defined]
-        with pytest.raises(KeyError, match="own"):
+        with pytest.raises(KeyError, match="from the"):
             await work("fails")
         assert steps == []
         assert cancelling() == 0
@@ -249,7 +251,7 @@ class TestFunctions:
         async def deposit(number: int) -> str:
             locks.session.store._hub.space.drop(f"account:{number}")  # type: ignore[attr-defined]
             await asyncio.sleep(LONG)
-            return "went on"
+            return "continued"
 
         with pytest.raises(LeaseLost) as caught:
             await deposit(7)
@@ -264,11 +266,11 @@ class TestFunctions:
         async def deposit(number: int) -> None:
             locks.session.store._hub.space.drop(f"account:{number}")  # type: ignore[attr-defined]
             await asyncio.sleep(0.1)
-            steps.append("went on")
+            steps.append("continued")
 
         with pytest.raises(LeaseLost):
             await deposit(7)
-        assert steps == ["went on"]
+        assert steps == ["continued"]
 
 
 class TestNesting:
@@ -303,7 +305,7 @@ class TestNesting:
         assert cancelling() == 0
         await asyncio.sleep(0)
 
-    async def test_the_outer_is_lost_while_the_inner_is_given_back(
+    async def test_the_outer_is_lost_while_the_inner_is_released(
         self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with pytest.raises(LeaseLost) as caught:  # noqa: PT012
@@ -344,8 +346,8 @@ class TestNesting:
         assert [type(result) for result in results[1::2]] == [LeaseLost] * 2
 
 
-async def _left_by_a_group_that_failed() -> int:
-    """The count of cancellations after a task group whose child failed: not 0 in Python 3.11, and not our doing."""
+async def _pending_after_a_failed_group() -> int:
+    """Cancellations that are pending after a task group whose child failed: not 0 in Python 3.11 itself."""
 
     async def fail() -> None:
         await asyncio.sleep(0)
@@ -402,20 +404,20 @@ class TestTaskGroups:
         async def child(lease: Any) -> None:
             await asyncio.sleep(0.01)
             lose(lease)
-            raise KeyError("the child's own")
+            raise KeyError("from the child")
 
         with pytest.raises(ExceptionGroup) as caught:
             async with locks.lock("report") as lease, asyncio.TaskGroup() as group:
                 group.create_task(child(lease))
         assert [type(error) for error in caught.value.exceptions] == [KeyError]
-        assert cancelling() == await asyncio.create_task(_left_by_a_group_that_failed())
+        assert cancelling() == await asyncio.create_task(_pending_after_a_failed_group())
 
     async def test_a_group_around_the_block(self, locks: AsyncLocks) -> None:
-        """A sibling's failure cancels the body: that is no loss."""
+        """The failure of a sibling cancels the body, which is not a loss."""
 
         async def fail() -> None:
             await asyncio.sleep(0.01)
-            raise KeyError("the sibling's own")
+            raise KeyError("from the sibling")
 
         with pytest.raises(ExceptionGroup):  # noqa: PT012
             async with asyncio.TaskGroup() as group:
@@ -456,8 +458,8 @@ class TestTimeouts:
         assert cancelling() == 0
 
     @pytest.mark.parametrize("first", ["the loss", "the timeout"])
-    async def test_both_in_the_same_turn(self, locks: AsyncLocks, first: str) -> None:
-        """The timeout is around the block, so it is the one to say what happened."""
+    async def test_both_in_the_same_round(self, locks: AsyncLocks, first: str) -> None:
+        """The timeout is around the block, so TimeoutError is raised."""
         with pytest.raises(TimeoutError):  # noqa: PT012
             async with asyncio.timeout(LONG) as limit, locks.lock("report") as lease:
                 loop = asyncio.get_running_loop()
@@ -481,7 +483,7 @@ class TestCancellationFromOutside:
         assert await free(locks, "report")
 
     @pytest.mark.parametrize("first", ["the loss", "the cancellation"])
-    async def test_in_the_same_turn_as_the_loss_wins(self, locks: AsyncLocks, first: str) -> None:
+    async def test_in_the_same_round_as_the_loss_wins(self, locks: AsyncLocks, first: str) -> None:
         leases: list[Any] = []
         task = asyncio.create_task(self._hold(locks, leases))
         await asyncio.sleep(0.01)
@@ -512,8 +514,8 @@ class TestCancellationFromOutside:
             await task
         assert task.cancelled()
 
-    async def test_before_the_block_is_not_forgotten(self, locks: AsyncLocks) -> None:
-        """A task that was cancelled and is still at work has a count of its own, which must stay."""
+    async def test_before_the_block_stays_pending(self, locks: AsyncLocks) -> None:
+        """A task that was cancelled before and still runs keeps its count of cancellations."""
 
         async def work() -> int:
             try:
@@ -538,7 +540,7 @@ class TestCancellationFromOutside:
             await asyncio.sleep(LONG)
 
 
-class TestAtTheEdges:
+class TestEdges:
     async def test_lost_before_the_body_begins(self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch) -> None:
         lock = locks.lock("report")
 
@@ -553,11 +555,11 @@ class TestAtTheEdges:
             async with lock as lease:
                 steps.append(lease.state.value)
                 await asyncio.sleep(LONG)
-                steps.append("went on")
+                steps.append("continued")
         assert steps == ["lost"]
         assert cancelling() == 0
 
-    async def test_lost_in_the_turn_in_which_the_body_ends(self, locks: AsyncLocks) -> None:
+    async def test_lost_in_the_round_in_which_the_body_ends(self, locks: AsyncLocks) -> None:
         for pauses in range(6):
             locks.session.store._hub.space.drop("report")  # type: ignore[attr-defined]
             with pytest.raises(LeaseLost):  # noqa: PT012
@@ -571,8 +573,8 @@ class TestAtTheEdges:
             for _ in range(5):
                 await asyncio.sleep(0)
 
-    async def test_lost_while_it_is_given_back(self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The body went well, under a valid lease, to its end."""
+    async def test_lost_during_the_release(self, locks: AsyncLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The body succeeded under a valid lease."""
         release = locks.session.store.release
 
         async def slow(*args: Any) -> bool:
@@ -587,7 +589,7 @@ class TestAtTheEdges:
         assert cancelling() == 0
 
     async def test_a_block_that_another_task_ends(self, locks: AsyncLocks) -> None:
-        """A generator, as in a fixture or a web framework's dependency, may be ended by another task than began it."""
+        """A generator, such as a fixture or a dependency of a web framework, may end in another task than it began."""
 
         async def dependency() -> AsyncIterator[Any]:
             async with locks.lock("report") as lease:
@@ -603,10 +605,10 @@ class TestAtTheEdges:
 
 
 class TestAWorkerThread:
-    """`await asyncio.to_thread(crunch, lease)`, and `crunch` asks now and then whether it may go on."""
+    """`await asyncio.to_thread(crunch, lease)`, where `crunch` checks its lease now and then."""
 
     @pytest.mark.parametrize("debug", [False, True], ids=["plain", "debug"])
-    async def test_that_finds_the_loss_first(self, locks: AsyncLocks, debug: bool) -> None:
+    async def test_that_detects_the_loss_first(self, locks: AsyncLocks, debug: bool) -> None:
         asyncio.get_running_loop().set_debug(debug)
         asyncio.get_running_loop().slow_callback_duration = LONG
         found: list[BaseException] = []
@@ -626,7 +628,7 @@ class TestAWorkerThread:
         with pytest.raises(LeaseLost):  # noqa: PT012
             async with locks.lock("report", ttl=0.05, renew=False, on_lost=on_lost) as lease:
                 worker = threading.Thread(target=crunch, args=(lease,))
-                locks.session.keepalive.close()  # so that the worker is the one who finds it
+                locks.session.keepalive.close()  # so that the worker detects it
                 worker.start()
                 await asyncio.sleep(0.5)
                 worker.join(BOUND)

@@ -1,17 +1,17 @@
-"""How a test loses a lease at exactly the moment it wants."""
+"""Lose a lease at an exact moment."""
 
 from typing import Any
 
 from lockfast.errors import StoreUnavailable
 
 
-def lose(lease: Any, why: str = "the test took it away") -> None:
+def lose(lease: Any, why: str = "the test ended it") -> None:
     """Lose the lease as if the store had reported it. On asyncio, call it in the event loop."""
     lease._lose(why)
 
 
 class Outage:
-    """A store that cannot renew while this is on; everything else goes on."""
+    """A store that cannot renew while `on`; all other requests work."""
 
     def __init__(self, locks: Any) -> None:
         self._store = locks.session.store

@@ -1,4 +1,4 @@
-"""Renewal by a manual clock: how often, how many at once, with which ttl, and that nobody else can get in meanwhile."""
+"""Renewal with a virtual clock: how often, how many at once, with which ttl, and without a gap for other holders."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lockfast import LeaseLost, State
 from lockfast.core.lease_state import ALIVE
 from lockfast.errors import LockError
-from tests.keepalive.virtual import START, Trouble, World
+from tests.keepalive.virtual import START, Fault, World
 
 TTL = 3.0
 A_MOMENT = 0.001
@@ -41,14 +41,14 @@ class TestHowOften:
         assert max(pauses) <= TTL / 3 + A_MOMENT
         assert min(pauses) >= TTL / 3 * 0.8
 
-    def test_one_keeper_for_all(self, world: World) -> None:
+    def test_one_keepalive_for_all_leases(self, world: World) -> None:
         for number in range(50):
             world.acquire(f"thing {number}", ttl=TTL)
             world.time.run_for(0.1)
         world.time.run_for(10)
         assert world.time.spawned.count("keepalive") == 1
 
-    def test_a_keeper_that_went_home_comes_back(self, world: World) -> None:
+    def test_a_retired_keepalive_starts_again(self, world: World) -> None:
         for round_ in range(3):
             lease = world.acquire(ttl=TTL)
             world.time.run_for(2 * TTL)
@@ -57,17 +57,17 @@ class TestHowOften:
             assert world.time.spawned.count("keepalive") == round_ + 1
         before = len(world.store.requests)
         world.time.run_for(1000)
-        assert len(world.store.requests) == before, "nobody asks when nothing is held"
+        assert len(world.store.requests) == before, "no request while nothing is held"
 
     @pytest.mark.parametrize("idle", [0.0, 0.5, 0.999, 1.0, 1.001, 1.5, 1.999, 2.0, 2.001, 2.5])
-    def test_a_lease_that_comes_as_the_keeper_goes_home_is_kept(self, world: World, idle: float) -> None:
+    def test_a_lease_that_begins_as_the_keepalive_retires_is_renewed(self, world: World, idle: float) -> None:
         world.time.do(world.acquire(ttl=TTL).release())
         world.time.run_for(idle)
         lease = world.acquire("another", ttl=0.3)
         world.time.run_for(5)
         assert lease.state is State.HELD
 
-    def test_a_short_lease_beside_long_ones_is_kept(self, world: World) -> None:
+    def test_a_short_lease_beside_long_ones_is_renewed(self, world: World) -> None:
         for number in range(20):
             world.acquire(f"thing {number}", ttl=300)
         world.time.run_for(7)
@@ -75,19 +75,19 @@ class TestHowOften:
         world.time.run_for(3)
         assert short.state is State.HELD
 
-    def test_a_long_one_that_waits_for_an_answer_does_not_cost_a_short_one(self, world: World) -> None:
-        """A dead connection is replaced when a request is overdue; a long lease's may be so after the short ttl."""
+    def test_an_unanswered_renewal_of_a_long_lease_does_not_lose_a_short_one(self, world: World) -> None:
+        """A dead connection is replaced when a request times out, for a long lease perhaps after the short ttl."""
         world.acquire("long", ttl=90)
         world.time.run_for(29.5)
         short = world.acquire("short", ttl=6)
         world.time.run_for(0.4)
-        world.store.trouble = "stuck"
+        world.store.fault = "stuck"
         world.time.run_for(10)
-        assert world.store.trouble == "none"
+        assert world.store.fault == "none"
         assert short.state is State.HELD
 
-    def test_many_travel_together(self, world: World) -> None:
-        """Ten thousand that came one after the other, over a whole ttl."""
+    def test_many_leases_are_renewed_together(self, world: World) -> None:
+        """Ten thousand leases that began one after another, during a whole ttl."""
         leases = []
         for number in range(10_000):
             leases.append(world.acquire(f"thing {number}", ttl=30))
@@ -100,13 +100,13 @@ class TestHowOften:
         renewals = sum(len(one.names) for one in requests)
         assert renewals >= 10_000 * 6
         assert renewals / len(requests) >= 250
-        assert renewals <= 10_000 * 6 * 1.3, "few come much too early"
+        assert renewals <= 10_000 * 6 * 1.3, "few are renewed much too early"
         assert {lease.state for lease in leases} == {State.HELD}
 
-    def test_what_is_given_back_is_not_renewed_any_more(self, world: World) -> None:
-        """The keeper is at the first of several requests, when a lease of the last is exported or given back."""
+    def test_a_released_lease_is_not_renewed(self, world: World) -> None:
+        """The keepalive sends the first of several requests while leases of the last one are exported or released."""
         leases = [world.acquire(f"thing {number}", ttl=30) for number in range(1200)]
-        world.store.back = 0.5
+        world.store.reply_delay = 0.5
         world.time.run_for(10.1)
         assert world.store.renewals("thing 0"), "the first request is under way"
         exported, released = leases[1100], leases[1150]
@@ -124,37 +124,37 @@ class TestItsLimits:
         world.time.run_for(TTL * 0.998 - 0.003)
         assert lease.state is State.HELD
         world.time.run_for(A_MOMENT * 2)
-        assert world.words() == ["lost"]
+        assert world.kinds() == ["lost"]
         assert world.store.renewals() == []
         with pytest.raises(LeaseLost, match="not renewed"):
             lease.ensure_held()
 
     @pytest.mark.parametrize("max_hold", [0.5, 3.0, 3.5, 10.0, 100.0])
-    def test_the_longest_hold_ends_it_to_the_moment(self, world: World, max_hold: float) -> None:
+    def test_max_hold_ends_it_on_time(self, world: World, max_hold: float) -> None:
         lease = world.acquire(ttl=TTL, max_hold=max_hold)
         usable = max_hold if max_hold > TTL else min(max_hold, TTL) * 0.998 - 0.002
         world.time.run_for(usable - 2 * A_MOMENT)
         assert lease.state is State.HELD
-        assert world.words() == []
+        assert world.kinds() == []
         world.time.run_until(START + max_hold + A_MOMENT)
-        assert world.words() == ["lost"]
+        assert world.kinds() == ["lost"]
         world.time.run_for(max_hold * 0.01 + 0.02)
         assert world.store.holder("thing") is None, "the store frees it at that time too"
 
-    def test_the_longest_hold_is_not_asked_for_in_vain(self, world: World) -> None:
-        """Once the store keeps it to the end of the longest hold, nothing is left to ask."""
+    def test_max_hold_needs_no_useless_renewal(self, world: World) -> None:
+        """Once the store keeps the grant until `max_hold` ends, no renewal is sent."""
         world.acquire(ttl=TTL, max_hold=10.0)
         world.time.run_for(9.9)
         asked = world.store.renewals()
         assert len(asked) <= 3 * 10 / TTL + 1
         assert asked[-1].ttls[0] < TTL
 
-    def test_a_renewal_by_hand_may_not_go_beyond_the_longest_hold(self, world: World) -> None:
+    def test_a_manual_renewal_does_not_exceed_max_hold(self, world: World) -> None:
         lease = world.acquire(ttl=TTL, max_hold=5.0)
         world.time.do(lease.renew(60.0))
         assert lease.remaining <= 5.0
         world.time.run_until(START + 5.0 + A_MOMENT)
-        assert world.words() == ["lost"]
+        assert world.kinds() == ["lost"]
         world.time.run_for(0.2)
         assert world.store.holder("thing") is None
 
@@ -168,7 +168,7 @@ class TestAnotherTtl:
         assert lease.state is State.HELD
         assert len(world.store.renewals()) <= 40
 
-    def test_shorter_takes_nothing_back_and_is_kept_alive(self, world: World) -> None:
+    def test_shorter_does_not_shorten_the_grant_and_is_renewed(self, world: World) -> None:
         lease = world.acquire(ttl=30)
         world.time.run_for(5)
         world.time.do(lease.renew(0.3))
@@ -176,22 +176,22 @@ class TestAnotherTtl:
         world.time.run_for(60)
         assert lease.state is State.HELD
         assert lease.remaining <= 0.3
-        watch_for_strangers(world, [lease])
+        check_that_held_means_held(world, [lease])
         world.time.run_for(10)
         assert lease.state is State.HELD
 
-    @pytest.mark.parametrize("trouble", ["refused", "silent", "deaf", "late"])
-    def test_shorter_without_an_answer(self, world: World, trouble: Trouble) -> None:
+    @pytest.mark.parametrize("fault", ["refused", "silent", "deaf", "late"])
+    def test_shorter_without_an_answer(self, world: World, fault: Fault) -> None:
         lease = world.acquire(ttl=3, renew=False)
-        watch_for_strangers(world, [lease])
-        world.store.trouble = trouble
+        check_that_held_means_held(world, [lease])
+        world.store.fault = fault
         world.time.spawn(lambda: _quietly(lease.renew(0.5)), "renew")
         world.time.run_for(4)
         assert lease.state is State.LOST
 
     def test_longer_does_not_count_before_an_answer(self, world: World) -> None:
         lease = world.acquire(ttl=0.5, renew=False)
-        world.store.trouble = "silent"
+        world.store.fault = "silent"
         world.time.spawn(lambda: _quietly(lease.renew(60.0)), "renew")
         world.time.run_for(0.4)
         assert lease.remaining < 0.2
@@ -199,59 +199,59 @@ class TestAnotherTtl:
         assert lease.state is State.LOST
 
     def test_a_short_one_that_arrives_late_after_a_long_one(self, world: World) -> None:
-        """The short renewal lay in the buffer of a stopped server, while the long one went over a new connection."""
+        """The short renewal waited in the buffer of a stopped server, while the long one used a new connection."""
         lease = world.acquire(ttl=30, renew=False)
-        world.store.trouble = "late"
+        world.store.fault = "late"
         world.time.spawn(lambda: _quietly(lease.renew(2.5)), "renew")
-        world.time.run_for(2.0)  # that one has been given up, and will be executed in a tenth of a second
-        world.store.trouble = "none"
+        world.time.run_for(2.0)  # that request timed out, and will be executed 0.1 s later
+        world.store.fault = "none"
         world.time.do(lease.renew(30.0))
-        watch_for_strangers(world, [lease])
+        check_that_held_means_held(world, [lease])
         world.time.run_for(10)
 
     def test_two_at_once_where_the_shorter_is_executed_last(self, world: World) -> None:
         lease = world.acquire(ttl=30, renew=False)
-        world.store.there = 0.1
+        world.store.request_delay = 0.1
         world.time.spawn(lambda: _quietly(lease.renew(0.5)), "renew")
         world.time.run_for(0.01)
-        world.store.there = 0.0  # the other thread's request overtakes it
+        world.store.request_delay = 0.0  # the other thread's request overtakes it
         world.time.spawn(lambda: _quietly(lease.renew(30.0)), "renew")
-        watch_for_strangers(world, [lease])
+        check_that_held_means_held(world, [lease])
         world.time.run_for(20)
 
-    def test_the_keepers_own_that_arrives_after_a_longer_one(self, world: World) -> None:
+    def test_a_renewal_of_the_keepalive_that_arrives_after_a_longer_one(self, world: World) -> None:
         lease = world.acquire(ttl=0.6)
-        world.store.there = 0.08
+        world.store.request_delay = 0.08
         world.time.run_for(0.21)
-        assert len(world.store.renewals()) == 1, "the keeper's request is on its way"
-        world.store.there = 0.0
+        assert len(world.store.renewals()) == 1, "the request of the keepalive is on its way"
+        world.store.request_delay = 0.0
         world.time.do(lease.renew(30.0))
-        watch_for_strangers(world, [lease])
+        check_that_held_means_held(world, [lease])
         world.time.run_for(20)
         assert lease.state is State.HELD
 
 
-def watch_for_strangers(world: World, leases: list[Any]) -> None:
-    """Whoever believes that it holds must hold: otherwise another could get in."""
+def check_that_held_means_held(world: World, leases: list[Any]) -> None:
+    """A lease that is held for the client must be held in the store; otherwise another client could acquire it."""
 
-    def look() -> None:
+    def check() -> None:
         for lease in leases:
             if lease.state in ALIVE and world.store.holder(lease.name) != lease.holder:
                 raise AssertionError(
                     f"at {world.time.now() - START:.3f} the lease says {lease.state.value}, {lease.remaining:.3f} s "
-                    f"left; the store has given the lock up; asked: {world.store.requests[-6:]}"
+                    f"left; the store has no such grant; requests: {world.store.requests[-6:]}"
                 )
 
-    world.time.look = look
+    world.time.check = check
 
 
 TIMES = st.sampled_from([0.01, 0.05, 0.2, 0.4, 0.9, 1.7, 4.0])
 ACTIONS = st.one_of(
     st.tuples(st.just("run"), TIMES),
     st.tuples(st.just("freeze"), TIMES),
-    st.tuples(st.just("trouble"), st.sampled_from(["none", "none", "refused", "silent", "deaf", "late"])),
-    st.tuples(st.just("there"), st.sampled_from([0.0, 0.02, 0.3])),
-    st.tuples(st.just("back"), st.sampled_from([0.0, 0.02, 0.3])),
+    st.tuples(st.just("fault"), st.sampled_from(["none", "none", "refused", "silent", "deaf", "late"])),
+    st.tuples(st.just("request_delay"), st.sampled_from([0.0, 0.02, 0.3])),
+    st.tuples(st.just("reply_delay"), st.sampled_from([0.0, 0.02, 0.3])),
     st.tuples(st.just("renew"), st.sampled_from([None, 0.3, 1.0, 6.0])),
     st.tuples(st.just("release"), st.none()),
     st.tuples(st.just("acquire"), st.sampled_from([0.3, 1.0, 6.0])),
@@ -260,29 +260,29 @@ ACTIONS = st.one_of(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(ACTIONS, min_size=5, max_size=40))
-def test_whatever_happens_a_lease_that_says_held_is_held(actions: list[tuple[str, Any]]) -> None:
+def test_a_held_lease_is_held_in_the_store_under_random_faults(actions: list[tuple[str, Any]]) -> None:
     world = World()
     leases: list[Any] = [world.acquire("thing 0", ttl=1.0)]
-    watch_for_strangers(world, leases)
-    for what, value in actions:
-        if what == "run":
+    check_that_held_means_held(world, leases)
+    for action, value in actions:
+        if action == "run":
             world.time.run_for(value)
-        elif what == "freeze":
+        elif action == "freeze":
             world.time.freeze(value)
-        elif what in ("trouble", "there", "back"):
-            setattr(world.store, what, value)
-        elif what == "renew":
+        elif action in ("fault", "request_delay", "reply_delay"):
+            setattr(world.store, action, value)
+        elif action == "renew":
             world.time.spawn(lambda lease=leases[-1], ttl=value: _quietly(lease.renew(ttl)), "renew")  # type: ignore[misc]
-        elif what == "release":
+        elif action == "release":
             world.time.spawn(lambda lease=leases[-1]: _quietly(lease.release()), "release")  # type: ignore[misc]
-        elif world.store.trouble == "none" and world.store.there == world.store.back == 0.0:
+        elif world.store.fault == "none" and world.store.request_delay == world.store.reply_delay == 0.0:
             leases.append(world.acquire(f"thing {len(leases)}", ttl=value))
-    world.store.trouble, world.store.there, world.store.back = "none", 0.0, 0.0
+    world.store.fault, world.store.request_delay, world.store.reply_delay = "none", 0.0, 0.0
     world.time.run_for(12)
     for lease in leases:
-        words = world.words(lease.name)
-        assert words.count("lost") == (lease.state is State.LOST)
-        assert "lost" not in words[:-1]
+        kinds = world.kinds(lease.name)
+        assert kinds.count("lost") == (lease.state is State.LOST)
+        assert "lost" not in kinds[:-1]
         if lease.state not in ALIVE:
-            assert world.store.holder(lease.name) is None, "nothing is left of what is over"
+            assert world.store.holder(lease.name) is None, "the store holds no ended lease"
     world.time.close()
