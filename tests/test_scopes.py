@@ -1,7 +1,7 @@
 """A `with` block ends its own lease, also if the thread or task holds a newer lease of the same lock object.
 
 In each scenario the outer block loses its lease, and a generator, suspended inside its own block, acquires the lock
-anew. The end of the outer block must report the loss and leave the generator's lease alone.
+again. The end of the outer block must report the loss and not affect the lease of the generator.
 """
 
 import asyncio
