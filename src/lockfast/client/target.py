@@ -124,10 +124,10 @@ def _check_addresses(addresses: Sequence[str]) -> None:
 
 
 def _etcd_store(url: str, runtime: Runtime, flavour: str) -> tuple[Store, str]:
-    from lockfast.stores.etcd.client import AsyncClient, ThreadClient
+    from lockfast.stores.etcd.client import EtcdClient
     from lockfast.stores.etcd.store import EtcdStore
 
-    client = ThreadClient(url, runtime) if flavour == "threads" else AsyncClient(url, runtime)
+    client = EtcdClient(url, runtime, flavour)
     return EtcdStore(client, runtime), client.shown
 
 

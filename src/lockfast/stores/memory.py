@@ -13,45 +13,23 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from lockfast import values
 from lockfast.errors import closed_error
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
-from lockfast.values import (
-    Answer,
-    Claim,
-    Enqueue,
-    FirstNotification,
-    Granted,
-    GrantNotification,
-    LockInfo,
-    Notification,
-    Owner,
-    Page,
-    Queued,
-    Renewal,
-    Taken,
-    WaiterInfo,
-    fits,
-)
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Notification, Page, Queued, Renewal, Taken
 
 MOST_SHOWN = 1000
 PAGE = 500
-MOST_AHEAD_US = 1_000_000
-"""How far ahead of the clock a quorum may set a fence."""
-
-Deliver = Callable[[str, Notification], bool]
-"""Send a notification to an address; False if no mailbox is open there."""
+MOST_AHEAD_US = 1_000_000  # how far ahead of the clock a quorum may set a fence
 
 
 class Grant:
     __slots__ = ("expires_at", "fence", "holder", "owner", "since")
 
-    def __init__(self, holder: str, owner: str, fence: int, now: float, ttl: float) -> None:
-        self.holder = holder
-        self.owner = owner
-        self.fence = fence
-        self.since = now
-        self.expires_at = now + ttl
+    def __init__(self, claim: Claim, fence: int, now: float) -> None:
+        self.holder, self.owner, self.fence = claim.holder, claim.owner, fence
+        self.since, self.expires_at = now, now + claim.ttl
 
     def renew(self, expires_at: float) -> None:
         # Never shortens: a request with a shorter ttl may arrive after one with a longer ttl.
@@ -62,22 +40,15 @@ class Waiter:
     __slots__ = ("address", "attempt", "claim", "expires_at", "since", "ticket")
 
     def __init__(self, claim: Claim, ticket: int, now: float) -> None:
-        self.claim = claim
-        self.ticket = ticket
-        self.since = now
-        self.refresh("", 0, now)
-
-    def refresh(self, address: str, attempt: int, now: float) -> None:
-        self.address = address
-        self.attempt = attempt
-        self.expires_at = now + self.claim.ttl
+        self.claim, self.ticket, self.since = claim, ticket, now
+        self.address, self.attempt, self.expires_at = "", 0, 0.0
 
 
 class Space:
     """Invariants: a name is in `_queues` only while it has waiters; a queue is sorted by ticket; no holder waits for
-    its own lock."""
+    its own lock. `deliver(address, notification)` returns False if no mailbox is open there."""
 
-    def __init__(self, deliver: Deliver, wall_us: Callable[[], int]) -> None:
+    def __init__(self, deliver: Callable[[str, Notification], bool], wall_us: Callable[[], int]) -> None:
         self._deliver = deliver
         self._wall_us = wall_us
         self._grants: dict[str, Grant] = {}
@@ -109,7 +80,7 @@ class Space:
 
     def _grant(self, claim: Claim, now: float) -> int:
         fence = self._next_fence(claim.name, claim.fences, claim.floor)
-        self._grants[claim.name] = Grant(claim.holder, claim.owner, fence, now, claim.ttl)
+        self._grants[claim.name] = Grant(claim, fence, now)
         return fence
 
     def _grant_next(self, name: str, now: float, caller: str | None = None) -> None:
@@ -119,8 +90,8 @@ class Space:
             waiter = queue.pop(0)
             if waiter.claim.holder != caller and now >= waiter.expires_at:
                 continue
-            fence = self._grant(waiter.claim, now)
-            if waiter.claim.holder == caller or self._deliver(waiter.address, GrantNotification(waiter.attempt, fence)):
+            notification = values.GrantNotification(waiter.attempt, self._grant(waiter.claim, now))
+            if waiter.claim.holder == caller or self._deliver(waiter.address, notification):
                 break
             del self._grants[name]
         self._notify_head(name, now)
@@ -129,7 +100,7 @@ class Space:
         """Notify the first live waiter how long the holder may still hold; remove dead ones."""
         queue, held = self._queues.get(name, []), self._grants.get(name)
         while queue and held is not None:
-            if self._deliver(queue[0].address, FirstNotification(queue[0].attempt, held.expires_at - now)):
+            if self._deliver(queue[0].address, values.FirstNotification(queue[0].attempt, held.expires_at - now)):
                 break
             queue.pop(0)
         if not queue:
@@ -163,11 +134,10 @@ class Space:
             ticket = enqueue.ticket if enqueue.ticket is not None else max(last + 1, self._wall_us())
             waiter = Waiter(claim, ticket, now)
             queue.append(waiter)
-            queue.sort(key=lambda one: one.ticket)
-        elif enqueue.ticket is not None and enqueue.ticket < waiter.ticket:  # the earlier ticket counts
-            waiter.ticket = enqueue.ticket
-            queue.sort(key=lambda one: one.ticket)
-        waiter.refresh(enqueue.address, enqueue.attempt, now)
+        elif enqueue.ticket is not None:
+            waiter.ticket = min(waiter.ticket, enqueue.ticket)  # the earlier ticket counts
+        queue.sort(key=lambda one: one.ticket)
+        waiter.address, waiter.attempt, waiter.expires_at = enqueue.address, enqueue.attempt, now + waiter.claim.ttl
         return waiter
 
     def renew(self, renewal: Renewal, now: float) -> bool:
@@ -194,9 +164,8 @@ class Space:
     def _dequeue(self, name: str, holder: str, now: float) -> None:
         queue = self._queues.get(name, [])
         index = next((index for index, one in enumerate(queue) if one.claim.holder == holder), None)
-        if index is None:
-            return
-        del queue[index]
+        if index is not None:
+            del queue[index]
         if index == 0:
             self._notify_head(name, now)
 
@@ -219,25 +188,22 @@ class Space:
         return True
 
     def listing(self, pattern: str, cursor: str, now: float) -> Page:
-        names = sorted(name for name in self._fences if name > cursor and fits(name, pattern))
+        names = sorted(name for name in self._fences if name > cursor and values.fits(name, pattern))
         infos = tuple(self.inspect(name, now)._replace(waiters=()) for name in names[:PAGE])
         return Page(infos, infos[-1].name if len(names) > PAGE else "")
 
     def inspect(self, name: str, now: float) -> LockInfo:
         held = self._held(name, now)
         queue = [one for one in self._queues.get(name, []) if now < one.expires_at]
-        waiters = tuple(
-            WaiterInfo(one.claim.holder, Owner.decode(one.claim.owner), now - one.since) for one in queue[:MOST_SHOWN]
-        )
+        shown = [
+            (one.claim.holder, values.Owner.decode(one.claim.owner), now - one.since) for one in queue[:MOST_SHOWN]
+        ]
+        waiters = tuple(map(values.WaiterInfo._make, shown))
         info = LockInfo(name, fence=self._fences.get(name), waiters=waiters, waiting=len(queue))
         if held is None:
             return info
-        return info._replace(
-            holder=held.holder,
-            owner=Owner.decode(held.owner),
-            held_for=now - held.since,
-            ttl_left=held.expires_at - now,
-        )
+        owner, held_for, ttl_left = values.Owner.decode(held.owner), now - held.since, held.expires_at - now
+        return info._replace(holder=held.holder, owner=owner, held_for=held_for, ttl_left=ttl_left)
 
 
 class Hub:
@@ -250,10 +216,9 @@ class Hub:
 
     def _deliver(self, address: str, notification: Notification) -> bool:
         box = self.boxes.get(address)
-        if box is None:
-            return False
-        box.deliver(notification)
-        return True
+        if box is not None:
+            box.deliver(notification)
+        return box is not None
 
     def reset(self) -> None:
         """In a forked child: drop the parent's locks, and the mutex, which may have been locked at the fork."""
@@ -277,22 +242,16 @@ class MemoryMailbox:
         self._store = store
         self._hub = shared
         self._waker = runtime.waker()
-        self._holder = holder
+        self.address = holder
+        self.wake = self._waker.wake
         self._notifications: deque[Notification] = deque()
 
-    @property
-    def address(self) -> str:
-        return self._holder
-
     async def open(self, until: float) -> None:
-        self._hub.boxes[self._holder] = self
+        self._hub.boxes[self.address] = self
 
     def deliver(self, notification: Notification) -> None:
         self._notifications.append(notification)
-        self._waker.wake()
-
-    def wake(self) -> None:
-        self._waker.wake()
+        self.wake()
 
     async def wait(self, until: float) -> Notification | None:
         if not self._notifications:
@@ -302,7 +261,7 @@ class MemoryMailbox:
         return self._notifications.popleft() if self._notifications else None
 
     def close(self) -> None:
-        self._hub.boxes.pop(self._holder, None)
+        self._hub.boxes.pop(self.address, None)
 
 
 class MemoryStore(Store):

@@ -11,30 +11,19 @@ Rules:
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from socket import SHUT_RDWR
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from lockfast.errors import (
-    ConfigurationError,
-    Outcome,
-    StoreError,
-    StoreProtocolError,
-    StoreRefused,
-    StoreUnavailable,
-    closed_error,
-)
+from lockfast import errors
+from lockfast.errors import ConfigurationError, Outcome, StoreError, StoreRefused, StoreUnavailable, closed_error
 from lockfast.ports import Runtime
 from lockfast.values import clean
 
-LEAST_LIMIT = 0.02
-"""Seconds that a request gets at least, even if its caller has less time left."""
-UNAUTHENTICATED, DENIED, NOT_FOUND, PRECONDITION = 16, 7, 5, 9
-"""Error codes of etcd."""
-URL_SHAPE = "etcd://user:password@host1:2379,host2:2379 (etcds:// for TLS)"
+LEAST_LIMIT = 0.02  # seconds that a request gets at least, even if its caller has less time left
+UNAUTHENTICATED, DENIED, NOT_FOUND, PRECONDITION = 16, 7, 5, 9  # error codes of etcd
 
 
 class EtcdError(Exception):
@@ -68,10 +57,13 @@ class Servers:
             tls = parts.scheme.lower() == "etcds"
             self._urls = [_base_url(host, tls) for host in hosts]
             user, password = unquote(parts.username or ""), unquote(parts.password or "")
+            if parts.path not in ("", "/") or parts.query or parts.fragment:
+                raise ValueError
         except ValueError:
-            raise _invalid_url() from None
-        if parts.path not in ("", "/") or parts.query or parts.fragment:
-            raise _invalid_url()
+            raise ConfigurationError(
+                "This etcd URL is not valid. It should look like etcd://user:password@host1:2379,host2:2379 "
+                "(etcds:// for TLS)."
+            ) from None
         self.shown = clean(f"{parts.scheme.lower()}://{','.join(hosts)}")
         self.credentials = {"name": user, "password": password} if user else None
         self.token: str | None = None
@@ -97,17 +89,10 @@ def _base_url(host: str, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{name}:{parts.port or 2379}"
 
 
-def _invalid_url() -> ConfigurationError:
-    return ConfigurationError(f"This etcd URL is not valid. It should look like {URL_SHAPE}.")
+class EtcdClient:
+    """One etcd cluster. Invariant: `_sockets` has the socket of every open stream, and changes only under `_mutex`."""
 
-
-class EtcdClient(ABC):
-    """One etcd cluster. The flavours differ only in how they send.
-
-    Invariant: `_sockets` has the socket of every open stream, and changes only under `_mutex`.
-    """
-
-    def __init__(self, url: str, runtime: Runtime) -> None:
+    def __init__(self, url: str, runtime: Runtime, flavour: str) -> None:
         try:
             import httpx
         except ImportError as error:
@@ -115,6 +100,7 @@ class EtcdClient(ABC):
                 "An etcd URL needs httpx, which is not installed. Run: pip install 'lockfast[etcd]'"
             ) from error
         self._httpx: Any = httpx
+        self._is_async = flavour == "asyncio"
         self._servers = Servers(url)
         self.shown = self._servers.shown
         self._runtime = runtime
@@ -212,75 +198,42 @@ class EtcdClient(ABC):
                 outcome=Outcome.UNKNOWN,
             ) from error
 
-    def _connected(self, kind: type[Any]) -> Any:
+    def _connected(self) -> Any:
         with self._mutex:
             if self._closed:
                 raise closed_error()
             if self._http is None:
+                kind = self._httpx.AsyncClient if self._is_async else self._httpx.Client
                 self._http = kind(limits=self._httpx.Limits(max_connections=None), trust_env=False)
             return self._http
 
-    def _disconnected(self) -> Any:
+    async def _send(self, url: str, body: dict[str, Any], limit: float) -> Any:
+        reply = self._connected().post(url, json=body, headers=self._servers.headers, timeout=limit)
+        return await reply if self._is_async else reply
+
+    async def _stream(self, url: str, body: dict[str, Any], limit: float) -> AsyncGenerator[str, None]:
+        reply = self._connected().stream("POST", url, json=body, headers=self._servers.headers, timeout=limit)
+        if self._is_async:
+            async with reply as response:
+                with self._registered(response):
+                    async for line in response.aiter_lines():
+                        yield line
+        else:
+            with reply as response, self._registered(response):
+                for line in response.iter_lines():
+                    yield line
+
+    async def close(self) -> None:
         with self._mutex:
             self._closed = True
             http, self._http = self._http, None
-        return http
+        if http is not None:
+            _ = await http.aclose() if self._is_async else http.close()
 
     def reset(self) -> None:
         self._mutex = self._runtime.mutex()
         self._http = None
         self._sockets = []
-
-    @abstractmethod
-    async def _send(self, url: str, body: dict[str, Any], limit: float) -> Any: ...
-
-    @abstractmethod
-    def _stream(self, url: str, body: dict[str, Any], limit: float) -> AsyncGenerator[str, None]: ...
-
-    @abstractmethod
-    async def close(self) -> None: ...
-
-
-class ThreadClient(EtcdClient):
-    """Blocks instead of suspending."""
-
-    async def _send(self, url: str, body: dict[str, Any], limit: float) -> Any:
-        http = self._connected(self._httpx.Client)
-        return http.post(url, json=body, headers=self._servers.headers, timeout=limit)
-
-    async def _stream(self, url: str, body: dict[str, Any], limit: float) -> AsyncGenerator[str, None]:
-        http = self._connected(self._httpx.Client)
-        with (
-            http.stream("POST", url, json=body, headers=self._servers.headers, timeout=limit) as response,
-            self._registered(response),
-        ):
-            for line in response.iter_lines():
-                yield line
-
-    async def close(self) -> None:
-        http = self._disconnected()
-        if http is not None:
-            http.close()
-
-
-class AsyncClient(EtcdClient):
-    """Suspends the task."""
-
-    async def _send(self, url: str, body: dict[str, Any], limit: float) -> Any:
-        http = self._connected(self._httpx.AsyncClient)
-        return await http.post(url, json=body, headers=self._servers.headers, timeout=limit)
-
-    async def _stream(self, url: str, body: dict[str, Any], limit: float) -> AsyncGenerator[str, None]:
-        http = self._connected(self._httpx.AsyncClient)
-        async with http.stream("POST", url, json=body, headers=self._servers.headers, timeout=limit) as response:
-            with self._registered(response):
-                async for line in response.aiter_lines():
-                    yield line
-
-    async def close(self) -> None:
-        http = self._disconnected()
-        if http is not None:
-            await http.aclose()
 
 
 def _shut_down(socket: Any) -> None:
@@ -295,7 +248,7 @@ def _decoded(response: Any) -> dict[str, Any]:
         reply = response.json()
         code = int(reply.get("code", 0))
     except (ValueError, AttributeError, TypeError):
-        raise StoreProtocolError(
+        raise errors.StoreProtocolError(
             f"The reply is not etcd's (HTTP status {response.status_code}); the request may or may not have been "
             "executed. Check that the server is etcd 3.4 or later."
         ) from None

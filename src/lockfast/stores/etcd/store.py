@@ -1,55 +1,175 @@
 """`ports.Store` on etcd. Each operation reads a lock in one transaction, decides, and writes in a conditional one.
 
+    lockfast/lock/NAME           the holder id, on the holder's etcd lease; this key alone decides who holds the lock
+    lockfast/meta/NAME           owner, start and fence of the grant, same lease; no fence: this key's revision is it
+    lockfast/wait/NAME NUL id    one waiter: owner and attempt, on its own lease; ordered by create revision
+
 Rules:
 
 - Every write depends on what was read. A lost race is not an answer: the operation starts again.
 - Each holder has its own etcd lease, so a renewal cannot extend another holder's grant. A renewal counts only if the
-  lock is on the very lease that was extended.
+  lock is on the very lease that was extended. The id of a lease is derived from the holder id, so that a repeated
+  request finds its own lease.
 - Conditions compare modification revisions, which etcd never repeats, not even for a key that is created again.
+- A fence is etcd's revision at the grant, which grows with every change in the cluster.
 - A lock is handed off in the transaction that releases it.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Sequence
+from hashlib import sha256
 from math import ceil
 from time import time as wall_clock
-from typing import Any
+from typing import Any, NamedTuple
 
+from lockfast import values
 from lockfast.errors import StoreUnavailable
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
-from lockfast.stores.etcd import records
 from lockfast.stores.etcd.client import NOT_FOUND, PRECONDITION, EtcdClient, EtcdError, store_error
-from lockfast.stores.etcd.records import Record, Snapshot, lease_of, lock_key, meta_key, wait_key
-from lockfast.values import (
-    Answer,
-    Claim,
-    Enqueue,
-    Granted,
-    GrantNotification,
-    LockInfo,
-    Notification,
-    Owner,
-    Page,
-    Queued,
-    Renewal,
-    Taken,
-    clean,
-    fits,
-    shown,
-)
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits, shown
 
-ROUNDS = 50
-"""How often an operation starts again after a lost race. Each lost race means progress for another client."""
+ROOT = b"lockfast/"
+ROUNDS = 50  # how often an operation starts again after a lost race, which means progress for another client
 MOST_SHOWN = 1000
 PAGE = 50
-LEAVE_WITHIN = 0.3
-"""Seconds that `cancel_waits` gives the waiters to leave the queue."""
-RENEWALS_PER_READ = 40
-"""Locks read in one transaction; etcd allows 128 operations."""
+LEAVE_WITHIN = 0.3  # seconds that `cancel_waits` gives the waiters to leave the queue
+RENEWALS_PER_READ = 40  # locks read in one transaction; etcd allows 128 operations
 
 Operations = list[dict[str, Any]]
+
+
+def lock_key(name: str) -> bytes:
+    return ROOT + b"lock/" + name.encode()
+
+
+def meta_key(name: str) -> bytes:
+    return ROOT + b"meta/" + name.encode()
+
+
+def wait_key(name: str, holder: str = "") -> bytes:
+    return ROOT + b"wait/" + name.encode() + b"\0" + holder.encode()
+
+
+def lease_of(holder: str) -> int:
+    """The id of a holder's first etcd lease.
+
+    >>> 0 < lease_of("moto") < 2**63
+    True
+    """
+    return 1 + int.from_bytes(sha256(holder.encode()).digest()[:8], "big") % (2**62)
+
+
+def packed(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+class Record(NamedTuple):
+    """One key of etcd, with its value."""
+
+    key: bytes
+    value: bytes
+    lease: int
+    created: int
+    changed: int
+
+    @classmethod
+    def of(cls, kv: dict[str, Any]) -> Record:
+        return cls(
+            base64.b64decode(kv["key"]),
+            base64.b64decode(kv.get("value", "")),
+            int(kv.get("lease", 0)),
+            int(kv.get("create_revision", 0)),
+            int(kv.get("mod_revision", 0)),
+        )
+
+    @property
+    def owner(self) -> values.Owner | None:
+        return values.Owner.decode(str(self.fields.get("owner", "")))
+
+    def age(self, now: float) -> float | None:
+        """Seconds since the time in the value; None if it has none."""
+        since = self.fields.get("since")
+        return max(0.0, now - since) if isinstance(since, float) else None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The JSON value; empty for a key that another program wrote."""
+        try:
+            found = json.loads(self.value)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class Snapshot(NamedTuple):
+    """A lock as read in one transaction. `own` is the caller's waiter record."""
+
+    lock: Record | None
+    meta: Record | None
+    queue: tuple[Record, ...]
+    waiting: int
+    own: Record | None
+
+    @property
+    def holder(self) -> str | None:
+        return None if self.lock is None else self.lock.value.decode("utf-8", "replace")
+
+    @property
+    def fence(self) -> int | None:
+        return None if self.meta is None else int(self.meta.fields.get("fence") or self.meta.changed)
+
+
+def encoded(**fields: Any) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def holder_in(record: Record) -> str:
+    return record.key.rpartition(b"\0")[2].decode("utf-8", "replace")
+
+
+def is_free(name: str) -> dict[str, Any]:
+    return {"key": packed(lock_key(name)), "target": "VERSION", "result": "EQUAL", "version": 0}
+
+
+def is_held_by(name: str, holder: str) -> dict[str, Any]:
+    return {"key": packed(lock_key(name)), "target": "VALUE", "result": "EQUAL", "value": packed(holder.encode())}
+
+
+def is_unchanged(record: Record) -> dict[str, Any]:
+    return {"key": packed(record.key), "target": "MOD", "result": "EQUAL", "mod_revision": record.changed}
+
+
+def has_no_waiters(name: str) -> dict[str, Any]:
+    return {**_queue(name), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
+
+
+def put(key: bytes, value: bytes, lease: int) -> dict[str, Any]:
+    return {"request_put": {"key": packed(key), "value": packed(value), "lease": lease}}
+
+
+def delete(key: bytes) -> dict[str, Any]:
+    return {"request_delete_range": {"key": packed(key)}}
+
+
+def get(key: bytes) -> dict[str, Any]:
+    return {"request_range": {"key": packed(key)}}
+
+
+def get_queue(name: str, most: int) -> dict[str, Any]:
+    return {"request_range": {**_queue(name), "limit": most, "sort_order": "ASCEND", "sort_target": "CREATE"}}
+
+
+def _queue(name: str) -> dict[str, Any]:
+    start = wait_key(name)
+    return {"key": packed(start), "range_end": packed(start[:-1] + b"\x01")}
+
+
+def records_in(response: dict[str, Any]) -> tuple[Record, ...]:
+    return tuple(map(Record.of, response["response_range"].get("kvs", ())))
 
 
 class EtcdMailbox:
@@ -58,24 +178,20 @@ class EtcdMailbox:
     Any change after `revision` is newer than that answer, so a grant in it answers the request `attempt`.
     """
 
+    address = "watch"
+
     def __init__(self, client: EtcdClient, runtime: Runtime, holder: str, boxes: dict[str, EtcdMailbox]) -> None:
         self._client = client
         self._runtime = runtime
         self._holder = holder
         self._boxes = boxes
-        self.name = ""
-        self.revision = 0
-        self.attempt = 0
-
-    @property
-    def address(self) -> str:
-        return "watch"
+        self.name, self.revision, self.attempt = "", 0, 0
 
     async def open(self, until: float) -> None:
         """Nothing to do: a watch can start at a past revision."""
 
-    async def wait(self, until: float) -> Notification | None:
-        request = {"create_request": {"key": records.packed(lock_key(self.name)), "start_revision": self.revision + 1}}
+    async def wait(self, until: float) -> values.Notification | None:
+        request = {"create_request": {"key": packed(lock_key(self.name)), "start_revision": self.revision + 1}}
         watch = self._client.stream("/v3/watch", request, until)
         try:
             async for part in watch:
@@ -85,7 +201,7 @@ class EtcdMailbox:
                     self.revision = max(self.revision, record.changed)
                     freed = event.get("type") == "DELETE"
                     if record.value == self._holder.encode():
-                        return GrantNotification(self.attempt, record.changed)
+                        return values.GrantNotification(self.attempt, record.changed)
                 if freed or self._runtime.now() >= until:
                     return None  # if free: the next request grants the lock to the first waiter
         finally:
@@ -137,12 +253,12 @@ class EtcdStore(Store):
     async def _grant_free(self, claim: Claim, seen: Snapshot, until: float) -> Granted | None:
         """Grant a free lock to the claim if no other waiter is first, else to that waiter."""
         head = seen.queue[0] if seen.queue else None
-        if head is not None and records.holder_in(head) != claim.holder:
-            await self._hand_off(claim.name, [records.is_free(claim.name)], head, until)
+        if head is not None and holder_in(head) != claim.holder:
+            await self._hand_off(claim.name, [is_free(claim.name)], head, until)
             return None
         lease = await self._lease(claim.holder, claim.ttl, until)
-        is_first = records.has_no_waiters(claim.name) if head is None else records.is_unchanged(head)
-        conditions = [records.is_free(claim.name), is_first]
+        is_first = has_no_waiters(claim.name) if head is None else is_unchanged(head)
+        conditions = [is_free(claim.name), is_first]
         revision = await self._grant(claim.name, conditions, claim.holder, claim.owner, lease, until)
         return None if revision is None else Granted(revision)
 
@@ -151,16 +267,15 @@ class EtcdStore(Store):
     ) -> Queued | None:
         lease = await self._lease(claim.holder, claim.ttl, until)
         since = wall_clock() if seen.own is None else seen.own.fields.get("since", wall_clock())
-        value = records.wait_value(claim.owner, since, enqueue.attempt)
-        entry = records.put(wait_key(claim.name, claim.holder), value, lease)
-        reply = await self._transact(claim.name, [records.is_unchanged(lock)], [entry], until)
-        if not reply.get("succeeded"):
+        value = encoded(owner=claim.owner, since=since, attempt=enqueue.attempt)
+        entry = put(wait_key(claim.name, claim.holder), value, lease)
+        revision = await self._write(claim.name, [is_unchanged(lock)], [entry], until)
+        if revision is None:
             return None
-        revision = int(reply["header"]["revision"])
         box = self._boxes.get(claim.holder)
         if box is not None:
             box.name, box.revision, box.attempt = claim.name, revision, enqueue.attempt
-        first = bool(seen.queue) and records.holder_in(seen.queue[0]) == claim.holder
+        first = bool(seen.queue) and holder_in(seen.queue[0]) == claim.holder
         position = 0 if first or not seen.queue else max(1, seen.waiting - (seen.own is not None))
         ticket = revision if seen.own is None else seen.own.created
         return Queued(ticket, position, await self._ttl_left(lock.lease, until))
@@ -170,21 +285,20 @@ class EtcdStore(Store):
     ) -> int | None:
         """Grant the lock to `holder` if all conditions hold; return the fence."""
         writes = [
-            records.put(lock_key(name), holder.encode(), lease),
-            records.put(meta_key(name), records.meta_value(owner, wall_clock()), lease),
-            records.delete(wait_key(name, holder)),
+            put(lock_key(name), holder.encode(), lease),
+            put(meta_key(name), encoded(owner=owner, since=wall_clock(), fence=None), lease),
+            delete(wait_key(name, holder)),
         ]
-        reply = await self._transact(name, conditions, writes, until)
-        return int(reply["header"]["revision"]) if reply.get("succeeded") else None
+        return await self._write(name, conditions, writes, until)
 
     async def _hand_off(self, name: str, conditions: Operations, head: Record, until: float) -> bool:
         """Grant the lock to the first waiter if the conditions hold. Remove the waiter if its lease has expired."""
         try:
             owner = str(head.fields.get("owner", ""))
-            conditions = [*conditions, records.is_unchanged(head)]
-            return await self._grant(name, conditions, records.holder_in(head), owner, head.lease, until) is not None
+            conditions = [*conditions, is_unchanged(head)]
+            return await self._grant(name, conditions, holder_in(head), owner, head.lease, until) is not None
         except _LeaseExpired:
-            await self._transact(name, [records.is_unchanged(head)], [records.delete(head.key)], until)
+            await self._transact(name, [is_unchanged(head)], [delete(head.key)], until)
             return False
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
@@ -193,7 +307,9 @@ class EtcdStore(Store):
             batch = renewals[start : start + RENEWALS_PER_READ]
             leases = [self._lease_of(renewal.holder) for renewal in batch]
             ttls = [await self._keep_alive(lease, until) for lease in leases]
-            locks = await self._read_locks([renewal.name for renewal in batch], until)
+            reads = [get(lock_key(renewal.name)) for renewal in batch]
+            responses = (await self._transact(batch[0].name, [], reads, until))["responses"]
+            locks = [next(iter(records_in(response)), None) for response in responses]
             for renewal, lease, ttl, lock in zip(batch, leases, ttls, locks, strict=True):
                 if lock is None or lock.value != renewal.holder.encode() or not lock.lease:
                     answers.append(False)
@@ -203,10 +319,6 @@ class EtcdStore(Store):
                 else:
                     answers.append(ttl > 0 and await self._ensure_ttl(renewal, ttl, until))
         return answers
-
-    async def _read_locks(self, names: Sequence[str], until: float) -> list[Record | None]:
-        reply = await self._transact(names[0], [], [records.get(lock_key(name)) for name in names], until)
-        return [next(iter(records.records_in(response)), None) for response in reply["responses"]]
 
     async def _ensure_ttl(self, renewal: Renewal, lease_ttl: int, until: float) -> bool:
         """Move the grant to a new etcd lease if the ttl differs: a lease cannot change its ttl. The fence stays."""
@@ -218,14 +330,14 @@ class EtcdStore(Store):
         if seen.meta is None:
             return False
         fields = seen.meta.fields
-        meta = records.meta_value(fields.get("owner", ""), fields.get("since", wall_clock()), seen.fence)
+        since = fields.get("since", wall_clock())
+        meta = encoded(owner=fields.get("owner", ""), since=since, fence=seen.fence)
         writes = [
-            records.put(lock_key(renewal.name), renewal.holder.encode(), lease),
-            records.put(meta_key(renewal.name), meta, lease),
+            put(lock_key(renewal.name), renewal.holder.encode(), lease),
+            put(meta_key(renewal.name), meta, lease),
         ]
-        conditions = [records.is_held_by(renewal.name, renewal.holder), records.is_unchanged(seen.meta)]
-        reply = await self._transact(renewal.name, conditions, writes, until)
-        if not reply.get("succeeded"):
+        conditions = [is_held_by(renewal.name, renewal.holder), is_unchanged(seen.meta)]
+        if await self._write(renewal.name, conditions, writes, until) is None:
             return False
         self._leases[renewal.holder] = lease
         return True
@@ -233,7 +345,7 @@ class EtcdStore(Store):
     async def release(self, name: str, holder: str, until: float) -> bool:
         released = await self._end_grant(name, holder, until)
         if not released:
-            await self._transact(name, [], [records.delete(wait_key(name, holder))], until)
+            await self._transact(name, [], [delete(wait_key(name, holder))], until)
         await self._end_lease(holder, until)
         return released
 
@@ -243,14 +355,13 @@ class EtcdStore(Store):
             seen = await self._read(name, until)
             if seen.holder != holder or seen.lock is None:
                 return False
-            conditions = [records.is_unchanged(seen.lock)]
+            conditions = [is_unchanged(seen.lock)]
             if seen.queue:
                 if await self._hand_off(name, conditions, seen.queue[0], until):
                     return True
                 continue
-            writes = [records.delete(lock_key(name)), records.delete(meta_key(name))]
-            reply = await self._transact(name, [*conditions, records.has_no_waiters(name)], writes, until)
-            if reply.get("succeeded"):
+            writes = [delete(lock_key(name)), delete(meta_key(name))]
+            if await self._write(name, [*conditions, has_no_waiters(name)], writes, until) is not None:
                 return True
         raise _too_busy(name)
 
@@ -267,7 +378,7 @@ class EtcdStore(Store):
         if seen.holder != old_holder:
             return None
         lease = await self._lease(claim.holder, claim.ttl, until)
-        conditions = [records.is_held_by(claim.name, old_holder)]
+        conditions = [is_held_by(claim.name, old_holder)]
         revision = await self._grant(claim.name, conditions, claim.holder, claim.owner, lease, until)
         if revision is None:
             await self._end_lease(claim.holder, until)
@@ -276,24 +387,19 @@ class EtcdStore(Store):
     async def inspect(self, name: str, until: float) -> LockInfo:
         seen = await self._read(name, until, most=MOST_SHOWN)
         now = wall_clock()
-        waiters = tuple(records.waiter_info(record, now) for record in seen.queue)
+        waiters = tuple(values.WaiterInfo(clean(holder_in(one)), one.owner, one.age(now) or 0.0) for one in seen.queue)
         info = LockInfo(name, fence=seen.fence, waiters=waiters, waiting=seen.waiting)
         if seen.lock is None or seen.holder is None:
             return info
-        fields = {} if seen.meta is None else seen.meta.fields
-        since = fields.get("since")
-        return info._replace(
-            holder=clean(seen.holder),
-            owner=Owner.decode(str(fields.get("owner", ""))),
-            held_for=max(0.0, now - since) if isinstance(since, float) else None,
-            ttl_left=await self._ttl_left(seen.lock.lease, until),
-        )
+        ttl_left = await self._ttl_left(seen.lock.lease, until)
+        owner, held_for = (None, None) if seen.meta is None else (seen.meta.owner, seen.meta.age(now))
+        return info._replace(holder=clean(seen.holder), owner=owner, held_for=held_for, ttl_left=ttl_left)
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
         start = lock_key(cursor) + b"\0" if cursor else lock_key("")
         body = {
-            "key": records.packed(start),
-            "range_end": records.packed(lock_key("")[:-1] + b"0"),  # the character after the slash
+            "key": packed(start),
+            "range_end": packed(lock_key("")[:-1] + b"0"),  # the character after the slash
             "limit": PAGE,
             "keys_only": True,
             "sort_order": "ASCEND",
@@ -333,16 +439,16 @@ class EtcdStore(Store):
 
     async def _read(self, name: str, until: float, own: str = "", most: int = 1) -> Snapshot:
         reads = [
-            records.get(lock_key(name)),
-            records.get(meta_key(name)),
-            records.get_queue(name, most),
-            records.get(wait_key(name, own or "-")),
+            get(lock_key(name)),
+            get(meta_key(name)),
+            get_queue(name, most),
+            get(wait_key(name, own or "-")),
         ]
         reply = await self._transact(name, [], reads, until)
-        lock, meta, queue, mine = map(records.records_in, reply["responses"])
+        lock, meta, queue, mine = map(records_in, reply["responses"])
         waiting = int(reply["responses"][2]["response_range"].get("count", 0))
         first = (next(iter(found), None) for found in (lock, meta, mine))
-        return Snapshot(int(reply["header"]["revision"]), next(first), next(first), queue, waiting, next(first))
+        return Snapshot(next(first), next(first), queue, waiting, next(first))
 
     def _lease_of(self, holder: str) -> int:
         return self._leases.get(holder) or lease_of(holder)
@@ -379,6 +485,11 @@ class EtcdStore(Store):
             return None
         reply = await self._call("/v3/lease/timetolive", {"ID": lease}, "a lease", until)
         return max(0.0, float(reply.get("TTL", 0)) + 1.0)
+
+    async def _write(self, name: str, conditions: Operations, writes: Operations, until: float) -> int | None:
+        """Write if all conditions hold, and return the revision; None after a lost race."""
+        reply = await self._transact(name, conditions, writes, until)
+        return int(reply["header"]["revision"]) if reply.get("succeeded") else None
 
     async def _transact(self, name: str, conditions: Operations, then: Operations, until: float) -> dict[str, Any]:
         try:

@@ -23,16 +23,8 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TypeVar
 
-from lockfast.errors import (
-    ConfigurationError,
-    LockError,
-    Outcome,
-    StoreError,
-    StoreProtocolError,
-    StoreRefused,
-    StoreUnavailable,
-    closed_error,
-)
+from lockfast import errors
+from lockfast.errors import ConfigurationError, Outcome, StoreError, StoreRefused, StoreUnavailable, closed_error
 from lockfast.ports import Runtime
 from lockfast.stores.sqlite import location
 from lockfast.stores.sqlite.connection import OtherBootInUse, open_or_create, wal_bytes
@@ -146,7 +138,7 @@ class Database:
             return (0, 0)
         return (status.st_dev, status.st_ino)
 
-    def _failed(self, error: sqlite3.Error) -> LockError:
+    def _failed(self, error: sqlite3.Error) -> errors.LockError:
         if primary_code(error) in SPOILED:
             with self._mutex:
                 self._disconnect()
@@ -190,7 +182,7 @@ class Database:
         return True
 
 
-def _still_busy(error: sqlite3.Error, path: str) -> LockError:
+def _still_busy(error: sqlite3.Error, path: str) -> errors.LockError:
     if isinstance(error, OtherBootInUse):
         return ConfigurationError(
             f"The lock file {path} is in use by a process with another boot id, probably in another container. The two "
@@ -236,13 +228,13 @@ def primary_code(error: sqlite3.Error) -> int:
     return code & 0xFF
 
 
-def lock_error(error: sqlite3.Error, path: str) -> LockError:
+def lock_error(error: sqlite3.Error, path: str) -> errors.LockError:
     """Translate an error of SQLite."""
     code = primary_code(error)
     if code == sqlite3.SQLITE_NOTADB:
         return ConfigurationError(f"{path} is not an SQLite database. Choose another path for the lock file.")
     if code == sqlite3.SQLITE_CORRUPT:
-        return StoreProtocolError(
+        return errors.StoreProtocolError(
             f"The lock file {path} is damaged, so no lock in it can be trusted. Stop the processes that use it, and "
             "remove it with its -wal and -shm files: it is created again, without the locks."
         )

@@ -19,11 +19,8 @@ from lockfast.values import clean
 kazoo_log = logging.getLogger("lockfast.kazoo")
 kazoo_log.setLevel(logging.CRITICAL)  # our errors report the same
 
-URL_SHAPE = "zookeeper://user:password@host1:2181,host2:2181"
-SESSION_SECONDS = 10.0
-"""How long ZooKeeper keeps a silent session. Only watches depend on it."""
-LEAST_LIMIT = 0.02
-"""Seconds that a request gets at least, even if its caller has less time left."""
+SESSION_SECONDS = 10.0  # how long ZooKeeper keeps a silent session; only watches depend on it
+LEAST_LIMIT = 0.02  # seconds that a request gets at least, even if its caller has less time left
 
 
 class Session:
@@ -49,10 +46,12 @@ class Session:
             parts = urlsplit(url)
             hosts = parts.netloc.rpartition("@")[2].split(",")
             ports = [urlsplit(f"//{host}").port for host in hosts]  # raises ValueError for an invalid port
+            if not all(hosts) or 0 in ports or parts.path not in ("", "/") or parts.query or parts.fragment:
+                raise ValueError
         except ValueError:
-            raise _invalid_url() from None
-        if not all(hosts) or 0 in ports or parts.path not in ("", "/") or parts.query or parts.fragment:
-            raise _invalid_url()
+            raise ConfigurationError(
+                "This ZooKeeper URL is not valid. It should look like zookeeper://user:password@host1:2181,host2:2181."
+            ) from None
         self._login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
         self._hosts = ",".join(hosts)
         self.shown = clean(f"zookeeper://{self._hosts}")
@@ -71,32 +70,28 @@ class Session:
         """Call `send(client)` and return the reply; raise kazoo's exception for an error reply."""
         client = self._started()
         limit = max(LEAST_LIMIT, until - self._runtime.now())
-        if not self._connected.is_set() and not await self._connect(limit):
+        if not self._connected.is_set() and not await self._call(self._connected.wait, limit):
             raise StoreUnavailable(
                 "Cannot connect to ZooKeeper; nothing was changed. Check that it is running, and the address."
             )
+        errors = self.errors
         try:
             if self._is_async:
                 return await self._reply(send(client), limit)
             return send(client).get(block=True, timeout=limit)
         except (TimeoutError, client.handler.timeout_exception) as error:
             raise _unknown("it did not reply in time") from error
-        except (
-            self.errors.ConnectionLoss,
-            self.errors.SessionExpiredError,
-            self.errors.ConnectionClosedError,
-        ) as error:
+        except (errors.ConnectionLoss, errors.SessionExpiredError, errors.ConnectionClosedError) as error:
             raise _unknown("the connection was lost") from error
-        except (self.errors.NoAuthError, self.errors.AuthFailedError) as error:
+        except (errors.NoAuthError, errors.AuthFailedError) as error:
             raise StoreRefused(
                 "ZooKeeper refused the request; nothing was changed. Give the account all rights on the nodes below "
                 "/lockfast."
             ) from error
 
-    async def _connect(self, limit: float) -> bool:
-        if self._is_async:
-            return bool(await asyncio.to_thread(self._connected.wait, limit))
-        return bool(self._connected.wait(limit))
+    async def _call(self, blocking: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of kazoo that blocks; on asyncio, in a worker thread."""
+        return await asyncio.to_thread(blocking, *arguments) if self._is_async else blocking(*arguments)
 
     async def _reply(self, reply: Any, limit: float) -> Any:
         loop = asyncio.get_running_loop()
@@ -110,12 +105,8 @@ class Session:
         with self._mutex:
             self._closed = True
             client, self._client = self._client, None
-        if client is None:
-            return
-        if self._is_async:
-            await asyncio.to_thread(_stop, client)
-        else:
-            _stop(client)
+        if client is not None:
+            await self._call(_stop, client)
 
     def reset(self) -> None:
         self._mutex = self._runtime.mutex()
@@ -125,10 +116,6 @@ class Session:
 def _stop(client: Any) -> None:
     client.stop()
     client.close()
-
-
-def _invalid_url() -> ConfigurationError:
-    return ConfigurationError(f"This ZooKeeper URL is not valid. It should look like {URL_SHAPE}.")
 
 
 def _unknown(reason: str) -> StoreUnavailable:

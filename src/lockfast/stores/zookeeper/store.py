@@ -1,7 +1,15 @@
 """`ports.Store` on ZooKeeper. Each operation reads a lock's nodes, decides, and writes if they are unchanged.
 
+    /lockfast/=NAME                     the lock; NAME is quoted
+    /lockfast/=NAME/holder              the grant: holder id, owner, ttl and grant id; its last change starts the ttl
+    /lockfast/=NAME/g-GRANT             exists as long as the grant with that id
+    /lockfast/=NAME/w-ID-0000000007     a waiter; ordered by the sequence number that ZooKeeper appends
+
 Rules:
 
+- The fence is the transaction id that created the holder's node: ZooKeeper never repeats one. The version of a node is
+  no such id, as it starts at 0 when the node is created again, and a delayed write could match a later grant. So every
+  grant has a random id, and every write depends on the node of that id.
 - Every write depends on the grant and the version that were read. A lost race is not an answer: the operation starts
   again.
 - Time is ZooKeeper's alone: the timestamp of a node that it writes.
@@ -10,41 +18,107 @@ Rules:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
+from lockfast import values
 from lockfast.errors import StoreUnavailable, closed_error
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
-from lockfast.stores.zookeeper import nodes
-from lockfast.stores.zookeeper.nodes import ROOT, Holder, Node, holder_path, lock_path, value
 from lockfast.stores.zookeeper.session import Session
-from lockfast.values import (
-    Answer,
-    Claim,
-    Enqueue,
-    Granted,
-    GrantNotification,
-    LockInfo,
-    Notification,
-    Owner,
-    Page,
-    Queued,
-    Renewal,
-    Taken,
-    clean,
-    fits,
-    shown,
-)
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits, shown
 
-ROUNDS = 50
-"""How often an operation starts again after a lost race. Each lost race means progress for another client."""
-LEAVE_WITHIN = 0.3
-"""Seconds that `cancel_waits` gives the waiters to leave the queue."""
+ROOT = "/lockfast"
+ROUNDS = 50  # how often an operation starts again after a lost race, which means progress for another client
+LEAVE_WITHIN = 0.3  # seconds that `cancel_waits` gives the waiters to leave the queue
 ANY_VERSION = -1
 MOST_SHOWN = 200
 PAGE = 50
+
+Holder = tuple[str, str, int]
+"""Holder id, owner, and ttl in milliseconds."""
+
+
+def lock_path(name: str) -> str:
+    return f"{ROOT}/={quote(name, safe='')}"
+
+
+def holder_path(name: str) -> str:
+    return f"{lock_path(name)}/holder"
+
+
+def grant_path(name: str, grant: str) -> str:
+    return f"{lock_path(name)}/g-{grant}"
+
+
+def waiter_prefix(name: str, holder: str) -> str:
+    return f"{lock_path(name)}/w-{quote(holder, safe='')}-"
+
+
+class Node(NamedTuple):
+    """A holder or a waiter, as read. `created_by` is a transaction id. A waiter has no `grant`."""
+
+    path: str
+    holder: str
+    owner: str
+    ttl_ms: int
+    attempt: int
+    grant: str
+    version: int
+    created_by: int
+    created_at_ms: int
+    changed_at_ms: int
+
+    @classmethod
+    def of(cls, path: str, data: bytes, stat: Any) -> Node:
+        try:
+            fields = json.loads(data)
+            known = str(fields["holder"]), str(fields["owner"]), int(fields["ttl_ms"]), int(fields["attempt"])
+            grant = str(fields["grant"])
+        except (ValueError, KeyError, TypeError):  # written by another program: it holds the lock without a ttl
+            known, grant = (data.decode("utf-8", "replace") or "?", "", -1, 0), ""
+        return cls(path, *known, grant, stat.version, stat.czxid, stat.ctime, stat.mtime)
+
+    def ttl_left(self, now_ms: int) -> float | None:
+        """Seconds of the ttl that are left; None without a ttl."""
+        return None if self.ttl_ms < 0 else (self.changed_at_ms + self.ttl_ms - now_ms) / 1000
+
+    def is_expired(self, now_ms: int) -> bool:
+        left = self.ttl_left(now_ms)
+        return left is not None and left < 0
+
+    def age(self, now_ms: int) -> float:
+        """Seconds since the node was created."""
+        return max(0, now_ms - self.created_at_ms) / 1000
+
+    def with_ttl(self, ttl_ms: int) -> bytes:
+        return value(self.holder, self.owner, ttl_ms, self.attempt, self.grant)
+
+
+def value(holder: str, owner: str, ttl_ms: int, attempt: int = 0, grant: str = "") -> bytes:
+    fields = {"holder": holder, "owner": owner, "ttl_ms": ttl_ms, "attempt": attempt, "grant": grant}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def waiters_in(children: list[str]) -> list[str]:
+    """The waiters among the children of a lock, in order."""
+    return sorted((child for child in children if child.startswith("w-")), key=ticket_of)
+
+
+def grants_in(children: list[str]) -> list[str]:
+    """The grant ids among the children of a lock."""
+    return [child.removeprefix("g-") for child in children if child.startswith("g-")]
+
+
+def ticket_of(child: str) -> int:
+    """
+    >>> ticket_of("w-moto-0000000007")
+    7
+    """
+    return int(child.rpartition("-")[2])
 
 
 class ZooKeeperMailbox:
@@ -54,22 +128,18 @@ class ZooKeeperMailbox:
     holder's node created after it is newer than that answer, so a grant in it answers that request.
     """
 
+    address = "watch"
+
     def __init__(self, store: ZooKeeperStore, runtime: Runtime, holder: str) -> None:
         self._store = store
         self._waker = runtime.waker()
         self._holder = holder
-        self.name = ""
-        self.attempt = 0
-        self.written_by = 0
-
-    @property
-    def address(self) -> str:
-        return "watch"
+        self.name, self.attempt, self.written_by = "", 0, 0
 
     async def open(self, until: float) -> None:
         """Nothing to do: `wait` reads the node before it waits."""
 
-    async def wait(self, until: float) -> Notification | None:
+    async def wait(self, until: float) -> values.Notification | None:
         while True:
             if self._store.waits_cancelled:
                 raise closed_error()
@@ -77,7 +147,7 @@ class ZooKeeperMailbox:
             if node is None:
                 return None  # free: the next request grants the lock to the first waiter
             if node.holder == self._holder and node.created_by > self.written_by:
-                return GrantNotification(self.attempt, node.created_by)
+                return values.GrantNotification(self.attempt, node.created_by)
             if not await self._waker.wait(until):
                 return None
 
@@ -116,11 +186,9 @@ class ZooKeeperStore(Store):
             if held is None or held.is_expired(now_ms):
                 await self._grant_next(claim.name, held, now_ms, until, claim)
                 continue
-            left = held.left_ms(now_ms)
-            ttl_left = None if left is None else left / 1000
             if enqueue is None:
-                return Taken(ttl_left)
-            queued = await self._enqueue(claim, enqueue, held, ttl_left, until)
+                return Taken(held.ttl_left(now_ms))
+            queued = await self._enqueue(claim, enqueue, held, held.ttl_left(now_ms), until)
             if queued is not None:
                 return queued
         raise _too_busy(claim.name)
@@ -129,7 +197,7 @@ class ZooKeeperStore(Store):
         self, claim: Claim, enqueue: Enqueue, held: Node, ttl_left: float | None, until: float
     ) -> Queued | None:
         """Create or refresh the ticket. None if the lock changed meanwhile: its release may have missed the ticket."""
-        prefix = nodes.waiter_prefix(claim.name, claim.holder)
+        prefix = waiter_prefix(claim.name, claim.holder)
         data = value(claim.holder, claim.owner, ceil(claim.ttl * 1000), enqueue.attempt)
         own = next((child for child in await self._waiters(claim.name, until) if _has_prefix(child, prefix)), None)
         if own is None:
@@ -147,21 +215,21 @@ class ZooKeeperStore(Store):
         if box is not None:
             box.name, box.attempt, box.written_by = claim.name, enqueue.attempt, stat.mzxid
         order = await self._waiters(claim.name, until)
-        return Queued(nodes.ticket_of(own), order.index(own) if own in order else 0, ttl_left)
+        return Queued(ticket_of(own), order.index(own) if own in order else 0, ttl_left)
 
     async def _grant_next(self, name: str, old: Node | None, now_ms: int, until: float, claim: Claim | None) -> bool:
         """Replace the ended grant `old` by one for the first live waiter or for `claim`. False if the lock changed."""
         children = await self._children(lock_path(name), until)
         # Grant nodes without a holder's node are left over from an external deletion.
-        ended = nodes.grants_in(children) if old is None else [old.grant]
-        for child in nodes.waiters_in(children):
+        ended = grants_in(children) if old is None else [old.grant]
+        for child in waiters_in(children):
             waiter = await self._node(f"{lock_path(name)}/{child}", until)
             if waiter is None:
                 continue
             if waiter.is_expired(now_ms) and (claim is None or waiter.holder != claim.holder):
                 await self._delete(waiter.path, until, waiter.version)
                 continue
-            return await self._replace(name, old, ended, waiter.as_holder, waiter, until)
+            return await self._replace(name, old, ended, (waiter.holder, waiter.owner, waiter.ttl_ms), waiter, until)
         return await self._replace(name, old, ended, None if claim is None else _holder_of(claim), None, until)
 
     async def _replace(
@@ -171,13 +239,13 @@ class ZooKeeperStore(Store):
 
         def change(transaction: Any) -> None:
             for grant in filter(None, ended):
-                transaction.delete(nodes.grant_path(name, grant))
+                transaction.delete(grant_path(name, grant))
             if old is not None:
                 transaction.delete(old.path, old.version)
             if new is not None:
                 grant = self._runtime.new_holder_id()
                 transaction.create(holder_path(name), value(*new, grant=grant))
-                transaction.create(nodes.grant_path(name, grant))
+                transaction.create(grant_path(name, grant))
             if waiter is not None:
                 transaction.delete(waiter.path, waiter.version)
 
@@ -205,14 +273,14 @@ class ZooKeeperStore(Store):
         data = held.with_ttl(ttl_ms if final else max(held.ttl_ms, ttl_ms))
 
         def change(transaction: Any) -> None:
-            transaction.check(nodes.grant_path(name, held.grant), ANY_VERSION)
+            transaction.check(grant_path(name, held.grant), ANY_VERSION)
             transaction.set_data(held.path, data, held.version)
 
         return await self._transact(change, until)
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         released = await self._end_grant(name, holder, until)
-        prefix = nodes.waiter_prefix(name, holder)
+        prefix = waiter_prefix(name, holder)
         if not released:
             for child in await self._waiters(name, until):
                 if _has_prefix(child, prefix):
@@ -254,25 +322,24 @@ class ZooKeeperStore(Store):
         order = await self._waiters(name, until)
         found = [await self._node(f"{lock_path(name)}/{child}", until) for child in order[:MOST_SHOWN]]
         live = [node for node in found if node is not None and not node.is_expired(now_ms)]
-        info = LockInfo(
-            name,
-            waiters=tuple(nodes.waiter_info(node, now_ms) for node in live),
-            waiting=len(live) + max(0, len(order) - MOST_SHOWN),
+        waiters = tuple(
+            values.WaiterInfo(clean(node.holder), values.Owner.decode(node.owner), node.age(now_ms)) for node in live
         )
+        info = LockInfo(name, waiters=waiters, waiting=len(live) + max(0, len(order) - MOST_SHOWN))
         held = await self.read_holder(name, until)
         if held is None or held.is_expired(now_ms):
             return info
-        left = held.left_ms(now_ms)
         return info._replace(
             holder=clean(held.holder),
-            owner=Owner.decode(held.owner),
+            owner=values.Owner.decode(held.owner),
             fence=held.created_by,
-            held_for=max(0, now_ms - held.created_at_ms) / 1000,
-            ttl_left=None if left is None else left / 1000,
+            held_for=held.age(now_ms),
+            ttl_left=held.ttl_left(now_ms),
         )
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
-        names = sorted(nodes.name_in(child) for child in await self._children(ROOT, until) if child.startswith("="))
+        children = await self._children(ROOT, until)
+        names = sorted(unquote(child[1:]) for child in children if child.startswith("="))
         rest = [name for name in names if name > cursor]
         part = rest[:PAGE]
         infos = [await self.inspect(name, until) for name in part if fits(name, pattern)]
@@ -316,7 +383,7 @@ class ZooKeeperStore(Store):
             return []
 
     async def _waiters(self, name: str, until: float) -> list[str]:
-        return nodes.waiters_in(await self._children(lock_path(name), until))
+        return waiters_in(await self._children(lock_path(name), until))
 
     async def _clock(self, until: float) -> int:
         """ZooKeeper's time in milliseconds: the timestamp of a write."""
