@@ -195,10 +195,10 @@ class Space:
     def inspect(self, name: str, now: float) -> LockInfo:
         held = self._held(name, now)
         queue = [one for one in self._queues.get(name, []) if now < one.expires_at]
-        shown = [
-            (one.claim.holder, values.Owner.decode(one.claim.owner), now - one.since) for one in queue[:MOST_SHOWN]
-        ]
-        waiters = tuple(map(values.WaiterInfo._make, shown))
+        waiters = tuple(
+            values.WaiterInfo(one.claim.holder, values.Owner.decode(one.claim.owner), now - one.since)
+            for one in queue[:MOST_SHOWN]
+        )
         info = LockInfo(name, fence=self._fences.get(name), waiters=waiters, waiting=len(queue))
         if held is None:
             return info

@@ -5,6 +5,6 @@
 - `database.py`: a connection shared by a client; retries, checkpoints, forks, errors
 - `connection.py`: opening the file, and the SQL of statements.sql and schema.sql
 - `inbox.py`: how waiters receive notifications, through named pipes
-- `location.py`, `boot.py`: which file, which file system and which boot are safe to use
+- `location.py`: which file, which file system and which boot are safe to use
 - `fast_client.py`: the fast path alone, for `lockfast run`
 """

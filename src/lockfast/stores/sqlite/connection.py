@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 else:
     import _sqlite3 as sqlite3
 
-APPLICATION_ID = 0x6C6F636B
-"""Marks the file as ours in SQLite's header: "lock"."""
+APPLICATION_ID = 0x6C6F636B  # "lock": marks the file as ours in SQLite's header
 LAYOUT = 1
 PAGE_BYTES = 1024
 
@@ -117,10 +116,8 @@ def _connect(path: str) -> sqlite3.Connection:
 
 def _configure(connection: sqlite3.Connection) -> None:
     """Apply the settings that SQLite does not store in the file."""
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("PRAGMA secure_delete = OFF")
-    connection.execute("PRAGMA wal_autocheckpoint = 0")
-    connection.execute("PRAGMA journal_size_limit = 0")
+    for setting in ("synchronous = NORMAL", "secure_delete = OFF", "wal_autocheckpoint = 0", "journal_size_limit = 0"):
+        connection.execute(f"PRAGMA {setting}")
 
 
 def _is_lock_file(connection: sqlite3.Connection, path: str) -> bool:

@@ -34,14 +34,10 @@ log = logging.getLogger("lockfast")
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
-FIRST_PAUSE = 0.0002
-LONGEST_PAUSE = 0.005
-CHECK_LOG_EVERY = 256
-"""Uses of the connection between two checks of the log's size."""
-LONGEST_LOG_BYTES = 4_000_000
-"""Size of the write-ahead log that triggers a checkpoint, which takes some milliseconds."""
-FORK_PATIENCE = 1.0
-"""Seconds that a fork waits for another thread's transaction; one takes well under a millisecond."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.005
+CHECK_LOG_EVERY = 256  # uses of the connection between two checks of the log's size
+LONGEST_LOG_BYTES = 4_000_000  # size of the write-ahead log that triggers a checkpoint, which takes some milliseconds
+FORK_PATIENCE = 1.0  # seconds that a fork waits for another thread's transaction, which takes under a millisecond
 
 BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 """Another connection is writing, or recovering the log of a killed process."""
@@ -63,10 +59,7 @@ class Database:
         self._file = (0, 0)
         self._pid = os.getpid()
         self._uses = 0
-        self._checkpoint_due = False
-        self._paused = False
-        self._orphaned = False
-        self._closed = False
+        self._checkpoint_due = self._paused = self._orphaned = self._closed = False
 
     async def run(self, work: Work[T], until: float, *, even_closed: bool = False) -> T:
         """Run `work` on the connection and return its result. While the file is busy, run it again from the start.
@@ -79,8 +72,11 @@ class Database:
                 with self._mutex:
                     return self._run_once(work, even_closed)
             except sqlite3.Error as error:
+                if primary_code(error) in SPOILED:
+                    with self._mutex:
+                        self._disconnect()
                 if primary_code(error) not in BUSY:
-                    raise self._failed(error) from error
+                    raise lock_error(error, self.path) from error
                 left = until - self._runtime.now()
                 if left <= 0:
                     raise _still_busy(error, self.path) from error
@@ -138,12 +134,6 @@ class Database:
             return (0, 0)
         return (status.st_dev, status.st_ino)
 
-    def _failed(self, error: sqlite3.Error) -> errors.LockError:
-        if primary_code(error) in SPOILED:
-            with self._mutex:
-                self._disconnect()
-        return lock_error(error, self.path)
-
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -177,7 +167,10 @@ class Database:
         self._mutex = threading.Lock()
         self._paused = False
         if self._connection is not None:
-            _never_close(self._connection)
+            import ctypes
+
+            # Leak the parent's connection, because the end of the interpreter would close it.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._orphaned = True
         return True
 
@@ -193,13 +186,6 @@ def _still_busy(error: sqlite3.Error, path: str) -> errors.LockError:
         f"The lock file {path} stayed busy: another process keeps a transaction open. Nothing was changed. If this "
         f"lasts, a process is stopped inside a transaction; fuser {path} lists them."
     )
-
-
-def _never_close(connection: sqlite3.Connection) -> None:
-    """Leak the parent's connection, because the end of the interpreter would close it."""
-    import ctypes
-
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
 def checkpoint(connection: sqlite3.Connection, path: str) -> bool:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 import time
 
-from lockfast.stores.sqlite.boot import boot_id
 from lockfast.stores.sqlite.connection import SQL, open_if_current, wal_bytes
-from lockfast.stores.sqlite.location import check_file, check_folder, checked_path, default_path
+from lockfast.stores.sqlite.location import boot_id, check_file, check_folder, checked_path, default_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ else:
     import _sqlite3 as sqlite3
 
 MOST_CHARS = 200
-LONG_LOG_BYTES = 262_144
-"""Size of the write-ahead log from which copying it into the file is worth the time."""
+LONG_LOG_BYTES = 262_144  # size of the write-ahead log from which copying it into the file is worth the time
 LEAST_TTL, MOST_TTL = 1.0, 86_400.0
 
 _left_open: list[sqlite3.Connection] = []
@@ -37,13 +35,8 @@ class FastGrant:
     def __init__(
         self, connection: sqlite3.Connection, path: str, name: str, holder: str, ttl: float, fence: int, sent_at: float
     ) -> None:
-        self._connection = connection
-        self._path = path
-        self.name = name
-        self.holder = holder
-        self.ttl = ttl
-        self.fence = fence
-        self.sent_at = sent_at
+        self._connection, self._path = connection, path
+        self.name, self.holder, self.ttl, self.fence, self.sent_at = name, holder, ttl, fence, sent_at
 
     def release(self) -> bool:
         """False if the lock has waiters or is lost: the store must release it then."""

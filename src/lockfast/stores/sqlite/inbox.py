@@ -32,6 +32,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,10 +46,8 @@ if TYPE_CHECKING:
     import asyncio
 
 PREFIX = "inbox-"
-STALE_AFTER = 60.0
-"""Seconds after which a pipe without a reader is stale. Before, its creator may be about to open it."""
-LONGEST_POLL = 3600.0
-"""Seconds; the system call takes milliseconds as an int."""
+STALE_AFTER = 60.0  # seconds after which a pipe without a reader is stale; before, its creator may be about to open it
+LONGEST_POLL = 3600.0  # seconds; the system call takes milliseconds as an int
 
 
 class Pipe:
@@ -70,10 +69,8 @@ class Pipe:
         return [message for line in lines if (message := decode(line)) is not None]
 
     def wake_reader(self) -> None:
-        try:
+        with suppress(BlockingIOError):  # full: the reader wakes anyway
             os.write(self._writer, b"\n")
-        except BlockingIOError:
-            pass  # full: the reader wakes anyway
 
     def close(self, *, remove: bool) -> None:
         os.close(self.fd)
@@ -95,10 +92,8 @@ class PipeChannel:
         next request."""
         try:
             _write_without_sigpipe(self._fd, encode(holder, notification))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return True
 
     def is_full(self) -> bool:
@@ -158,28 +153,23 @@ def remove_stale_pipes(folder: str) -> None:
     """Remove the pipes of dead processes."""
     before = time.time() - STALE_AFTER
     for pipe in Path(folder).glob(f"{PREFIX}*"):
-        try:
+        with suppress(OSError):  # already removed
             if pipe.lstat().st_mtime < before:
                 open_channel(folder, pipe.name)
-        except OSError:
-            pass  # already removed
 
 
 def _create_pipe(folder: str) -> tuple[str, int]:
     while True:
         name = PREFIX + os.urandom(8).hex()
         os.mkfifo(f"{folder}/{name}", 0o600)
-        try:
+        # Not found if this process was stopped for so long that another one removed the pipe as stale.
+        with suppress(FileNotFoundError):
             return name, os.open(f"{folder}/{name}", os.O_RDONLY | os.O_NONBLOCK)
-        except FileNotFoundError:
-            pass  # this process was stopped for so long that another one removed the pipe as stale
 
 
 def _remove(path: str) -> None:
-    try:
+    with suppress(OSError):  # another process removed it first
         Path(path).unlink()
-    except OSError:
-        pass  # another process removed it first
 
 
 def _write_without_sigpipe(fd: int, line: bytes) -> int:
@@ -260,15 +250,11 @@ class Inbox(ABC):
             make_private(self._folder)
             remove_stale_pipes(self._folder)
             return Pipe(self._folder)
-        except PermissionError as error:
-            raise StoreRefused(
-                f"Cannot create a named pipe in {self._folder}: {error.strerror}. Waiting for a lock is not possible. "
-                "Give this user the right to write there."
-            ) from error
         except OSError as error:
-            raise StoreUnavailable(
-                f"Cannot create a named pipe in {self._folder}: {error.strerror}. Waiting for a lock is not possible."
-            ) from error
+            why = f"Cannot create a named pipe in {self._folder}: {error.strerror}. Waiting for a lock is not possible."
+            if isinstance(error, PermissionError):
+                raise StoreRefused(f"{why} Give this user the right to write there.") from error
+            raise StoreUnavailable(why) from error
 
     def unregister(self, box: SqliteMailbox) -> None:
         with self._mutex:
@@ -413,7 +399,12 @@ class AsyncInbox(Inbox):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def wait(self, box: SqliteMailbox, waker: Waker, until: float) -> Notification | None:
-        self._watch(box)
+        if not self._waiting and self._pipe is not None:
+            import asyncio
+
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._pipe.fd, self._read_pipe)
+        self._waiting.add(box)
         try:
             while not box.notifications and not self._closed and await waker.wait(until):
                 pass  # a wake-up may be left over from before this wait
@@ -422,14 +413,6 @@ class AsyncInbox(Inbox):
             if not self._waiting:
                 self._stop_watching()
         return self._consume(box)
-
-    def _watch(self, box: SqliteMailbox) -> None:
-        if not self._waiting and self._pipe is not None:
-            import asyncio
-
-            self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._pipe.fd, self._read_pipe)
-        self._waiting.add(box)
 
     def _stop_watching(self) -> None:
         loop, self._loop = self._loop, None

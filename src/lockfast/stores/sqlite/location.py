@@ -1,4 +1,4 @@
-"""Where the lock file lies, and whether it is safe there.
+"""Where the lock file lies, whether it is safe there, and which boot of the machine this is.
 
 Rules:
 
@@ -9,6 +9,8 @@ Rules:
 - Only one kernel may write the file system. SQLite's write-ahead log needs shared memory and advisory locks; over a
   network, or between a virtual machine and its host, two machines could both hold a lock. A system without a mount
   table (macOS) is not checked.
+- Times on the boot-time clock are comparable only within one boot. A wrong "another boot" would void live grants, so
+  the boot id never depends on the wall clock, and a system without one or with a shifted boot-time clock is refused.
 - Import only cheap modules: `lockfast run` runs these checks before a command that may take a millisecond.
 """
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 GROUP_OR_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 GROUP_OR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 MOUNT_TABLE = "/proc/self/mountinfo"
+LINUX_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+TIME_OFFSETS = "/proc/self/timens_offsets"
 
 SHARED_BETWEEN_MACHINES = frozenset({
     "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "fhgfs", "gfs2", "glusterfs", "gpfs",
@@ -197,3 +201,46 @@ def text_of(path: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+def boot_id() -> str:
+    """Return an id that no other boot of this machine has."""
+    boot = text_of(LINUX_BOOT_ID).strip() or _sysctl("kern.bootsessionuuid")
+    if not boot:
+        refuse(
+            "This system has no boot id, so the embedded store cannot recognise locks from before a restart. Nothing "
+            "was locked. Use a Redis or Valkey server instead."
+        )
+    if is_shifted(text_of(TIME_OFFSETS)):  # empty on a kernel without time namespaces
+        refuse(
+            "This process runs in a time namespace with a shifted boot-time clock, so it would disagree with other "
+            "processes on when a lock expires. Nothing was locked. Use a Redis or Valkey server, or run the process "
+            "without a time namespace."
+        )
+    return boot
+
+
+def is_shifted(offsets: str) -> bool:
+    """Whether a `timens_offsets` table moves the boot-time clock.
+
+    >>> is_shifted("monotonic           0         0\\nboottime            0         0\\n")
+    False
+    >>> is_shifted("boottime       86400         0")
+    True
+    """
+    for line in offsets.splitlines():
+        clock, *offset = line.split()
+        if clock == "boottime":
+            return any(part != "0" for part in offset)
+    return False
+
+
+def _sysctl(key: str) -> str:
+    """The value of `key` on macOS; empty if there is none."""
+    import subprocess
+
+    try:
+        result = subprocess.run(["/usr/sbin/sysctl", "-n", key], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return result.stdout.strip()

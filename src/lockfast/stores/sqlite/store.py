@@ -22,11 +22,11 @@ from typing import TypeVar
 from lockfast.errors import ConfigurationError, LockError, StoreError
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
-from lockfast.stores.sqlite import boot, transactions
+from lockfast.stores.sqlite import transactions
 from lockfast.stores.sqlite.connection import SQL, in_transaction
 from lockfast.stores.sqlite.database import Database
 from lockfast.stores.sqlite.inbox import INBOXES, Inbox, SqliteMailbox
-from lockfast.stores.sqlite.location import checked_path
+from lockfast.stores.sqlite.location import boot_id, checked_path
 from lockfast.stores.sqlite.transactions import Outgoing, Transaction
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal, shown
 
@@ -34,14 +34,8 @@ log = logging.getLogger("lockfast")
 
 T = TypeVar("T")
 
-LEAVE_WITHIN = 0.3
-"""Seconds that `cancel_waits` gives the waiters to leave the queue."""
-SWEEP_EVERY = 256
-"""Requests between two sweeps. Each sweep checks twice as many locks, so sweeping keeps up with any load."""
-
-
-def _wall_us() -> int:
-    return time.time_ns() // 1000
+LEAVE_WITHIN = 0.3  # seconds that `cancel_waits` gives the waiters to leave the queue
+SWEEP_EVERY = 256  # requests between two sweeps; each checks twice as many locks, so it keeps up with any load
 
 
 class SqliteStore(Store):
@@ -56,8 +50,8 @@ class SqliteStore(Store):
         runtime: Runtime,
         *,
         flavour: str = "threads",
-        wall_us: Callable[[], int] = _wall_us,
-        boot_id: Callable[[], str] = boot.boot_id,
+        wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        boot_id: Callable[[], str] = boot_id,
     ) -> None:
         path = checked_path(path)
         if flavour not in INBOXES:
@@ -66,6 +60,7 @@ class SqliteStore(Store):
         self._now = runtime.now
         self._wall_us = wall_us
         self._database = Database(path, runtime, boot_id)
+        self.pause_for_fork, self.resume_after_fork = self._database.pause, self._database.resume
         # Symbolic links to the file must lead to one inbox folder, or its processes could not notify each other.
         self._inbox = INBOXES[flavour](f"{Path(path).resolve()}-inbox", runtime)
         self._requests = 0
@@ -92,21 +87,17 @@ class SqliteStore(Store):
         if self._requests % SWEEP_EVERY == 0:
             await self._sweep()
         self._requests += 1
-        if enqueue is None or enqueue.ticket is None:
-            fence = await self._acquire_free(claim, until)
-            if fence is not None:
-                return Granted(fence)
-        return await self._transact(lambda tx: transactions.acquire(tx, claim, enqueue), until)
 
-    async def _acquire_free(self, claim: Claim, until: float) -> int | None:
-        """Fast path: return the fence if the lock was free and had no waiters."""
-
-        def work(connection: sqlite3.Connection) -> int | None:
+        def acquire_free(connection: sqlite3.Connection) -> int | None:
             now, fence = self._now(), self._wall_us()
             row = (claim.name, fence, claim.holder, claim.owner, now, now + claim.ttl, claim.fences)
             return fence if connection.execute(SQL["acquire_free"], row).rowcount else None
 
-        return await self._database.run(work, until)
+        if enqueue is None or enqueue.ticket is None:  # fast path: the lock is free and has no waiters
+            fence = await self._database.run(acquire_free, until)
+            if fence is not None:
+                return Granted(fence)
+        return await self._transact(lambda tx: transactions.acquire(tx, claim, enqueue), until)
 
     async def _sweep(self) -> None:
         try:
@@ -115,13 +106,13 @@ class SqliteStore(Store):
             log.debug("Could not sweep the lock file now: %s", error)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
-        def work(connection: sqlite3.Connection) -> list[bool]:
-            return in_transaction(connection, lambda: [renewed(connection, renewal) for renewal in renewals])
-
         def renewed(connection: sqlite3.Connection, renewal: Renewal) -> bool:
             now = self._now()
             statement = SQL["set_expiry" if renewal.final else "renew"]
             return connection.execute(statement, (now + renewal.ttl, renewal.name, renewal.holder, now)).rowcount > 0
+
+        def work(connection: sqlite3.Connection) -> list[bool]:
+            return in_transaction(connection, lambda: [renewed(connection, renewal) for renewal in renewals])
 
         return await self._database.run(work, until)
 
@@ -152,12 +143,7 @@ class SqliteStore(Store):
         return await self._transact(lambda tx: transactions.force_release(tx, name, holder), until)
 
     async def _transact(
-        self,
-        step: Callable[[Transaction], T],
-        until: float,
-        *,
-        begin: str = "BEGIN IMMEDIATE",
-        even_closed: bool = False,
+        self, step: Callable[[Transaction], T], until: float, begin: str = "BEGIN IMMEDIATE", even_closed: bool = False
     ) -> T:
         """Commit `step`, send its notifications, and return its result."""
         result, outgoing = await self._commit(step, until, begin, even_closed)
@@ -173,11 +159,8 @@ class SqliteStore(Store):
             step = partial(transactions.release, name=message.name, holder=message.holder)
             return (await self._commit(step, until, "BEGIN IMMEDIATE", even_closed=True))[1]
         except StoreError as error:
-            log.warning(
-                "Could not remove a dead waiter; its grant or ticket expires with its ttl: lock %s: %s",
-                shown(message.name),
-                error,
-            )
+            text = "Could not remove a dead waiter; its grant or ticket expires with its ttl: lock %s: %s"
+            log.warning(text, shown(message.name), error)
             return []
 
     async def _commit(
@@ -203,14 +186,6 @@ class SqliteStore(Store):
     async def close(self) -> None:
         self._finalizer()
 
-    def pause(self) -> None:
-        """Before a fork."""
-        self._database.pause()
-
-    def resume(self) -> None:
-        """After a fork, in the parent."""
-        self._database.resume()
-
     def reset(self, *, forked: bool) -> None:
         """A second call after a fork changes nothing: the session and `_after_fork_in_child` both call it."""
         self._inbox.reset(forked=forked)
@@ -234,12 +209,12 @@ _fork_mutex = threading.Lock()
 def _before_fork() -> None:
     _fork_mutex.acquire()
     for store in list(_stores):
-        store.pause()
+        store.pause_for_fork()
 
 
 def _after_fork_in_parent() -> None:
     for store in list(_stores):
-        store.resume()
+        store.resume_after_fork()
     _fork_mutex.release()
 
 

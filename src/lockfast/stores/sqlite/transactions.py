@@ -14,36 +14,20 @@ import sqlite3
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from lockfast import values
 from lockfast.stores.sqlite.connection import SQL
-from lockfast.values import (
-    Answer,
-    Claim,
-    Enqueue,
-    FirstNotification,
-    Granted,
-    GrantNotification,
-    LockInfo,
-    Notification,
-    Owner,
-    Page,
-    Queued,
-    Taken,
-    WaiterInfo,
-    fits,
-)
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Owner, Page, Queued, Taken, WaiterInfo
 
 MOST_SHOWN = 1000
-SWEEP = 512
-"""Locks that one sweep checks."""
 PAGE = 500
-KEPT_FOR = 86_400.0
-"""Seconds that a fence is kept after the last use of its lock."""
+SWEEP = 512  # locks that one sweep checks
+KEPT_FOR = 86_400.0  # seconds that a fence is kept after the last use of its lock
 
 
 class Channel(Protocol):
     """An open connection to one client's inbox."""
 
-    def send(self, holder: str, notification: Notification) -> bool:
+    def send(self, holder: str, notification: values.Notification) -> bool:
         """False if the client is gone."""
 
 
@@ -52,7 +36,7 @@ class Outgoing(NamedTuple):
 
     name: str
     holder: str
-    notification: Notification
+    notification: values.Notification
     channel: Channel
 
 
@@ -157,11 +141,8 @@ def force_release(tx: Transaction, name: str, holder: str) -> bool:
 
 def listing(tx: Transaction, pattern: str, cursor: str) -> Page:
     rows = tx.execute(SQL["page"], (tx.now, cursor, PAGE)).fetchall()
-    infos = tuple(
-        _with_holder(tx, _live(tx, *row), LockInfo(name, waiting=waiting))
-        for name, *row, waiting in rows
-        if fits(name, pattern)
-    )
+    found = [(LockInfo(name, waiting=waiting), row) for name, *row, waiting in rows if values.fits(name, pattern)]
+    infos = tuple(_with_holder(tx, _live(tx, *row), info) for info, row in found)
     return Page(infos, rows[-1][0] if len(rows) == PAGE else "")
 
 
@@ -177,13 +158,8 @@ def inspect(tx: Transaction, name: str) -> LockInfo:
 def _with_holder(tx: Transaction, lock: LockRow, info: LockInfo) -> LockInfo:
     if lock.holder is None:
         return info._replace(fence=lock.fence or None)
-    return info._replace(
-        fence=lock.fence,
-        holder=lock.holder,
-        owner=Owner.decode(lock.owner),
-        held_for=tx.now - lock.since,
-        ttl_left=lock.ttl_left,
-    )
+    owner, held_for = Owner.decode(lock.owner), tx.now - lock.since
+    return info._replace(fence=lock.fence, holder=lock.holder, owner=owner, held_for=held_for, ttl_left=lock.ttl_left)
 
 
 def sweep(tx: Transaction) -> None:
@@ -216,7 +192,7 @@ def _grant_to_head(tx: Transaction, name: str, fence: int, caller: str | None = 
         tx.execute(SQL["remove_waiter"], (name, head.holder))
         fence = _grant(tx, Claim(name, head.holder, head.ttl, head.owner, head.fences), fence)
         if channel is not None:
-            tx.outgoing.append(Outgoing(name, head.holder, GrantNotification(head.attempt, fence), channel))
+            tx.outgoing.append(Outgoing(name, head.holder, values.GrantNotification(head.attempt, fence), channel))
         _notify_head(tx, name, head.ttl)
         return LockRow(fence, head.holder, head.ttl, head.owner, tx.now)
     return LockRow(fence)
@@ -227,7 +203,7 @@ def _notify_head(tx: Transaction, name: str, ttl_left: float) -> None:
     while (head := _head(tx, name)) is not None:
         channel = _channel_to(tx, name, head)
         if channel is not None:
-            tx.outgoing.append(Outgoing(name, head.holder, FirstNotification(head.attempt, ttl_left), channel))
+            tx.outgoing.append(Outgoing(name, head.holder, values.FirstNotification(head.attempt, ttl_left), channel))
             return
 
 
@@ -267,12 +243,11 @@ def _enqueue(tx: Transaction, claim: Claim, enqueue: Enqueue) -> int:
         tx.execute(SQL["set_ticket"], (enqueue.ticket, name, holder))  # the earlier ticket counts
         return enqueue.ticket
     # A waiter that was removed because it was unreachable returns with its ticket, to its old position.
-    ticket = _new_ticket(tx, name) if enqueue.ticket is None else enqueue.ticket
+    if enqueue.ticket is None:
+        last: int | None = tx.execute(SQL["last_ticket"], (name,)).fetchone()[0]
+        ticket = max((last or 0) + 1, tx.wall_us)
+    else:
+        ticket = enqueue.ticket
     waiter = (name, ticket, holder, enqueue.address, enqueue.attempt, claim.ttl, claim.owner, claim.fences)
     tx.execute(SQL["enqueue"], (*waiter, tx.now, expires_at))
     return ticket
-
-
-def _new_ticket(tx: Transaction, name: str) -> int:
-    last: int | None = tx.execute(SQL["last_ticket"], (name,)).fetchone()[0]
-    return max((last or 0) + 1, tx.wall_us)
