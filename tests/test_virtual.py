@@ -116,7 +116,7 @@ class DirectWire:
 class NoInbox:
     """An `Inbox` for operations that open no mailbox."""
 
-    listening = True
+    connected = True
 
     def mailbox(self, holder: str) -> Mailbox:
         raise NotImplementedError

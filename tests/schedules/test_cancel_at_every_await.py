@@ -16,8 +16,7 @@ from lockfast.core import acquire
 from lockfast.errors import LeaseLost
 from lockfast.runtime.asyncio import AsyncioRuntime
 from lockfast.stores.redis.store import RedisStore
-from lockfast.stores.redis.transport.task_inbox import TaskInbox
-from lockfast.stores.redis.transport.tasks import TaskWire
+from lockfast.stores.redis.transport.tasks import TaskInbox, TaskWire
 from lockfast.testing.virtual_time import Clock, VirtualLoop
 from lockfast.values import Owner
 from tests.schedules.virtual_connection import LoopServer

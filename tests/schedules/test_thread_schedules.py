@@ -21,15 +21,14 @@ from lockfast.ports import Ports
 from lockfast.runtime.base import run
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.stores.redis.protocol.resp import Reader, pack
-from lockfast.stores.redis.transport import thread_inbox, threads
-from lockfast.stores.redis.transport.thread_inbox import ThreadInbox
-from lockfast.stores.redis.transport.threads import SLICE, PendingReply, ThreadLink, ThreadWire
+from lockfast.stores.redis.transport import connect, threads
+from lockfast.stores.redis.transport.threads import SLICE, PendingReply, ThreadInbox, ThreadLink, ThreadWire
 from lockfast.values import Claim, Granted, GrantNotification
 from tests.schedules.scheduler import Choice, ScheduledLock, ScheduledRuntime, Scheduler, every_schedule
 from verify.mutation import python
 
 pytestmark = pytest.mark.timeout(1800)  # a busy machine is slow
-CONNECTION_FILES = (threads.__file__, thread_inbox.__file__)
+CONNECTION_FILES = (threads.__file__, connect.__file__)
 KEEPALIVE_FILES = (keepalive_module.__file__,)
 SWITCHES = int(os.environ.get("LOCKFAST_SWITCHES", "1"))
 """Switches at lines, besides those where a thread waits; `make explore` runs all schedules with two."""
@@ -102,7 +101,6 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scheduler], None]:
 
     def patch(scheduler: Scheduler) -> None:
         locks = SimpleNamespace(Lock=lambda: ScheduledLock(scheduler))
-        monkeypatch.setattr(thread_inbox, "threading", locks)
         monkeypatch.setattr(threads, "threading", locks)
         monkeypatch.setattr(threads, "select", SimpleNamespace(poll=lambda: Poll(scheduler), POLLIN=1, POLLOUT=4))
 

@@ -151,12 +151,10 @@ class StoreBuilder(NamedTuple):
         if failover:  # a WAIT for replicas delays the requests behind it
             limit = REPLY_LIMIT + (min(1.0, self.options.acks.within) if self.options.acks else 0.0)
         if self.flavour == "threads":
-            from lockfast.stores.redis.transport.thread_inbox import ThreadInbox
-            from lockfast.stores.redis.transport.threads import ThreadWire
+            from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadWire
 
             return ThreadWire(factory, self.runtime, limit), ThreadInbox(factory, self.runtime, limit, sharded)
-        from lockfast.stores.redis.transport.task_inbox import TaskInbox
-        from lockfast.stores.redis.transport.tasks import TaskWire
+        from lockfast.stores.redis.transport.tasks import TaskInbox, TaskWire
 
         return TaskWire(factory, self.runtime, limit), TaskInbox(factory, self.runtime, limit, sharded)
 

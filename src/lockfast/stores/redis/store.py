@@ -94,8 +94,7 @@ class Inbox(Protocol):
     """One subscribed connection that receives the notifications for all acquisitions of a client."""
 
     @property
-    def listening(self) -> bool:
-        """Whether the inbox is connected."""
+    def connected(self) -> bool: ...
 
     def mailbox(self, holder: str) -> Mailbox: ...
 
@@ -201,7 +200,7 @@ class RedisStore(Store):
 
     @property
     def inbox_open(self) -> bool:
-        return self.inbox.listening
+        return self.inbox.connected
 
     @property
     def capabilities(self) -> Capabilities:

@@ -389,7 +389,7 @@ class FairMutex:
 class PollingInbox:
     """`store.Inbox` without notifications: its mailboxes only pace the polling."""
 
-    listening = True
+    connected = True
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime

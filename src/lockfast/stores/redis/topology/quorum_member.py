@@ -2,11 +2,20 @@
 
 A request to a server that is not connected fails at once, so that it delays no caller. Only `connect` connects, and the
 quorum calls it in the background.
+
+A thread that waits on one connection reads it (see `transport/threads.py`). Here each wait suspends its coroutine
+instead, so that all requests are sent before the thread blocks. It then reads all connections with one poll(), without
+a thread per connection. One thread reads a connection at a time. A thread that finds another one reading first
+registers as a sleeper and then tries again to become the reader; a thread that stops reading wakes a sleeper. So no
+wake-up is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import select
+import threading
+from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 from lockfast.errors import StoreUnavailable
@@ -17,22 +26,183 @@ from lockfast.stores.redis.protocol import replies
 from lockfast.stores.redis.protocol.resp import pack
 from lockfast.stores.redis.store import RedisStore, release_request
 from lockfast.stores.redis.transport.connect import ConnectionFactory
-from lockfast.stores.redis.transport.multi_wait import MultiWaitLink
-from lockfast.stores.redis.transport.task_inbox import TaskInbox
-from lockfast.stores.redis.transport.tasks import TaskLink, TaskWire
-from lockfast.stores.redis.transport.thread_inbox import ThreadInbox
-from lockfast.stores.redis.transport.threads import ThreadLink, ThreadWire
+from lockfast.stores.redis.transport.tasks import TaskInbox, TaskLink, TaskWire
+from lockfast.stores.redis.transport.threads import PendingReply, ThreadInbox, ThreadLink, ThreadWire
 from lockfast.values import AUX_PREFIX, Claim
+
+_this_thread = threading.local()
 
 LOAD = tuple(pack(b"SCRIPT", b"LOAD", script.text) for script in (scripts.ACQUIRE, scripts.RENEW))
 """Sent before the first request. If the account may not load scripts, the first use of each loads it."""
-MARK_MS = b"5000"
-UNREAD_AFTER = 0.02
-"""Seconds after which a reply that no thread waits for is read, to find out whether it has arrived."""
+UNREAD_AFTER = 0.02  # seconds; then a reply that no thread waits for is read, to find out whether it has arrived
 
 
 def not_connected() -> StoreUnavailable:
     return StoreUnavailable("There is no connection to the server, so nothing was sent. It is being reconnected.")
+
+
+class MultiWaitLink(ThreadLink):
+    """A link whose waits suspend, so that `Runtime.gather` can serve many of them in one poll()."""
+
+    blocking_reads = False
+
+    async def wait_for(self, pending: PendingReply, until: float) -> None:
+        while not pending.ready and self.error is None and self._runtime.now() < until:
+            await _Wait(self, pending, until)
+
+    def now(self) -> float:
+        return self._runtime.now()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def start_reading(self) -> bool:
+        """Try to become the reader."""
+        if not self.reading.acquire(blocking=False):
+            return False
+        if self._tls is not None:
+            self.read_once()  # poll() does not see data that TLS has already decrypted
+        return True
+
+    def stop_reading(self) -> None:
+        self.reading.release()
+        if self.sleepers:
+            self.wake_sleeper()
+
+    def add_sleeper(self, pending: PendingReply, waker: _PipeWaker) -> None:
+        pending.waker = waker
+        self.sleepers[pending] = None
+
+    def remove_sleeper(self, pending: PendingReply) -> None:
+        self.sleepers.pop(pending, None)
+        pending.waker = None
+        if not self.reading.locked():
+            self.wake_sleeper()
+
+
+class _Wait:
+    """`ports.PendingWait`: one coroutine's wait for one reply."""
+
+    __slots__ = ("link", "pending", "until")
+
+    def __init__(self, link: MultiWaitLink, pending: PendingReply, until: float) -> None:
+        self.link = link
+        self.pending = pending
+        self.until = until
+
+    def __await__(self) -> Generator[_Wait, None, None]:
+        yield self
+
+    @property
+    def ready(self) -> bool:
+        return self.pending.ready or self.link.error is not None
+
+    def wait_any(self, others: Sequence[Any]) -> None:
+        _MultiWait(others).wait()
+
+
+class _PipeWaker:
+    """`ports.Waker` as a file descriptor for poll(): another thread wakes it when it has read our reply."""
+
+    def __init__(self) -> None:
+        self.fileno, self._write_end = os.pipe()
+        os.set_blocking(self.fileno, False)
+        os.set_blocking(self._write_end, False)
+
+    def wake(self) -> None:
+        try:
+            os.write(self._write_end, b"!")
+        except OSError:
+            pass  # the pipe is full: the wake-up is pending already
+
+    async def wait(self, until: float | None) -> bool:
+        raise NotImplementedError("poll() waits for this waker.")
+
+    def clear(self) -> None:
+        try:
+            os.read(self.fileno, 4096)
+        except BlockingIOError:
+            pass
+
+    def __del__(self) -> None:
+        os.close(self.fileno)
+        os.close(self._write_end)
+
+
+def _thread_waker() -> _PipeWaker:
+    waker: _PipeWaker | None = getattr(_this_thread, "waker", None)
+    if waker is None:
+        _this_thread.waker = waker = _PipeWaker()
+    return waker
+
+
+def _poller(descriptors: Collection[int]) -> select.poll:
+    """Return a poll object for these descriptors. It is kept, because a thread mostly waits for the same servers."""
+    wanted = frozenset(number for number in descriptors if number >= 0)
+    registered, poller = getattr(_this_thread, "poller", (frozenset[int](), None))
+    if poller is None:
+        poller = select.poll()
+    for number in registered - wanted:
+        poller.unregister(number)
+    for number in wanted - registered:
+        poller.register(number, select.POLLIN)
+    _this_thread.poller = (wanted, poller)
+    return poller
+
+
+class _MultiWait:
+    """One thread's wait for several replies. `_reading` has the links that this thread reads, by descriptor."""
+
+    def __init__(self, waits: Sequence[_Wait]) -> None:
+        self._waits = waits
+        self._reading: dict[int, MultiWaitLink] = {}
+        self._sleeping: list[_Wait] = []
+
+    def wait(self) -> None:
+        """Block until one reply is ready or the earliest limit has passed."""
+        try:
+            self._start()
+            if not any(one.ready for one in self._waits):
+                self._poll()
+        except BaseException:
+            for link in self._reading.values():
+                link.fail("reading was interrupted")
+            raise
+        finally:
+            self._stop()
+
+    def _start(self) -> None:
+        for one in self._waits:
+            if not self._try_to_read(one.link):
+                one.link.add_sleeper(one.pending, _thread_waker())
+                self._sleeping.append(one)
+        for one in self._sleeping:  # the reader may have stopped before it could see this sleeper
+            self._try_to_read(one.link)
+
+    def _try_to_read(self, link: MultiWaitLink) -> bool:
+        descriptor = link.fileno()
+        if self._reading.get(descriptor) is link:
+            return True
+        if not link.start_reading():
+            return False
+        self._reading[descriptor] = link
+        return True
+
+    def _poll(self) -> None:
+        left = min([one.until for one in self._waits]) - self._waits[0].link.now()
+        descriptors = [*self._reading, _thread_waker().fileno] if self._sleeping else self._reading
+        for descriptor, _ in _poller(descriptors).poll(left * 1000 if left > 0 else 0):
+            link = self._reading.get(descriptor)
+            if link is not None:
+                link.read_once()
+
+    def _stop(self) -> None:
+        for link in self._reading.values():
+            link.stop_reading()
+        for one in self._sleeping:
+            one.link.remove_sleeper(one.pending)
+        if self._sleeping:
+            _thread_waker().clear()
 
 
 class TaskMemberWire(TaskWire):
@@ -41,12 +211,12 @@ class TaskMemberWire(TaskWire):
     @property
     def silent_since(self) -> float | None:
         """When the oldest unanswered request was sent; None if there is none."""
-        return None if self._connector.link is None else self._connector.link.silent_since
+        return None if self._link is None else self._link.silent_since
 
     async def connect(self, until: float) -> bool:
         """Connect unless connected; True if the connection is new."""
-        before = self._connector.link
-        return await self._connector.get(until) is not before
+        before = self._link
+        return await self.open_link(until) is not before
 
     async def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         if not self.connected:
@@ -58,10 +228,10 @@ class TaskMemberInbox(TaskInbox):
     """An inbox for asyncio whose mailboxes fail to open while it is not connected."""
 
     async def connect(self, until: float) -> None:
-        await self._connector.get(until)
+        await super().open_link(until)
 
     async def open_link(self, until: float) -> TaskLink:
-        if not self.listening:
+        if not self.connected:
             raise not_connected()
         return await super().open_link(until)
 
@@ -79,7 +249,7 @@ class ThreadMemberWire(ThreadWire):
         unanswered = self._link.unanswered
         try:
             sent_at = unanswered[0].sent_at
-            if self._runtime.now() - sent_at > UNREAD_AFTER:
+            if self.runtime.now() - sent_at > UNREAD_AFTER:
                 self.poll_events()
                 sent_at = unanswered[0].sent_at
             return sent_at
@@ -112,7 +282,7 @@ class ThreadMemberInbox(ThreadInbox):
         await super().open_link(until)
 
     async def open_link(self, until: float) -> ThreadLink:
-        if not self.listening:
+        if not self.connected:
             raise not_connected()
         return await super().open_link(until)
 
@@ -139,7 +309,7 @@ class RedisMember(RedisStore):
 
     async def mark(self, secret: str, number: int, until: float) -> int | None:
         key = f"{AUX_PREFIX}twin:{secret}".encode()
-        put = pack(b"SET", key, b"%d" % number, b"NX", b"PX", MARK_MS)
+        put = pack(b"SET", key, b"%d" % number, b"NX", b"PX", b"5000")
         found = await self.wire.request(pack(b"GET", key), until, before=(put,))
         return int(found) if isinstance(found, bytes) and found.isdigit() else None
 
@@ -148,17 +318,14 @@ class RedisMember(RedisStore):
         request = scripts.RELEASE.in_full(release_request(name, holder))
         return bool(await self._run(scripts.RELEASE, request, name, until) == 1)
 
-    def _prepare_release(
-        self, claim: Claim, position: int
-    ) -> None: ...  # `release` above does not use prepared requests
+    def _prepare_release(self, claim: Claim, position: int) -> None:
+        return  # `release` above does not use prepared requests
 
     async def connect_inbox(self, until: float) -> None:
         await self._member_inbox.connect(until)
 
 
-def redis_member(connection_factory: ConnectionFactory, runtime: Runtime, flavour: str) -> RedisMember:
+def redis_member(factory: ConnectionFactory, runtime: Runtime, flavour: str) -> RedisMember:
     if flavour == "threads":
-        return RedisMember(
-            ThreadMemberWire(connection_factory, runtime), ThreadMemberInbox(connection_factory, runtime)
-        )
-    return RedisMember(TaskMemberWire(connection_factory, runtime), TaskMemberInbox(connection_factory, runtime))
+        return RedisMember(ThreadMemberWire(factory, runtime), ThreadMemberInbox(factory, runtime))
+    return RedisMember(TaskMemberWire(factory, runtime), TaskMemberInbox(factory, runtime))

@@ -5,27 +5,26 @@ redis-py's connection classes connect, negotiate TLS and authenticate. Then the 
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from lockfast.errors import Outcome, StoreError, StoreRefused, StoreUnavailable
+from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol.error_replies import DENIED, code_of
 from lockfast.values import clean
 
 ConnectionFactory = Callable[[float], Any]
 """Makes a redis-py connection, not yet connected, with a connect timeout in seconds."""
 
-MIN_CONNECT_TIME = 0.05
-"""Seconds granted to connecting, however close the caller's deadline is."""
-STALE_AFTER = 2.0
-"""Seconds after which a connection with an unanswered request counts as dead."""
-MAX_SILENCE = 10.0
-"""Seconds without data after which an inbox sends PING: notifications to a dead connection are lost."""
-INITIAL_GRACE = 1.0
-"""Grace before the first connection, in seconds: TCP, TLS and the handshake take several round trips."""
+# All in seconds.
+MIN_CONNECT_TIME = 0.05  # for connecting, however close the caller's deadline is
+STALE_AFTER = 2.0  # a connection with a request unanswered for so long is dead
+MAX_SILENCE = 10.0  # an inbox without data sends PING: notifications to a dead connection are lost
+INITIAL_GRACE = 1.0  # before the first connection: TCP, TLS and the handshake take several round trips
 MIN_GRACE = 0.08
-CLOSE_TIMEOUT = 0.3
-"""Seconds that waiters get to leave the queue when the store closes."""
+CLOSE_TIMEOUT = 0.3  # for waiters to leave the queue when the store closes
 
 
 def grace_after(connect_seconds: float) -> float:
@@ -45,8 +44,45 @@ class Link(Protocol):
 
     def fail(self, why: str) -> None: ...
 
+    def disconnect(self, why: str) -> None:
+        """Fail and close without blocking."""
+
+    def reset(self, *, forked: bool) -> None: ...
+
 
 LinkT = TypeVar("LinkT", bound=Link)
+
+
+class BaseConnector(ABC, Generic[LinkT]):
+    """Keeps one link: what a wire and an inbox have in common. After `close()` it never connects again."""
+
+    def __init__(self, new_connection: ConnectionFactory, runtime: Runtime, max_wait: float = math.inf) -> None:
+        self._new_connection = new_connection
+        self.runtime = runtime
+        self._max_wait = max_wait
+        self._link: LinkT | None = None
+        self._closed = False
+        self.reset(forked=False)
+
+    @property
+    def connected(self) -> bool:
+        link = self._link
+        return link is not None and link.error is None
+
+    def drop(self) -> None:
+        if self._link is not None:
+            self._link.disconnect("the server is not the master any more")
+
+    async def close(self) -> None:
+        await self._close_link()
+
+    @abstractmethod
+    async def _close_link(self) -> None: ...
+
+    def reset(self, *, forked: bool) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.reset(forked=forked)
 
 
 def same_link(wanted: LinkT, current: LinkT | None) -> LinkT:

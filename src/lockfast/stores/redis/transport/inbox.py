@@ -1,9 +1,15 @@
 """What an inbox and a mailbox do in both flavours.
 
 An inbox is one subscribed connection on which a client receives all its notifications. Each acquisition has a mailbox,
-its end of the inbox. In a cluster an inbox subscribes to one sharded channel per slot; otherwise to one channel.
+its end of the inbox. In a cluster an inbox subscribes to one sharded channel per slot with a waiter, at the node of
+that slot, and scripts publish to it with SPUBLISH; otherwise to one channel.
 
-Rule: if a mailbox may have missed a notification, `wait` returns None, and the core repeats its request.
+Rules:
+
+- If a mailbox may have missed a notification, `wait` returns None, and the core repeats its request.
+- Replies to SSUBSCRIBE arrive in the order of the requests. When a slot moves, the server ends the subscription and
+  reports that.
+- A sharded channel without waiters stays subscribed for later use, until there are `MAX_CHANNELS`.
 """
 
 from __future__ import annotations
@@ -15,33 +21,78 @@ from typing import Any, Generic
 
 from lockfast.errors import StoreError
 from lockfast.ports import Runtime
-from lockfast.stores.redis.protocol.notifications import notification_in
-from lockfast.stores.redis.transport.connect import CLOSE_TIMEOUT, MAX_SILENCE, STALE_AFTER, ConnectionFactory, LinkT
-from lockfast.stores.redis.transport.shard_channels import ShardChannels, ended_channel
-from lockfast.values import FirstNotification, GrantNotification
+from lockfast.stores.redis.protocol.notifications import notification_in, shard_channel, subscribe_request
+from lockfast.stores.redis.protocol.resp import ReplyError, pack
+from lockfast.stores.redis.transport.connect import (
+    CLOSE_TIMEOUT,
+    MAX_SILENCE,
+    STALE_AFTER,
+    BaseConnector,
+    ConnectionFactory,
+    LinkT,
+)
+from lockfast.values import Notification
 
-Notification = GrantNotification | FirstNotification
+MAX_CHANNELS = 1000
 
 
-class BaseInbox(ABC, Generic[LinkT]):
+class ShardChannels:
+    """`subscribed`: the subscribed channels. `pending`: one pending reply per unanswered SSUBSCRIBE, in order."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.subscribed: set[str] = set()
+        self.pending: deque[Any] = deque()
+
+    def channel(self, slot: int) -> str:
+        return shard_channel(slot, self._address)
+
+    def request(self, channel: str, in_use: set[str]) -> bytes:
+        """The request to subscribe to `channel`. With too many channels, it also unsubscribes from the unused ones."""
+        request = subscribe_request(channel)
+        if len(self.subscribed) < MAX_CHANNELS:
+            return request
+        idle = self.subscribed - in_use
+        self.subscribed -= idle
+        return request + pack(b"SUNSUBSCRIBE", *(one.encode() for one in idle)) if idle else request
+
+    def handle(self, reply: Any) -> bool:
+        """Process a reply about subscriptions; False if it is a notification about a lock."""
+        if isinstance(reply, ReplyError) or (isinstance(reply, list) and reply[0] == b"ssubscribe"):
+            if self.pending:
+                self.pending.popleft().settle(reply)
+            return True
+        channel = ended_channel(reply)
+        self.subscribed.discard(channel)
+        return bool(channel)
+
+
+def ended_channel(reply: Any) -> str:
+    """The channel whose subscription the server ended; empty for any other reply.
+
+    >>> ended_channel([b"sunsubscribe", b"lockfast:inbox:x:{1}", 0])
+    'lockfast:inbox:x:{1}'
+    """
+    if not isinstance(reply, list) or len(reply) < 2 or reply[0] != b"sunsubscribe" or reply[1] is None:
+        return ""
+    return str(reply[1].decode("utf-8", "replace"))
+
+
+class BaseInbox(BaseConnector[LinkT]):
     """`store.Inbox`. A mailbox in `mailboxes` receives its notifications as long as the link works."""
 
     def __init__(
         self, new_connection: ConnectionFactory, runtime: Runtime, max_wait: float = math.inf, sharded: bool = False
     ) -> None:
-        self._new_connection = new_connection
-        self.runtime = runtime
-        self._max_wait = max_wait
+        super().__init__(new_connection, runtime, max_wait)
         self.sharded = sharded
         self.address = ""
-        self.mailboxes: dict[str, BaseMailbox[LinkT]] = {}
         self._shards = ShardChannels("")
         self._heard_at = self._pinged_at = 0.0
 
-    @property
-    @abstractmethod
-    def listening(self) -> bool:
-        """Whether the inbox is connected."""
+    def reset(self, *, forked: bool) -> None:
+        self.mailboxes: dict[str, BaseMailbox[LinkT]] = {}
+        super().reset(forked=forked)
 
     @abstractmethod
     async def open_link(self, until: float) -> LinkT:
@@ -96,8 +147,9 @@ class BaseInbox(ABC, Generic[LinkT]):
         elif now - self._pinged_at > STALE_AFTER:
             link.fail("the inbox has received nothing for too long")
 
-    async def _await_leavers(self) -> None:
-        """Give waiters the time to leave the queue."""
+    async def close(self) -> None:
+        """Close the connection, and give waiters the time to leave the queue."""
+        await super().close()
         deadline = self.runtime.now() + CLOSE_TIMEOUT
         while self.mailboxes and self.runtime.now() < deadline:
             await self.runtime.sleep(0.002)

@@ -1,4 +1,4 @@
-"""The link and the wire for asyncio: one connection, shared by all tasks of a client.
+"""The wire and the inbox for asyncio: each is one connection, shared by all tasks of a client.
 
 redis-py connects and authenticates. Then `TaskLink` becomes the protocol of the transport: replies settle futures
 directly from the event loop, without a reader task.
@@ -15,32 +15,25 @@ from __future__ import annotations
 
 import asyncio
 import math
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockfast.errors import StoreError, StoreUnavailable, closed_error
-from lockfast.ports import Runtime
+from lockfast.ports import Runtime, Waker
+from lockfast.stores.redis.protocol import notifications
 from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
-from lockfast.stores.redis.transport.connect import (
-    INITIAL_GRACE,
-    MIN_CONNECT_TIME,
-    STALE_AFTER,
-    ConnectionFactory,
-    connect_error,
-    grace_after,
-    no_reply,
-    protocol_of,
-    same_link,
-)
+from lockfast.stores.redis.transport import connect
+from lockfast.stores.redis.transport.connect import STALE_AFTER, BaseConnector, ConnectionFactory, no_reply
+from lockfast.stores.redis.transport.inbox import BaseInbox, BaseMailbox, ShardChannels
 
 if TYPE_CHECKING:
     from lockfast.stores.redis.watch import TaskWatchConnection
 
 _inherited: list[TaskLink] = []
 
-CONNECT_TIMEOUT = 5.0
-"""Seconds that connecting may take. A caller with an earlier deadline stops waiting sooner."""
+CONNECT_TIMEOUT = 5.0  # seconds; a caller with an earlier deadline stops waiting sooner
 
 
 class TaskLink(asyncio.Protocol):
@@ -61,7 +54,7 @@ class TaskLink(asyncio.Protocol):
         self._pending: deque[tuple[asyncio.Future[Any] | None, float, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self.protocol = protocol_of(connection)
+        self.protocol = connect.protocol_of(connection)
         self.subscribed = False
         self.on_push: Callable[[Any], None] | None = None
         self.on_failure: Callable[[], None] | None = None
@@ -166,6 +159,8 @@ class TaskLink(asyncio.Protocol):
         if self.on_failure is not None:
             self.on_failure()
 
+    disconnect = fail
+
     def reset(self, *, forked: bool) -> None:
         """Forget the connection of a closed event loop or of the parent process, without touching it."""
         self.error = no_reply("the connection belonged to a parent process or a closed event loop")
@@ -180,7 +175,7 @@ def _fail(future: asyncio.Future[Any], why: str) -> None:
 
 async def connect_task_link(new_connection: ConnectionFactory, runtime: Runtime, limit: float) -> TaskLink:
     """Connect through redis-py and take over the transport."""
-    limit = max(MIN_CONNECT_TIME, limit)
+    limit = max(connect.MIN_CONNECT_TIME, limit)
     connection = new_connection(limit)
     try:
         async with asyncio.timeout(limit):
@@ -189,27 +184,21 @@ async def connect_task_link(new_connection: ConnectionFactory, runtime: Runtime,
         await connection.disconnect(nowait=True)
         if isinstance(error, asyncio.CancelledError):
             raise
-        raise connect_error(error) from error
+        raise connect.connect_error(error) from error
     return TaskLink(connection, runtime)
 
 
-class Connector:
-    """Keeps one link. All callers share one attempt to connect, and a cancelled caller does not stop it."""
+class TaskConnector(BaseConnector[TaskLink]):
+    """All callers share one attempt to connect, and a cancelled caller does not stop it."""
 
-    def __init__(self, connect: Callable[[], Coroutine[Any, Any, TaskLink]], runtime: Runtime) -> None:
-        self._connect = connect
-        self._runtime = runtime
-        self._task: asyncio.Task[TaskLink] | None = None
-        self._closed = False
-        self.link: TaskLink | None = None
+    _task: asyncio.Task[TaskLink] | None = None
 
-    @property
-    def connected(self) -> bool:
-        return self.link is not None and self.link.error is None
+    @abstractmethod
+    async def _connect(self) -> TaskLink: ...
 
-    async def get(self, until: float) -> TaskLink:
+    async def open_link(self, until: float) -> TaskLink:
         """Return the link; connect if necessary."""
-        link = self.link
+        link = self._link
         if link is not None and link.error is None:
             return link
         if self._closed:
@@ -218,7 +207,7 @@ class Connector:
             self._task = asyncio.get_running_loop().create_task(self._connect(), name="lockfast-connect")
             self._task.add_done_callback(self._on_connected)
         task = self._task
-        await asyncio.wait([task], timeout=max(0.0, until - self._runtime.now()))
+        await asyncio.wait([task], timeout=max(0.0, until - self.runtime.now()))
         if self._closed:
             raise closed_error()
         if not task.done():
@@ -234,22 +223,17 @@ class Connector:
         self._task = None
         if task.cancelled() or task.exception() is not None:
             return
-        self.link = task.result()
+        self._link = task.result()
         if self._closed:
-            self.link.fail("the connection was closed")
-
-    def drop(self) -> None:
-        if self.link is not None:
-            self.link.fail("the server is not the master any more")
+            self._link.fail("the connection was closed")
 
     def reset(self, *, forked: bool) -> None:
-        link, self.link, self._task = self.link, None, None
-        if link is not None:
-            link.reset(forked=forked)
+        self._task = None
+        super().reset(forked=forked)
 
-    async def close(self) -> None:
+    async def _close_link(self) -> None:
         self._closed = True
-        task, link = self._task, self.link
+        task, link = self._task, self._link
         if link is not None:
             link.fail("the connection was closed")
             await asyncio.sleep(0)  # a transport closes its socket in the next iteration of the loop
@@ -258,44 +242,39 @@ class Connector:
             await asyncio.wait([task])
 
 
-class TaskWire:
+class TaskWire(TaskConnector):
     """`store.Wire` for asyncio."""
 
-    def __init__(self, new_connection: ConnectionFactory, runtime: Runtime, max_wait: float = math.inf) -> None:
-        self._new_connection = new_connection
-        self._runtime = runtime
-        self._max_wait = max_wait
-        self._connector = Connector(self._connect, runtime)
-        self.grace = INITIAL_GRACE
-        self.pushes = False
-        self.on_push: Callable[[Any], None] | None = None
+    grace = connect.INITIAL_GRACE
+    pushes = False
+    on_push: Callable[[Any], None] | None = None
 
     async def _connect(self) -> TaskLink:
-        started = self._runtime.now()
-        link = await connect_task_link(self._new_connection, self._runtime, min(CONNECT_TIMEOUT, self._max_wait))
-        self.grace = grace_after(self._runtime.now() - started)
+        started = self.runtime.now()
+        link = await connect_task_link(self._new_connection, self.runtime, min(CONNECT_TIMEOUT, self._max_wait))
+        self.grace = connect.grace_after(self.runtime.now() - started)
         self.pushes = link.protocol == 3
         link.on_push = self.on_push
         return link
 
     def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
-        link = self._connector.link
+        link = self._link
         if link is None or link.error is not None:
             return self._connect_and_request(request, until, before)
         return link.request(request, self._bounded(until) if self._max_wait < math.inf else until, before)
 
     async def _connect_and_request(self, request: bytes, until: float, before: Sequence[bytes]) -> Any:
-        link = await self._connector.get(until)
+        link = await self.open_link(until)
         return await link.request(request, self._bounded(until), before)
 
     def _bounded(self, until: float) -> float:
-        return min(until, self._runtime.now() + self._max_wait)
+        return min(until, self.runtime.now() + self._max_wait)
 
     async def post(
         self, requests: Sequence[bytes], until: float, on: TaskLink | None = None
     ) -> tuple[TaskLink, list[asyncio.Future[Any]]]:
         """Send several requests, on the link `on` if given. `collect` returns their replies."""
-        link = await self._connector.get(until) if on is None else same_link(on, self._connector.link)
+        link = await self.open_link(until) if on is None else connect.same_link(on, self._link)
         return link, link.post(requests, until)
 
     async def collect(self, posted: tuple[TaskLink, list[asyncio.Future[Any]]], until: float) -> list[Any]:
@@ -303,23 +282,89 @@ class TaskWire:
         await futures[-1]
         return [future.result() for future in futures]
 
-    @property
-    def connected(self) -> bool:
-        return self._connector.connected
-
     def watch_connection(self) -> TaskWatchConnection:
         from lockfast.stores.redis.watch import TaskWatchConnection
 
-        return TaskWatchConnection(self._new_connection, self._runtime)
+        return TaskWatchConnection(self._new_connection, self.runtime)
 
     def poll_events(self) -> None:
         return  # the event loop reads the connection
 
-    def drop(self) -> None:
-        self._connector.drop()
 
-    async def close(self) -> None:
-        await self._connector.close()
+class TaskInbox(TaskConnector, BaseInbox[TaskLink]):
+    """`store.Inbox` for asyncio. The event loop reads the connection."""
 
-    def reset(self, *, forked: bool) -> None:
-        self._connector.reset(forked=forked)
+    def mailbox(self, holder: str, slot: int | None = None) -> TaskMailbox:
+        return TaskMailbox(self, holder, slot)
+
+    async def _connect(self) -> TaskLink:
+        limit = min(CONNECT_TIMEOUT, self._max_wait)
+        link = await connect_task_link(self._new_connection, self.runtime, limit)
+        address = notifications.new_address(self.runtime)
+        shards = ShardChannels(address)
+        if self.sharded:
+            link.subscribed = True
+        else:
+            error = notifications.subscribe_error(
+                await link.subscribe(notifications.subscribe_request(address), limit), True
+            )
+            if error is not None:
+                link.fail("the server rejected the subscription")
+                raise error
+            link.feed = notifications.grant_fast_path(link.feed, address, link.protocol, self.notify)
+        link.on_push = lambda reply: self.receive(reply, shards)
+        link.on_failure = self._wake_all
+        self._heard_at = self.runtime.now()
+        self.address, self._shards = address, shards
+        return link
+
+    async def _subscribe(
+        self, link: TaskLink, shards: ShardChannels, request: bytes, until: float
+    ) -> StoreError | None:
+        answer = _Answer(self.runtime.waker())
+        shards.pending.append(answer)
+        link.send(request)
+        await answer.waker.wait(until)
+        return link.error or notifications.subscribe_error(answer.value, answer.ready)
+
+    def _wake_all(self) -> None:
+        for mailbox in self.mailboxes.values():
+            mailbox.wake()
+        for answer in self._shards.pending:
+            answer.settle(None)
+
+    def _ping(self, link: TaskLink, now: float) -> None:
+        self._pinged_at = now
+        link.send(notifications.PING)
+
+
+class _Answer:
+    """The reply to a subscription, and the waker of the task that waits for it."""
+
+    def __init__(self, waker: Waker) -> None:
+        self.waker = waker
+        self.value: Any = None
+        self.ready = False
+
+    def settle(self, value: Any) -> None:
+        self.value, self.ready = value, True
+        self.waker.wake()
+
+
+class TaskMailbox(BaseMailbox[TaskLink]):
+    """`ports.Mailbox` for asyncio."""
+
+    __slots__ = ("_waker",)
+
+    def __init__(self, inbox: TaskInbox, holder: str, slot: int | None = None) -> None:
+        super().__init__(inbox, holder, slot)
+        self._waker: Waker | None = None
+
+    def wake(self) -> None:
+        if self._waker is not None:
+            self._waker.wake()
+
+    async def _sleep(self, link: TaskLink, until: float) -> None:
+        if self._waker is None:
+            self._waker = self._inbox.runtime.waker()
+        await self._waker.wait(until)

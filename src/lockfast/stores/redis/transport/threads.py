@@ -1,4 +1,4 @@
-"""The link and the wire for threads: one connection, shared by all threads of a client.
+"""The wire and the inbox for threads: each is one connection, shared by all threads of a client.
 
 There is no reader thread. Among the threads that wait for replies, one reads the socket for all of them; when its own
 reply is there, it wakes another waiting thread, which reads next. So a single caller needs no extra thread, and
@@ -27,6 +27,7 @@ import socket
 import ssl
 import struct
 import threading
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
@@ -34,29 +35,19 @@ from typing import TYPE_CHECKING, Any
 
 from lockfast.errors import StoreError, StoreUnavailable, closed_error
 from lockfast.ports import Runtime, Waker
+from lockfast.stores.redis.protocol import notifications
 from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
-from lockfast.stores.redis.transport.connect import (
-    CLOSE_TIMEOUT,
-    INITIAL_GRACE,
-    MIN_CONNECT_TIME,
-    STALE_AFTER,
-    ConnectionFactory,
-    connect_error,
-    grace_after,
-    no_reply,
-    protocol_of,
-    same_link,
-)
+from lockfast.stores.redis.transport import connect
+from lockfast.stores.redis.transport.connect import STALE_AFTER, BaseConnector, no_reply
+from lockfast.stores.redis.transport.inbox import BaseInbox, BaseMailbox, ShardChannels
 
 if TYPE_CHECKING:
     from lockfast.stores.redis.watch import ThreadWatchConnection
 
-
+# Seconds that one system call may block. A blocking read is one call; poll() and a read are two.
 SLICE = 0.25
-"""Seconds that one system call may block. A blocking read is one call; poll() and a read are two."""
-PLAIN_READ = 4096
-TLS_READ = 65536
-"""Bytes per read. Nearly all replies are short. Under TLS a whole record must be read, as poll() ignores the rest."""
+# Bytes per read. Nearly all replies are short. Under TLS a whole record must be read, as poll() ignores the rest.
+PLAIN_READ, TLS_READ = 4096, 65536
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -98,7 +89,7 @@ class ThreadLink:
         self._socket: socket.socket = connection._sock
         self._runtime = runtime
         self.dispatch = dispatch
-        self.protocol = protocol_of(connection)
+        self.protocol = connect.protocol_of(connection)
         self.feed: Feed = new_reader().feed
         self.unanswered: deque[PendingReply] = deque()
         self.reading = threading.Lock()
@@ -117,10 +108,6 @@ class ThreadLink:
         self._receive: Callable[[int], bytes] = self._socket.recv if self._tls is None else self._receive_tls
         self._read_size = PLAIN_READ if self._tls is None else TLS_READ
         self.fast_reads = self.blocking_reads and self._tls is None
-
-    @property
-    def uses_tls(self) -> bool:
-        return self._tls is not None
 
     def send(self, requests: bytes, until: float, replies: Iterable[PendingReply] = ()) -> None:
         """Send `requests`, which `replies` answer. The caller makes sure that only one thread sends."""
@@ -244,9 +231,8 @@ class ThreadLink:
             if self._tls is None:
                 self._socket.shutdown(socket.SHUT_RDWR)  # ends the poll() or recv() of the reader
             else:
-                socket.socket.shutdown(
-                    self._tls, socket.SHUT_RDWR
-                )  # its own would let the reader continue in plain text
+                # The method of SSLSocket would let the reader continue in plain text.
+                socket.socket.shutdown(self._tls, socket.SHUT_RDWR)
         except OSError:
             pass
         for pending in tuple(self.sleepers):
@@ -266,49 +252,63 @@ class ThreadLink:
             self._connection.disconnect()
             self.reading.release()
 
-    def reset(self) -> None:
+    def reset(self, *, forked: bool) -> None:
         """Close a forked child's copy of the descriptor. The parent's connection stays open."""
         self._connection.disconnect()
 
 
-def connect_link(
-    new_connection: ConnectionFactory,
-    runtime: Runtime,
-    until: float,
-    dispatch: Callable[[Any], None],
-    link_class: type[ThreadLink],
-) -> ThreadLink:
-    """Connect through redis-py and take over the socket."""
-    connection = new_connection(max(MIN_CONNECT_TIME, until - runtime.now()))
-    try:
-        connection.connect()
-    except Exception as error:
-        connection.disconnect()
-        raise connect_error(error) from error
-    return link_class(connection, runtime, dispatch)
-
-
-class ThreadWire:
-    """`store.Wire`. A thread holds `_mutex` while it connects or sends."""
+class ThreadConnector(BaseConnector[ThreadLink]):
+    """A thread holds `_mutex` while it connects or sends."""
 
     link_class = ThreadLink
 
-    def __init__(self, new_connection: ConnectionFactory, runtime: Runtime, max_wait: float = inf) -> None:
-        self._new_connection = new_connection
-        self._runtime = runtime
-        self._max_wait = max_wait
-        self.grace = INITIAL_GRACE
-        self.pushes = False
-        self.on_push: Callable[[Any], None] | None = None
-        self._link: ThreadLink | None = None
-        self.reset(forked=False)
-
     def reset(self, *, forked: bool) -> None:
-        link, self._link = self._link, None
         self._mutex = threading.Lock()
         self._closed = False
+        super().reset(forked=forked)
+
+    def _connect(self, until: float) -> ThreadLink:
+        if self._closed:
+            raise closed_error()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        link = self._open(min(until, self.runtime.now() + self._max_wait))
+        if self._closed:  # close() does not wait for a slow connect
+            link.close()
+            raise closed_error()
+        self._link = link
+        return link
+
+    @abstractmethod
+    def _open(self, until: float) -> ThreadLink: ...
+
+    def _new_link(self, until: float, dispatch: Callable[[Any], None]) -> ThreadLink:
+        """Connect through redis-py and take over the socket."""
+        connection = self._new_connection(max(connect.MIN_CONNECT_TIME, until - self.runtime.now()))
+        try:
+            connection.connect()
+        except Exception as error:
+            connection.disconnect()
+            raise connect.connect_error(error) from error
+        return self.link_class(connection, self.runtime, dispatch)
+
+    async def _close_link(self) -> None:
+        self._closed = True
+        locked = self._mutex.acquire(timeout=connect.CLOSE_TIMEOUT)  # if not, a thread connects, and will see `_closed`
+        link, self._link = self._link, None
+        if locked:
+            self._mutex.release()
         if link is not None:
-            link.reset()
+            link.close()
+
+
+class ThreadWire(ThreadConnector):
+    """`store.Wire` for threads."""
+
+    grace = connect.INITIAL_GRACE
+    pushes = False
+    on_push: Callable[[Any], None] | None = None
 
     async def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         link = self._link
@@ -317,7 +317,7 @@ class ThreadWire:
             return await self._reply(link, replies[-1], until)
         # The common case, in as few calls as possible: an uncontended lock runs it twice.
         pending = PendingReply()
-        pending.sent_at = now = self._runtime.now()
+        pending.sent_at = now = self.runtime.now()
         try:
             with self._mutex:  # after acquire(), an interrupt could leave it locked for ever
                 link.unanswered.append(pending)
@@ -327,7 +327,7 @@ class ThreadWire:
                     sent = 0
                 if sent != len(request):
                     link.send(request[sent:], until)
-                    pending.sent_at = now = self._runtime.now()  # that may have taken long
+                    pending.sent_at = now = self.runtime.now()  # that may have taken long
         except OSError as error:
             link.fail(f"the connection broke while sending ({error})")
         except BaseException:
@@ -345,7 +345,7 @@ class ThreadWire:
             return pending.value
         if link.error is not None:
             raise link.error
-        if link.unanswered and self._runtime.now() - link.unanswered[0].sent_at > STALE_AFTER:
+        if link.unanswered and self.runtime.now() - link.unanswered[0].sent_at > STALE_AFTER:
             link.fail("it has not answered for too long")
         raise no_reply("it did not answer in time")
 
@@ -364,18 +364,18 @@ class ThreadWire:
         self, requests: Sequence[bytes], until: float, on: ThreadLink | None = None
     ) -> tuple[ThreadLink, list[PendingReply]]:
         mutex = self._mutex
-        if not mutex.acquire(False) and not mutex.acquire(timeout=max(0.0, until - self._runtime.now())):
+        if not mutex.acquire(False) and not mutex.acquire(timeout=max(0.0, until - self.runtime.now())):
             raise StoreUnavailable(
                 "Other threads kept the connection busy until the deadline, so the request was not sent. Try again."
             )
         try:
             link = self._link
             if on is not None:
-                link = same_link(on, link)
+                link = connect.same_link(on, link)
             elif link is None or link.error is not None:
                 link = self._connect(until)
             replies = [PendingReply() for _ in requests]
-            now = self._runtime.now()
+            now = self.runtime.now()
             for pending in replies:
                 pending.sent_at = now
             link.send(b"".join(requests), until, replies)
@@ -383,20 +383,10 @@ class ThreadWire:
         finally:
             mutex.release()
 
-    def _connect(self, until: float) -> ThreadLink:
-        if self._closed:
-            raise closed_error()
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-        started = self._runtime.now()
-        until = min(until, started + self._max_wait)
-        link = connect_link(self._new_connection, self._runtime, until, self._dispatch, self.link_class)
-        if self._closed:  # close() does not wait for a slow connect
-            link.close()
-            raise closed_error()
-        self._link = link
-        self.grace = grace_after(self._runtime.now() - started)
+    def _open(self, until: float) -> ThreadLink:
+        started = self.runtime.now()
+        link = self._new_link(until, self._dispatch)
+        self.grace = connect.grace_after(self.runtime.now() - started)
         self.pushes = link.protocol == 3
         return link
 
@@ -404,30 +394,95 @@ class ThreadWire:
         if type(reply) is Pushed and self.on_push is not None:
             self.on_push(reply)
 
-    @property
-    def connected(self) -> bool:
-        link = self._link
-        return link is not None and link.error is None
-
     def watch_connection(self) -> ThreadWatchConnection:
         from lockfast.stores.redis.watch import ThreadWatchConnection
 
-        return ThreadWatchConnection(self._new_connection, self._runtime)
+        return ThreadWatchConnection(self._new_connection, self.runtime)
 
     def poll_events(self) -> None:
         link = self._link
         if link is not None and link.error is None:
             link.read(PendingReply(), 0.0, 0.0)
 
-    def drop(self) -> None:
-        if self._link is not None:
-            self._link.disconnect("the server is not the master any more")
 
-    async def close(self) -> None:
-        self._closed = True
-        locked = self._mutex.acquire(timeout=CLOSE_TIMEOUT)  # if not, a thread connects, and will see `_closed`
-        link, self._link = self._link, None
-        if locked:
+class ThreadInbox(ThreadConnector, BaseInbox[ThreadLink]):
+    """`store.Inbox` for threads. A waiting thread reads the connection itself."""
+
+    def mailbox(self, holder: str, slot: int | None = None) -> ThreadMailbox:
+        return ThreadMailbox(self, holder, slot)
+
+    async def open_link(self, until: float) -> ThreadLink:
+        link = self._link
+        if link is not None and link.error is None:
+            return link
+        if not self._mutex.acquire(timeout=max(0.0, until - self.runtime.now())):
+            raise StoreUnavailable(
+                "Another thread is still connecting the inbox, so this one cannot wait for the lock yet. Try again."
+            )
+        try:
+            link = self._link
+            return self._connect(until) if link is None or link.error is not None else link
+        finally:
             self._mutex.release()
-        if link is not None:
-            link.close()
+
+    def _open(self, until: float) -> ThreadLink:
+        self.address = notifications.new_address(self.runtime)
+        shards = ShardChannels(self.address)
+        subscribed = PendingReply()
+        subscribed.ready = self.sharded
+
+        def dispatch(reply: Any) -> None:
+            if subscribed.ready:
+                self.receive(reply, shards)
+            else:
+                subscribed.settle(reply)
+
+        link = self._new_link(until, dispatch)
+        if not self.sharded:
+            link.send(notifications.subscribe_request(self.address), until)
+            link.read(subscribed, until, self.runtime.now())
+            error = notifications.subscribe_error(subscribed.value, subscribed.ready)
+            if error is not None:
+                link.close()
+                raise closed_error() if self._closed else error
+            link.feed = notifications.grant_fast_path(link.feed, self.address, link.protocol, self.notify)
+        self._heard_at = self.runtime.now()
+        self._shards = shards
+        return link
+
+    async def _subscribe(
+        self, link: ThreadLink, shards: ShardChannels, request: bytes, until: float
+    ) -> StoreError | None:
+        answer = PendingReply()
+        with self._mutex:
+            shards.pending.append(answer)
+            link.send(request, until)
+        await link.wait_for(answer, until)
+        return link.error or notifications.subscribe_error(answer.value, answer.ready)
+
+    def _ping(self, link: ThreadLink, now: float) -> None:
+        if self._mutex.acquire(False):
+            try:
+                self._pinged_at = now
+                link.send(notifications.PING, now)
+            finally:
+                self._mutex.release()
+
+
+class ThreadMailbox(BaseMailbox[ThreadLink]):
+    """`ports.Mailbox` for threads."""
+
+    __slots__ = ("_woken",)
+
+    def __init__(self, inbox: ThreadInbox, holder: str, slot: int | None = None) -> None:
+        super().__init__(inbox, holder, slot)
+        self._woken = PendingReply()
+
+    def wake(self) -> None:
+        self._woken.settle(None)
+
+    def _prepare_sleep(self) -> None:
+        self._woken.ready = False
+
+    async def _sleep(self, link: ThreadLink, until: float) -> None:
+        await link.wait_for(self._woken, until)
