@@ -108,7 +108,7 @@ class Driver(ABC):
         async def reached() -> Any:
             info = await done(lock.inspect())
             if self.store == "transactions":  # it has no queue; its waiters poll, each with an open mailbox
-                inboxes = [one.session.store._store.inbox for one in self._clients]
+                inboxes = [one.session.store.inbox for one in self._clients]
                 info = info._replace(waiting=sum(len(getattr(inbox, "open", ())) for inbox in inboxes))
             return info if info.waiting == length else None
 

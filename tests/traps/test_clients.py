@@ -186,7 +186,7 @@ class TestTls:
             with locks.lock("report"):
                 pass
             store: Any = locks.session.store
-            link = store._store.wire._link
+            link = store.wire._link
             link.fail("closed by the test")
             assert link._socket._sslobj is not None
             with locks.lock("report"):  # over a new connection

@@ -160,27 +160,25 @@ class StoreBuilder(NamedTuple):
 
     def script_store(self, wire: Any, inbox: Any, topology: Topology) -> RedisStore:
         """The store that runs scripts on these connections."""
-        reassert = self.options.reassert
-        reasserts = topology is not Topology.SINGLE if reassert is None else reassert
+        reasserts = self._reasserts(topology)
         if self.options.acks is None:
             return RedisStore(wire, inbox, topology=topology, reasserts=reasserts)
         return AcknowledgedStore(wire, inbox, self.runtime, self.options.acks, topology=topology, reasserts=reasserts)
+
+    def _reasserts(self, topology: Topology) -> bool:
+        reassert = self.options.reassert
+        return topology is not Topology.SINGLE if reassert is None else reassert
 
     def store(self, wire: Any, inbox: Any, topology: Topology) -> Store:
         """The store with scripts, with transactions, or with scripts until the server denies them."""
         if self.options.scripts or self.options.acks is not None:
             return self.script_store(wire, inbox, topology)
 
-        def transaction_store() -> RedisStore:
-            from lockfast.stores.redis.fallback.transactions import TransactionStore
-
-            return TransactionStore(wire, self.runtime, topology=topology)
+        from lockfast.stores.redis.fallback.transactions import FallbackStore, TransactionStore
 
         if self.options.scripts is False:
-            return transaction_store()
-        from lockfast.stores.redis.fallback.script_fallback import FallbackStore
-
-        return FallbackStore(self.script_store(wire, inbox, topology), transaction_store, self.runtime)
+            return TransactionStore(wire, self.runtime, topology=topology)
+        return FallbackStore(wire, inbox, self.runtime, topology=topology, reasserts=self._reasserts(topology))
 
     def cluster_store(
         self, seeds: Sequence[Address], connection_class: Callable[..., Any], settings: Mapping[str, Any]

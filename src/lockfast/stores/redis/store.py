@@ -106,12 +106,6 @@ class Inbox(Protocol):
     def reset(self, *, forked: bool) -> None: ...
 
 
-class Fallback(Protocol):
-    """Runs an operation that the server denied in another way, or raises the denial."""
-
-    async def __call__(self, denial: StoreError, operation: Callable[[RedisStore], Awaitable[T]], /) -> T: ...
-
-
 # The two requests of every cycle. Their constant parts (digest, keys, ttl, owner) are cached, so that only the holder
 # id is inserted.
 
@@ -171,15 +165,16 @@ class RedisStore(Store):
     """One server.
 
     `topology` describes the servers behind the address. If `reasserts`, a renewal restores a grant that a failover
-    lost.
+    lost. `substitute` answers all requests once the server has denied scripts, see `fallback/transactions.py`.
     """
+
+    substitute: RedisStore | None = None
 
     def __init__(
         self, wire: Wire, inbox: Inbox, *, topology: Topology = Topology.SINGLE, reasserts: bool = False
     ) -> None:
         self.wire = wire
         self.inbox = inbox
-        self.fallback: Fallback | None = None
         self.prepared_releases: dict[tuple[str, str], tuple[bytes, Sequence[bytes]]] = {}
         self._ping_last = True
         self._prefix: tuple[bytes, ...] = ()
@@ -226,6 +221,8 @@ class RedisStore(Store):
         return self.inbox.mailbox(holder)
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        if self.substitute is not None:
+            return await self.substitute.acquire(claim, enqueue, until)
         request = acquire_request(claim, enqueue)
         reply = await self.wire.request(request, until, self._prefix)
         if type(reply) is int:
@@ -247,6 +244,8 @@ class RedisStore(Store):
             raise _unexpected(claim.name, reply) from None
 
     async def release(self, name: str, holder: str, until: float) -> bool:
+        if self.substitute is not None:
+            return await self.substitute.release(name, holder, until)
         prepared = self.prepared_releases.pop((name, holder), None) if self.prepared_releases else None
         if prepared is None:
             request, before = release_request(name, holder), self._prefix
@@ -381,9 +380,8 @@ class RedisStore(Store):
         return error_of(str(reply), shown(name))
 
     async def _fall_back(self, denial: StoreError, operation: Callable[[RedisStore], Awaitable[T]]) -> T:
-        if self.fallback is None:
-            raise denial
-        return await self.fallback(denial, operation)
+        """Answer a denied request in another way."""
+        raise denial
 
     def on_change(self, callback: Callable[[str | None], None]) -> None:
         self._changed = callback

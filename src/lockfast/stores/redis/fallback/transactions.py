@@ -17,33 +17,35 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from math import ceil
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from lockfast.errors import Outcome, StoreUnavailable
+from lockfast.errors import Outcome, StoreError, StoreProtocolError, StoreRefused, StoreUnavailable
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, Runtime, Waker
 from lockfast.stores.redis.keys import Keys, keys_of
-from lockfast.stores.redis.protocol.error_replies import code_of
+from lockfast.stores.redis.protocol.error_replies import code_of, denies_scripts
 from lockfast.stores.redis.protocol.replies import info_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
-from lockfast.stores.redis.store import RedisStore, Wire
+from lockfast.stores.redis.store import Inbox, RedisStore, Wire
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken, clean, shown
 
+log = logging.getLogger("lockfast")
+
 T = TypeVar("T")
+P = ParamSpec("P")
 
 UNWATCH, MULTI, EXEC = pack(b"UNWATCH"), pack(b"MULTI"), pack(b"EXEC")
+# Races that a batch of renewals may lose before each is renewed alone, so that one busy lock cannot delay the rest.
 BATCH_ATTEMPTS = 3
-"""Races that a batch of renewals may lose before each is renewed alone, so that one busy lock cannot delay the rest."""
 UNLIMITED = 10**9
-DAY_MS = 86_400_000
-"""How long the fence of a free lock is remembered, in milliseconds."""
-FIRST_PAUSE = 0.004
-MAX_PAUSE = 0.1
-"""Seconds between two polls: doubled each time, then shortened by up to a half at random."""
+DAY_MS = 86_400_000  # for which the fence of a free lock is remembered
+# Seconds between two polls: doubled each time, then shortened by up to a half at random.
+FIRST_PAUSE, MAX_PAUSE = 0.004, 0.1
 
 
 class _TooManyRaces(Exception):
@@ -205,6 +207,90 @@ class TransactionStore(RedisStore):
         for reply in replies:
             if type(reply) is ReplyError and code_of(str(reply)) != accepted:
                 raise self._error(reply, name)
+
+
+class FallbackStore(RedisStore):
+    """Uses scripts until the server denies them to this account, then transactions.
+
+    A transaction also answers the request that was denied. If transactions are denied too, the error is the one about
+    scripts, because they are the better mode. `acquire` and `release` call `_fall_back` themselves."""
+
+    def __init__(self, wire: TransactionWire, inbox: Inbox, runtime: Runtime, *, topology: Topology, reasserts: bool):
+        self._transactions = TransactionStore(wire, runtime, topology=topology)
+        super().__init__(wire, inbox, topology=topology, reasserts=reasserts)  # receives the wire's push messages
+        self._script_inbox = inbox
+        self._mutex = runtime.mutex()
+
+    async def _fall_back(self, denial: StoreError, operation: Callable[[RedisStore], Awaitable[T]]) -> T:
+        """Repeat the operation as a transaction, if the server denied scripts; else raise `denial`."""
+        if not denies_scripts(denial):
+            raise denial
+        try:
+            answer = await operation(self._transactions)
+        except StoreRefused:
+            raise denial from None
+        with self._mutex:
+            switched = self.substitute is None
+            self.substitute, self.inbox = self._transactions, self._transactions.inbox
+        if switched:
+            log.warning(
+                "This account may not run scripts, so locks use transactions from now on: waiters poll and may be "
+                "overtaken. Allow EVAL and EVALSHA, or set connect(..., scripts=False) to accept this. %s",
+                denial,
+            )
+        return answer
+
+    async def _either(
+        self,
+        script: Callable[P, Awaitable[T]],
+        transaction: Callable[P, Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        if self.substitute is not None:
+            return await transaction(*args, **kwargs)
+        try:
+            return await script(*args, **kwargs)
+        except (StoreRefused, StoreProtocolError) as denial:
+            return await self._fall_back(denial, lambda _: transaction(*args, **kwargs))
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
+        return await self._either(super().renew, self._transactions.renew, renewals, until)
+
+    async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
+        return await self._either(super().adopt, self._transactions.adopt, claim, old_holder, until)
+
+    async def inspect(self, name: str, until: float) -> LockInfo:
+        return await self._either(super().inspect, self._transactions.inspect, name, until)
+
+    async def infos(self, names: list[str], until: float) -> tuple[LockInfo, ...]:
+        return await self._either(super().infos, self._transactions.infos, names, until)
+
+    async def force_release(self, name: str, holder: str, until: float) -> bool:
+        return await self._either(super().force_release, self._transactions.force_release, name, holder, until)
+
+    async def facts(self, until: float) -> Facts:
+        with suppress(StoreRefused, StoreProtocolError):
+            await self.inspect("lockfast", until)  # changes nothing; a denial switches before the facts are read
+        return await self._either(super().facts, self._transactions.facts, until)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return super().capabilities if self.substitute is None else self.substitute.capabilities
+
+    def disconnect(self) -> None:
+        self._script_inbox.drop()
+        super().disconnect()
+
+    async def close(self) -> None:
+        if self.substitute is not None:
+            await self._script_inbox.close()
+        await super().close()
+
+    def reset(self, *, forked: bool) -> None:
+        self._script_inbox.reset(forked=forked)
+        self._transactions.reset(forked=forked)
+        super().reset(forked=forked)
 
 
 def _taken(left_ms: int, enqueue: Enqueue | None) -> Answer:
