@@ -236,12 +236,9 @@ def _store_of_sentinel_url(url: str, builder: StoreBuilder) -> tuple[Store, str]
     group = parse_sentinel_url(url)
     pool = pool_of_url(group.one_server, builder.flavour)
     if builder.flavour == "threads":
-        from redis.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
+        from redis import sentinel as library
     else:
-        from redis.asyncio.sentinel import (  # type: ignore[assignment]
-            SentinelManagedConnection,
-            SentinelManagedSSLConnection,
-        )
+        from redis.asyncio import sentinel as library  # type: ignore[no-redef]
     tls = "SSL" in pool.connection_class.__name__
     settings = _our_settings(pool.connection_kwargs, "host", "port")
     own = {key: value for key, value in settings.items() if key not in ("username", "password", "db")}
@@ -251,7 +248,7 @@ def _store_of_sentinel_url(url: str, builder: StoreBuilder) -> tuple[Store, str]
         [Sentinel(pool.connection_class, {**own, "host": host, "port": port}) for host, port in group.hosts],
         builder.flavour,
     )
-    managed = SentinelManagedSSLConnection if tls else SentinelManagedConnection
+    managed = library.SentinelManagedSSLConnection if tls else library.SentinelManagedConnection
     return builder.sentinel_store(sentinels, managed, settings)
 
 

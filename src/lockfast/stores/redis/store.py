@@ -18,27 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from lockfast.errors import StoreError, StoreProtocolError, StoreRefused
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, Store, WatchedValue
-from lockfast.stores.redis.keys import keys_of, name_of
+from lockfast.stores.redis.keys import META_PATTERN, keys_of, name_of
 from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.lua.scripts import Script
 from lockfast.stores.redis.protocol.error_replies import NOT_MASTER, code_of, error_of
 from lockfast.stores.redis.protocol.notifications import PING
 from lockfast.stores.redis.protocol.replies import FACTS_REQUESTS, INFO_FIELDS, facts_in, info_of
-from lockfast.stores.redis.protocol.resp import ReplyError, bulks
-from lockfast.values import (
-    Answer,
-    Claim,
-    Enqueue,
-    Granted,
-    LockInfo,
-    Page,
-    Queued,
-    Renewal,
-    Taken,
-    clean,
-    fits,
-    shown,
-)
+from lockfast.stores.redis.protocol.resp import ReplyError, bulks, pack
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits, shown
 
 if TYPE_CHECKING:
     from lockfast.stores.redis.watch import WatchConnection, WatchConnections
@@ -46,29 +33,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_WAITERS_SHOWN = 1000
-SCAN_COUNT = 500
-"""Keys that the server scans for one page of a listing: well under a millisecond of its time."""
-MAX_PREPARED = 1000
-"""Prepared releases that a store keeps."""
+MAX_PREPARED_RELEASES = 1000
+SCAN_COUNT = b"500"  # keys that the server scans for one page of a listing: well under a millisecond of its time
 
 
 class Wire(Protocol):
     """One connection that carries the requests of many callers, in order."""
 
-    @property
-    def grace(self) -> float:
-        """Seconds that a reply may take on this connection, with a wide margin."""
+    grace: float
+    """Seconds that a reply may take on this connection, with a wide margin."""
+    pushes: bool
+    """Whether the server can send messages that answer no request (RESP3)."""
+    on_push: Callable[[Any], None] | None
+    """Receives those messages."""
 
     @property
     def connected(self) -> bool:
         """Whether a request can be sent without connecting first."""
-
-    @property
-    def pushes(self) -> bool:
-        """Whether the server can send messages that answer no request (RESP3)."""
-
-    on_push: Callable[[Any], None] | None
-    """Receives those messages."""
 
     def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
         """Send the requests `before` and then `request`; return its reply and drop the others.
@@ -109,8 +90,6 @@ class Inbox(Protocol):
 # The two requests of every cycle. Their constant parts (digest, keys, ttl, owner) are cached, so that only the holder
 # id is inserted.
 
-_NOT_QUEUED = bulks(b"", b"0", b"")
-
 
 @lru_cache(maxsize=8192)
 def _release_head(name: str, id_size: int) -> bytes:
@@ -122,7 +101,7 @@ def _release_head(name: str, id_size: int) -> bytes:
 def _acquire_parts(name: str, ttl: float, owner: str, id_size: int) -> tuple[bytes, bytes]:
     """The parts of an acquisition without a queue entry, before and after the holder id."""
     head = scripts.ACQUIRE.head(4, keys_of(name).packed, 7) + b"$%d\r\n" % id_size
-    return head, b"\r\n" + bulks(scripts.milliseconds(ttl), owner.encode()) + _NOT_QUEUED + bulks(b"1")
+    return head, b"\r\n" + bulks(scripts.milliseconds(ttl), owner.encode(), b"", b"0", b"", b"1")
 
 
 _latest: tuple[Claim | None, Enqueue | None, bytes] = (None, None, b"")
@@ -142,19 +121,18 @@ def _full_acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
     latest_claim, latest_enqueue, request = _latest
     if claim is latest_claim and enqueue is latest_enqueue:
         return request
-    args = bulks(claim.holder.encode("ascii"), scripts.milliseconds(claim.ttl), claim.owner.encode())
-    args += _NOT_QUEUED if enqueue is None else _queue_args(enqueue)
-    args += bulks(b"%d" % claim.fences)
+    args = [claim.holder.encode("ascii"), scripts.milliseconds(claim.ttl), claim.owner.encode()]
+    if enqueue is None:
+        args += b"", b"0", b""
+    else:
+        ticket = b"" if enqueue.ticket is None else b"%d" % enqueue.ticket
+        args += enqueue.address.encode(), b"%d" % enqueue.attempt, ticket
+    args.append(b"%d" % claim.fences)
     if claim.floor:
-        args += bulks(b"%d" % claim.floor)
-    request = scripts.ACQUIRE.head(4, keys_of(claim.name).packed, 8 if claim.floor else 7) + args
+        args.append(b"%d" % claim.floor)
+    request = scripts.ACQUIRE.request([claim.name], *args)
     _latest = (claim, enqueue, request)
     return request
-
-
-def _queue_args(enqueue: Enqueue) -> bytes:
-    ticket = b"" if enqueue.ticket is None else b"%d" % enqueue.ticket
-    return bulks(enqueue.address.encode(), b"%d" % enqueue.attempt, ticket)
 
 
 def release_request(name: str, holder: str) -> bytes:
@@ -270,13 +248,12 @@ class RedisStore(Store):
         key = claim.name, claim.holder
         if key in self.prepared_releases:
             return  # a repeated request
-        if len(self.prepared_releases) >= MAX_PREPARED:  # some belong to leases that were lost and never released
+        if (
+            len(self.prepared_releases) >= MAX_PREPARED_RELEASES
+        ):  # some belong to leases that were lost and never released
             self.prepared_releases.clear()
         self._ping_last = position == 0 or not self._ping_last
-        self.prepared_releases[key] = (
-            release_request(claim.name, claim.holder),
-            (PING,) if self._ping_last else (),
-        )
+        self.prepared_releases[key] = (release_request(claim.name, claim.holder), (PING,) if self._ping_last else ())
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
         name = renewals[0].name
@@ -287,24 +264,25 @@ class RedisStore(Store):
         return [answer == 1 for answer in reply]
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
-        reply = await self._run(scripts.ADOPT, scripts.adopt_request(claim, old_holder), claim.name, until)
+        request = scripts.claim_request(scripts.ADOPT, claim, old_holder.encode())
+        reply = await self._run(scripts.ADOPT, request, claim.name, until)
         return Granted(reply) if reply else None
 
     async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
-        reply = await self._run(scripts.REASSERT, scripts.reassert_request(claim, fence), claim.name, until)
-        return bool(reply == 1)
+        request = scripts.claim_request(scripts.REASSERT, claim, b"%d" % fence)
+        return bool(await self._run(scripts.REASSERT, request, claim.name, until) == 1)
 
     async def force_release(self, name: str, holder: str, until: float) -> bool:
-        request = scripts.force_release_request(name, holder.encode())
+        request = scripts.FORCE_RELEASE.request([name], holder.encode())
         reply = await self._run(scripts.FORCE_RELEASE, request, name, until)
         if isinstance(reply, bytes) and clean(reply.decode("utf-8", "replace")) == holder:
             # Another program's lock: `holder` is its value without control characters. Repeat with the real one.
-            request = scripts.force_release_request(name, reply)
+            request = scripts.FORCE_RELEASE.request([name], reply)
             reply = await self._run(scripts.FORCE_RELEASE, request, name, until)
         return bool(reply == 1)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
-        request = scripts.inspect_request(name, MAX_WAITERS_SHOWN)
+        request = scripts.INSPECT.request([name], b"%d" % MAX_WAITERS_SHOWN)
         reply = await self._run(scripts.INSPECT, request, name, until)
         try:
             return info_of(name, reply)
@@ -317,7 +295,8 @@ class RedisStore(Store):
 
     async def scan(self, pattern: str, cursor: str, until: float) -> tuple[list[str], str]:
         """Return some of the names that match, and the next cursor ('' at the end)."""
-        reply = await self.wire.request(scripts.scan_request(cursor or "0", SCAN_COUNT), until)
+        request = pack(b"SCAN", (cursor or "0").encode(), b"MATCH", META_PATTERN, b"COUNT", SCAN_COUNT)
+        reply = await self.wire.request(request, until)
         if type(reply) is ReplyError:
             raise error_of(str(reply), shown(pattern))
         try:
@@ -331,7 +310,7 @@ class RedisStore(Store):
         """Inspect several locks, without their waiters. In a cluster they must share a slot."""
         if not names:
             return ()
-        reply = await self._run(scripts.LIST, scripts.list_request(names), names[0], until)
+        reply = await self._run(scripts.LIST, scripts.LIST.request(names), names[0], until)
         try:
             parts = [reply[at : at + INFO_FIELDS] for at in range(0, INFO_FIELDS * len(names), INFO_FIELDS)]
             return tuple(info_of(name, part) for name, part in zip(names, parts, strict=True))
@@ -357,13 +336,7 @@ class RedisStore(Store):
         return reply
 
     async def _recover(
-        self,
-        reply: ReplyError,
-        script: Script,
-        request: bytes,
-        name: str,
-        until: float,
-        before: Sequence[bytes],
+        self, reply: ReplyError, script: Script, request: bytes, name: str, until: float, before: Sequence[bytes]
     ) -> Any:
         """Resend the script's text if the server does not have it; raise the error for any other reply."""
         if code_of(str(reply)) == "NOSCRIPT":

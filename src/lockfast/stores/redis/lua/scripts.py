@@ -12,7 +12,7 @@ from hashlib import sha1
 from importlib.resources import files
 from math import ceil
 
-from lockfast.stores.redis.keys import META_PATTERN, keys_of
+from lockfast.stores.redis.keys import keys_of
 from lockfast.stores.redis.protocol.resp import bulks, pack
 from lockfast.values import Claim, Renewal
 
@@ -24,10 +24,11 @@ def _read(name: str) -> str:
 
 
 class Script:
-    """One script: its text, its digest, and the start of its requests."""
+    """One script: its text, its digest and its requests. `keys` of each lock, 4 or 2, are passed to it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, keys: int = 4) -> None:
         self.name = name
+        self._keys = keys
         self.text = _read(f"{name}.lua").encode()
         self.digest = sha1(self.text, usedforsecurity=False).hexdigest()
         self._by_digest = bulks(b"EVALSHA", self.digest.encode())
@@ -35,12 +36,12 @@ class Script:
 
     def head(self, key_count: int, packed_keys: bytes, arg_count: int) -> bytes:
         """A request up to its arguments; `packed_keys` are encoded with `resp.bulks`."""
-        return b"*%d\r\n%b%b%b" % (
-            3 + key_count + arg_count,
-            self._by_digest,
-            bulks(b"%d" % key_count),
-            packed_keys,
-        )
+        return b"*%d\r\n%b%b%b" % (3 + key_count + arg_count, self._by_digest, bulks(b"%d" % key_count), packed_keys)
+
+    def request(self, names: Sequence[str], *args: bytes) -> bytes:
+        keys = [keys_of(name) for name in names]
+        packed = b"".join([one.packed if self._keys == 4 else one.packed_pair for one in keys])
+        return self.head(self._keys * len(names), packed, len(args)) + bulks(*args)
 
     def in_full(self, request: bytes) -> bytes:
         """The same request with the script's text instead of its digest."""
@@ -49,9 +50,9 @@ class Script:
 
 ACQUIRE = Script("acquire")
 RELEASE = Script("release")
-RENEW = Script("renew")
-ADOPT = Script("adopt")
-REASSERT = Script("reassert")
+RENEW = Script("renew", keys=2)
+ADOPT = Script("adopt", keys=2)
+REASSERT = Script("reassert", keys=2)
 INSPECT = Script("inspect")
 LIST = Script("list")
 FORCE_RELEASE = Script("force_release")
@@ -66,37 +67,12 @@ def milliseconds(seconds: float) -> bytes:
 
 
 def renew_request(renewals: Sequence[Renewal]) -> bytes:
-    packed_keys = b"".join([keys_of(line.name).packed_pair for line in renewals])
     args = [arg for line in renewals for arg in (line.holder.encode(), milliseconds(line.ttl))]
     if any(line.final for line in renewals):
         args.append(b"".join([b"1" if line.final else b"0" for line in renewals]))
-    return RENEW.head(2 * len(renewals), packed_keys, len(args)) + bulks(*args)
+    return RENEW.request([line.name for line in renewals], *args)
 
 
-def adopt_request(claim: Claim, old_holder: str) -> bytes:
-    return _claim_request(ADOPT, claim, old_holder.encode())
-
-
-def reassert_request(claim: Claim, fence: int) -> bytes:
-    return _claim_request(REASSERT, claim, b"%d" % fence)
-
-
-def _claim_request(script: Script, claim: Claim, last_arg: bytes) -> bytes:
-    args = bulks(claim.holder.encode(), milliseconds(claim.ttl), claim.owner.encode(), last_arg)
-    return script.head(2, keys_of(claim.name).packed_pair, 4) + args
-
-
-def inspect_request(name: str, max_waiters: int) -> bytes:
-    return INSPECT.head(4, keys_of(name).packed, 1) + bulks(b"%d" % max_waiters)
-
-
-def list_request(names: Sequence[str]) -> bytes:
-    return LIST.head(4 * len(names), b"".join([keys_of(name).packed for name in names]), 0)
-
-
-def scan_request(cursor: str, count: int) -> bytes:
-    return pack(b"SCAN", cursor.encode(), b"MATCH", META_PATTERN, b"COUNT", b"%d" % count)
-
-
-def force_release_request(name: str, holder: bytes) -> bytes:
-    return FORCE_RELEASE.head(4, keys_of(name).packed, 1) + bulks(holder)
+def claim_request(script: Script, claim: Claim, last_arg: bytes) -> bytes:
+    args = claim.holder.encode(), milliseconds(claim.ttl), claim.owner.encode(), last_arg
+    return script.request([claim.name], *args)
