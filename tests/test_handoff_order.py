@@ -76,6 +76,7 @@ class Wire:
         self.reply = reply
         self.sent: list[list[bytes]] = []
         self.on_push: Any = None
+        self.watch_connection: Any = None
 
     async def request(self, request: bytes, until: float, before: Any = ()) -> Any:
         self.sent.append([*before, request])

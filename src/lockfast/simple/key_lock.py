@@ -35,10 +35,8 @@ TAKEN, HELD, ACQUIRED = 0, 1, 2
 
 MAX_RACES = 100
 FIRST_PAUSE = 0.002
-MAX_PAUSE = 0.1
-"""Seconds between two polls of a taken lock: doubled each time, with jitter."""
-UNBOUNDED = 86_400.0
-"""Seconds, a day: the client's own timeouts end a call long before."""
+MAX_PAUSE = 0.1  # seconds between two polls of a taken lock: doubled each time, with jitter
+UNBOUNDED = 86_400.0  # seconds, a day: the client's own timeouts end a call long before
 
 ACQUIRE = Script("simple_acquire")
 RELEASE = Script("simple_release")

@@ -15,8 +15,7 @@ from lockfast.stores.redis.protocol.resp import bulks
 from lockfast.values import AUX_PREFIX
 
 SLOTS = 16384
-META_PATTERN = AUX_PREFIX.encode() + b"{*}:m*"
-"""Matches the meta key of every lock, for SCAN."""
+META_PATTERN = AUX_PREFIX.encode() + b"{*}:m*"  # matches the meta key of every lock, for SCAN
 
 
 class Keys(NamedTuple):

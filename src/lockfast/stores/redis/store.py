@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from lockfast.errors import StoreError, StoreProtocolError, StoreRefused
 from lockfast.facts import Facts, Topology
@@ -25,10 +25,8 @@ from lockfast.stores.redis.protocol.error_replies import NOT_MASTER, code_of, er
 from lockfast.stores.redis.protocol.notifications import PING
 from lockfast.stores.redis.protocol.replies import FACTS_REQUESTS, INFO_FIELDS, facts_in, info_of
 from lockfast.stores.redis.protocol.resp import ReplyError, bulks, pack
+from lockfast.stores.redis.watch import WatchConnection, WatchConnections
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits, shown
-
-if TYPE_CHECKING:
-    from lockfast.stores.redis.watch import WatchConnection, WatchConnections
 
 T = TypeVar("T")
 
@@ -159,7 +157,7 @@ class RedisStore(Store):
         self._topology = topology
         self._reasserts = reasserts
         self._changed: Callable[[str | None], None] | None = None
-        self._watches: WatchConnections | None = None
+        self._watches = WatchConnections(wire.watch_connection)
         self._capabilities = self._all_capabilities()
         wire.on_push = self._on_push
 
@@ -322,10 +320,6 @@ class RedisStore(Store):
         return facts_in(replies, time.time())._replace(topology=self._topology)
 
     async def watch(self, key: str, until: float) -> WatchedValue:
-        if self._watches is None:
-            from lockfast.stores.redis.watch import WatchConnections
-
-            self._watches = WatchConnections(self.wire.watch_connection)
         return await self._watches.watch(key, until)
 
     async def _run(self, script: Script, request: bytes, name: str, until: float, before: Sequence[bytes] = ()) -> Any:
@@ -379,12 +373,10 @@ class RedisStore(Store):
     async def close(self) -> None:
         await self.cancel_waits()
         await self.wire.close()
-        if self._watches is not None:
-            self._watches.close()
+        self._watches.close()
 
     def reset(self, *, forked: bool) -> None:
-        if self._watches is not None:
-            self._watches.reset()
+        self._watches.reset()
         self.inbox.reset(forked=forked)
         self.wire.reset(forked=forked)
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 from lockfast.errors import Outcome, StoreUnavailable, closed_error
@@ -25,8 +25,6 @@ from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.transport.connect import MIN_CONNECT_TIME, ConnectionFactory, connect_error
 from lockfast.stores.redis.user_client import reply_of, settled
 from lockfast.values import shown
-
-_inherited: list[TaskWatchConnection] = []
 
 UNWATCH, MULTI, EXEC = pack(b"UNWATCH"), pack(b"MULTI"), pack(b"EXEC")
 
@@ -79,41 +77,6 @@ class WatchConnection(ABC):
         """In a forked child, or after the event loop was closed: drop the connection without touching it."""
 
 
-class ThreadWatchConnection(WatchConnection):
-    """`WatchConnection` on threads."""
-
-    @asynccontextmanager
-    async def _time_limit(self, seconds: float) -> AsyncIterator[None]:
-        if self._connection._sock is not None:
-            self._connection._sock.settimeout(seconds)
-        yield
-
-    def close(self) -> None:
-        self._connection.disconnect()
-
-    def reset(self) -> None:
-        self._connection.disconnect()  # in a child, the library only closes its copy of the descriptor
-
-
-class TaskWatchConnection(WatchConnection):
-    """`WatchConnection` on asyncio."""
-
-    def _time_limit(self, seconds: float) -> AbstractAsyncContextManager[Any]:
-        import asyncio
-
-        return asyncio.timeout(seconds)
-
-    def close(self) -> None:
-        # The library's disconnect() is a coroutine that waits for the transport to close.
-        writer = self._connection._writer
-        self._connection._reader = self._connection._writer = None
-        if writer is not None:
-            writer.transport.abort()
-
-    def reset(self) -> None:
-        _inherited.append(self)  # its finalizer would write to the parent's connection (TLS) or warn
-
-
 class WatchConnections:
     """The idle connections of one store. Invariant: none of them owes a reply."""
 
@@ -131,10 +94,8 @@ class WatchConnections:
         return watched
 
     async def _connection(self, until: float) -> WatchConnection:
-        try:
+        with suppress(IndexError):
             return self._idle.pop()
-        except IndexError:
-            pass
         connection = self._new_connection()
         try:
             await connection.connect(until)

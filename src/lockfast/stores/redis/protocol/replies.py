@@ -13,8 +13,7 @@ from lockfast.facts import Facts, Persistence
 from lockfast.stores.redis.protocol.resp import pack
 from lockfast.values import LockInfo, Owner, WaiterInfo, clean
 
-INFO_FIELDS = 6
-"""Values per lock in a reply to `list.lua`; `inspect.lua` adds three per waiter."""
+INFO_FIELDS = 6  # values per lock in a reply to `list.lua`; `inspect.lua` adds three per waiter
 FACTS_REQUESTS = (
     pack(b"INFO"),
     pack(b"CONFIG", b"GET", b"save"),

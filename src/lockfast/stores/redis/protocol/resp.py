@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Feed = Callable[[bytes], Sequence[Any]]
-"""Takes received bytes, returns the replies that they complete."""
+Feed = Callable[[bytes], Sequence[Any]]  # takes received bytes, returns the replies that they complete
 
-_ONE = b":1\r\n"
-"""The reply to nearly every release."""
+_ONE = b":1\r\n"  # the reply to nearly every release
 
 
 class ReplyError(Exception):

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from lockfast.errors import LockError, Outcome, StoreError, StoreProtocolError, StoreUnavailable, closed_error
@@ -37,10 +39,8 @@ T = TypeVar("T")
 CLUSTER_SLOTS = pack(b"CLUSTER", b"SLOTS")
 ASKING = pack(b"ASKING")
 REFRESH_INTERVAL = 0.1
-REFRESH_TIMEOUT = 0.5
-"""Seconds for one node to send the slot map."""
-FIRST_MAP_POLL = 0.005
-"""Seconds between two checks whether another caller has fetched the first map."""
+REFRESH_TIMEOUT = 0.5  # seconds for one node to send the slot map
+FIRST_MAP_POLL = 0.005  # seconds between two checks whether another caller has fetched the first map
 MAX_REDIRECTS = 5
 
 
@@ -58,27 +58,23 @@ def slot_owners(reply: Any, asked_host: str) -> dict[int, Address]:
     return owners
 
 
+@dataclass(eq=False, slots=True)
 class ClusterNode:
-    """One node: its store and connections. `failed` is set while its last request got no answer."""
+    """One node. `failed`: its last request got no answer. `importing`: see `asking`."""
 
-    __slots__ = ("failed", "host", "importing", "inbox", "store", "wire")
-
-    def __init__(self, store: RedisStore, wire: Any, inbox: Any, host: str, *, importing: bool = False) -> None:
-        self.store = store
-        self.wire = wire
-        self.inbox = inbox
-        self.host = host
-        self.failed = False
-        self.importing = importing
+    store: RedisStore
+    wire: Any
+    inbox: Any
+    host: str
+    importing: bool = False
+    failed: bool = False
 
     def asking(self) -> ClusterNode:
         """The same node for one request about a slot that it is still importing."""
-        return ClusterNode(self.store.with_prefix(ASKING), self.wire, self.inbox, self.host, importing=True)
+        return replace(self, store=self.store.with_prefix(ASKING), importing=True)
 
-    def disconnect(self) -> None:
-        """Close the connections, which wakes the waiters there."""
-        self.wire.drop()
-        self.inbox.drop()
+
+_failed = attrgetter("failed")
 
 
 class ClusterMailbox:
@@ -225,7 +221,7 @@ class ClusterStore(Store):
         """Use the new map. Connections to former masters are closed, so that their waiters move."""
         before, self._owners = self._owners, owners
         for address in set(before.values()) - set(owners.values()):
-            self._node(address).disconnect()
+            self._node(address).store.disconnect()
 
     async def _routed(self, name: str, until: float, work: Callable[[ClusterNode], Awaitable[T]]) -> T:
         """Run `work(node)` at the lock's node, following redirections."""
@@ -412,10 +408,6 @@ class ClusterStore(Store):
         for node in self._nodes.values():
             node.store.reset(forked=forked)
         self._start()
-
-
-def _failed(node: ClusterNode) -> bool:
-    return node.failed
 
 
 def _slots_error(text: str) -> StoreError:

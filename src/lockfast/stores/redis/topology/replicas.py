@@ -28,10 +28,8 @@ from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.store import Inbox, RedisStore, Wire
 from lockfast.values import Answer, Claim, Enqueue, Granted, Renewal, clean, shown
 
-MAX_WAIT = 1.0
-"""Seconds for which one WAIT may block the connection."""
-REPLY_MARGIN = 0.5
-"""Seconds that the reply to a WAIT may take beyond its limit."""
+MAX_WAIT = 1.0  # seconds for which one WAIT may block the connection
+REPLY_MARGIN = 0.5  # seconds that the reply to a WAIT may take beyond its limit
 UNDO_TIMEOUT = 1.0
 
 

@@ -26,8 +26,7 @@ from lockfast.values import clean, shown
 log = logging.getLogger("lockfast")
 
 REPLY_LIMIT = 0.5
-SEARCH_LIMIT = 0.9
-"""Seconds after which a search stops asking further sentinels; the next search continues with them."""
+SEARCH_LIMIT = 0.9  # seconds after which a search stops asking further sentinels; the next search continues with them
 
 
 class Sentinel(NamedTuple):

@@ -18,7 +18,7 @@ import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockfast.errors import StoreError, StoreUnavailable, closed_error
 from lockfast.ports import Runtime, Waker
@@ -27,11 +27,10 @@ from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
 from lockfast.stores.redis.transport import connect
 from lockfast.stores.redis.transport.connect import STALE_AFTER, BaseConnector, ConnectionFactory, no_reply
 from lockfast.stores.redis.transport.inbox import BaseInbox, BaseMailbox, ShardChannels
+from lockfast.stores.redis.watch import WatchConnection
 
-if TYPE_CHECKING:
-    from lockfast.stores.redis.watch import TaskWatchConnection
-
-_inherited: list[TaskLink] = []
+# Connections of the parent process, never collected: __del__ would write to its TLS connection, or warn.
+_inherited: list[TaskLink | TaskWatchConnection] = []
 
 CONNECT_TIMEOUT = 5.0  # seconds; a caller with an earlier deadline stops waiting sooner
 
@@ -165,7 +164,7 @@ class TaskLink(asyncio.Protocol):
         """Forget the connection of a closed event loop or of the parent process, without touching it."""
         self.error = no_reply("the connection belonged to a parent process or a closed event loop")
         if forked:
-            _inherited.append(self)  # never collected: __del__ would write to the parent's TLS connection, or warn
+            _inherited.append(self)
 
 
 def _fail(future: asyncio.Future[Any], why: str) -> None:
@@ -283,8 +282,6 @@ class TaskWire(TaskConnector):
         return [future.result() for future in futures]
 
     def watch_connection(self) -> TaskWatchConnection:
-        from lockfast.stores.redis.watch import TaskWatchConnection
-
         return TaskWatchConnection(self._new_connection, self.runtime)
 
     def poll_events(self) -> None:
@@ -368,3 +365,20 @@ class TaskMailbox(BaseMailbox[TaskLink]):
         if self._waker is None:
             self._waker = self._inbox.runtime.waker()
         await self._waker.wait(until)
+
+
+class TaskWatchConnection(WatchConnection):
+    """`watch.WatchConnection` for asyncio."""
+
+    def _time_limit(self, seconds: float) -> asyncio.Timeout:
+        return asyncio.timeout(seconds)
+
+    def close(self) -> None:
+        # The library's disconnect() is a coroutine that waits for the transport to close.
+        writer = self._connection._writer
+        self._connection._reader = self._connection._writer = None
+        if writer is not None:
+            writer.transport.abort()
+
+    def reset(self) -> None:
+        _inherited.append(self)

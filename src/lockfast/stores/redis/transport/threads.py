@@ -29,9 +29,10 @@ import struct
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockfast.errors import StoreError, StoreUnavailable, closed_error
 from lockfast.ports import Runtime, Waker
@@ -40,9 +41,7 @@ from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
 from lockfast.stores.redis.transport import connect
 from lockfast.stores.redis.transport.connect import STALE_AFTER, BaseConnector, no_reply
 from lockfast.stores.redis.transport.inbox import BaseInbox, BaseMailbox, ShardChannels
-
-if TYPE_CHECKING:
-    from lockfast.stores.redis.watch import ThreadWatchConnection
+from lockfast.stores.redis.watch import WatchConnection
 
 # Seconds that one system call may block. A blocking read is one call; poll() and a read are two.
 SLICE = 0.25
@@ -395,8 +394,6 @@ class ThreadWire(ThreadConnector):
             self.on_push(reply)
 
     def watch_connection(self) -> ThreadWatchConnection:
-        from lockfast.stores.redis.watch import ThreadWatchConnection
-
         return ThreadWatchConnection(self._new_connection, self.runtime)
 
     def poll_events(self) -> None:
@@ -486,3 +483,18 @@ class ThreadMailbox(BaseMailbox[ThreadLink]):
 
     async def _sleep(self, link: ThreadLink, until: float) -> None:
         await link.wait_for(self._woken, until)
+
+
+class ThreadWatchConnection(WatchConnection):
+    """`watch.WatchConnection` for threads."""
+
+    @asynccontextmanager
+    async def _time_limit(self, seconds: float) -> AsyncIterator[None]:
+        if self._connection._sock is not None:
+            self._connection._sock.settimeout(seconds)
+        yield
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+    reset = close  # in a forked child, the library only closes its copy of the descriptor
