@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import lockfast
 
-STORE_TIMEOUT = 3.0
-"""Seconds until a store that does not answer counts as unavailable."""
+STORE_TIMEOUT = 3.0  # seconds until a store that does not answer counts as unavailable
 
 
 def add_store(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:

@@ -8,8 +8,7 @@ from lockfast.cli.main import COMMANDS, RUN
 from lockfast.cli.run.options import FLAGS, VALUES
 
 SHELLS = ("bash", "zsh", "fish")
-NAMED = ("run", "show", "force-release", "ls")
-"""Commands whose first argument is a lock name."""
+NAMED = ("run", "show", "force-release", "ls")  # commands whose first argument is a lock name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,10 +25,8 @@ VERDICTS = {"yes": OK, "if": NOTE, "no": NOTE, "unknown": UNKNOWN, "danger": BAD
 """The verdict for each verdict of `locks.guarantees()`."""
 
 PROBES = 20
-SLOW = 0.02
-"""Seconds; above this round trip, timeouts may overrun."""
-MAX_HANDOFF = 0.5
-"""Seconds; a slower hand-off means that the waiter polled."""
+SLOW = 0.02  # seconds; above this round trip, timeouts may overrun
+MAX_HANDOFF = 0.5  # seconds; a slower hand-off means that the waiter polled
 MIN_VERSIONS = {"redis": (6, 2), "valkey": (7, 2)}
 PERMISSIONS = "docs/permissions.md lists the commands that the account needs."
 

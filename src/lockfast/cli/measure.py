@@ -10,8 +10,7 @@ import lockfast
 from lockfast.errors import LockError
 
 TTL = 10.0
-WAIT = 3.0
-"""Seconds that a waiter waits for a hand-off."""
+WAIT = 3.0  # seconds that a waiter waits for a hand-off
 
 
 def timed(operation: Callable[[], object]) -> float:

@@ -23,13 +23,10 @@ Piece = tuple[str, str]
 Line = Sequence[Piece]
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-MAX_TEXT_WIDTH = 96
-"""Columns beyond which running text is hard to read."""
+MAX_TEXT_WIDTH = 96  # columns beyond which running text is hard to read
 UNKNOWN_SIZE = (80, 24)
-MIN_SIZE = (40, 10)
-"""Columns and lines below which nothing is redrawn."""
-NBSP = "\u00a0"
-"""A space that never ends a line."""
+MIN_SIZE = (40, 10)  # columns and lines below which nothing is redrawn
+NBSP = "\u00a0"  # a space that never ends a line
 ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 

@@ -19,8 +19,7 @@ from lockfast.cli.view import SORTS, lock_table
 from lockfast.errors import StoreError
 from lockfast.values import LockInfo, clean
 
-EVERY = 1.0
-"""Seconds between two samples."""
+EVERY = 1.0  # seconds between two samples
 HEADER_AND_FOOTER = 5
 SORT_KEYS = {"w": "waiting", "a": "age", "n": "name"}
 

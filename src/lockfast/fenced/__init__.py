@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["file", "redis", "sql"]
 
-MAX_FENCE = 2**53 - 1
-"""Fences are microseconds of wall time or slightly more: exact in a Lua number and in a BIGINT."""
+MAX_FENCE = 2**53 - 1  # fences are microseconds of wall time or slightly more: exact in a Lua number and in a BIGINT
 
 
 class Fenced(Protocol):

@@ -30,8 +30,7 @@ from lockfast.errors import StoreProtocolError, StoreUnavailable
 from lockfast.fenced import Fenced, fence_of, refused
 from lockfast.values import Seconds, seconds, shown
 
-DIGITS = 20
-"""Length of the fence file, always the same: one write within one disk sector replaces the content."""
+DIGITS = 20  # length of the fence file, always the same: one write within one disk sector replaces the content
 POLL = 0.002
 
 

@@ -36,12 +36,9 @@ from lockfast.values import (
 MakeStore = Callable[[], Store]
 T = TypeVar("T")
 
-PATIENCE = 10.0
-"""Seconds that a check waits for an event that is due at once."""
-LONG = 30.0
-"""A ttl that outlasts every check, in seconds."""
-BRIEF = 0.05
-"""A ttl that expires during a check, in seconds."""
+PATIENCE = 10.0  # seconds that a check waits for an event that is due at once
+LONG = 30.0  # a ttl that outlasts every check, in seconds
+BRIEF = 0.05  # a ttl that expires during a check, in seconds
 
 
 class ContractBroken(AssertionError):

@@ -32,8 +32,7 @@ START = 1_000_000.0
 MOST_JUMPS = 50_000
 """Clock jumps without an action of the test after which a wait counts as endless: half a day of virtual time or more if
 there is a lease to renew."""
-REAL_PATIENCE = 2.0
-"""Real seconds that a loop without timers waits for a thread or a socket to wake it."""
+REAL_PATIENCE = 2.0  # real seconds that a loop without timers waits for a thread or a socket to wake it
 
 
 class Stuck(RuntimeError):

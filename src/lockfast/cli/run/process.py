@@ -24,8 +24,7 @@ else:
     import _signal as signal  # `signal` builds enums, which takes longer than a short command
 
 DONE = b"."
-POLL = 0.02
-"""Seconds between two checks for the end of a group."""
+POLL = 0.02  # seconds between two checks for the end of a group
 NOT_FOUND, NOT_RUNNABLE = 127, 126
 
 
