@@ -7,24 +7,21 @@ Each finding comes from trying the operation on an unused lock name or from the 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from secrets import token_hex
 from statistics import median
 from typing import NamedTuple
 
 import lockfast
 from lockfast.cli.arguments import add_store, connect, print_json
-from lockfast.cli.measure import acquired, handoff, timed
+from lockfast.cli.bench import acquired, handoff, timed
 from lockfast.cli.terminal import Terminal
 from lockfast.cli.view import duration
 from lockfast.errors import LockError
 
 OK, NOTE, UNKNOWN, BAD = "ok", "note", "unknown", "bad"
 STYLES = {OK: "", NOTE: "yellow", UNKNOWN: "yellow", BAD: "red"}
-VERDICTS = {"yes": OK, "if": NOTE, "no": NOTE, "unknown": UNKNOWN, "danger": BAD}
-"""The verdict for each verdict of `locks.guarantees()`."""
-
-PROBES = 20
+VERDICTS = {"yes": OK, "if": NOTE, "no": NOTE, "unknown": UNKNOWN, "danger": BAD}  # of `locks.guarantees()`
 SLOW = 0.02  # seconds; above this round trip, timeouts may overrun
 MAX_HANDOFF = 0.5  # seconds; a slower hand-off means that the waiter polled
 MIN_VERSIONS = {"redis": (6, 2), "valkey": (7, 2)}
@@ -82,23 +79,31 @@ def examine(args: argparse.Namespace, locks: lockfast.Locks, name: str) -> Itera
         return
     yield from _server(locks)
     with connect(args) as other:
-        checks = {"locking": _exclusion, "waiting": _handoff, "force release": _force_release}
-        for topic, check in checks.items():
-            yield _checked(topic, check, locks, other, name)
-    yield _listing(locks)
-    yield _change_events(locks)
+        for topic, check in (("locking", _exclusion), ("waiting", _handoff), ("force release", _force_release)):
+            try:
+                yield Finding(topic, OK, check(locks, other, name))
+            except lockfast.StoreRefused as error:
+                yield Finding(topic, BAD, f"{error} {PERMISSIONS}")
+            except LockError as error:
+                yield Finding(topic, BAD, str(error))
+    try:
+        list(locks.list("lockfast-doctor:*"))
+        yield Finding("listing", OK, "Locks can be listed (lockfast ls).")
+    except LockError as error:
+        yield Finding("listing", NOTE, f"lockfast ls does not work for this account (+scan): {error}")
+    if locks.session.store.capabilities.change_events:
+        yield Finding("key events", OK, "A holder is notified if its lock is deleted or overwritten.")
+    else:
+        yield Finding("key events", NOTE, "A holder whose lock is deleted or overwritten notices at its next renewal.")
 
 
 def _speed(locks: lockfast.Locks, name: str) -> Iterator[Finding]:
     lock = locks.lock(name)
     connected = timed(lock.inspect)
     yield Finding("connection", OK, f"{str(locks).strip('<>')}, connected in {duration(connected)}.")
-    trip = median(timed(lock.inspect) for _ in range(PROBES))
-    if trip > SLOW:
-        text = f"{trip * 1000:.1f} ms: on a link this slow, timeouts may overrun by a few round trips."
-        yield Finding("round trip", NOTE, text)
-    else:
-        yield Finding("round trip", OK, f"{trip * 1000:.2f} ms.")
+    trip = median(timed(lock.inspect) for _ in range(20))
+    slow = f"{trip * 1000:.1f} ms: on a link this slow, timeouts may overrun by a few round trips."
+    yield Finding("round trip", NOTE, slow) if trip > SLOW else Finding("round trip", OK, f"{trip * 1000:.2f} ms.")
 
 
 def _server(locks: lockfast.Locks) -> Iterator[Finding]:
@@ -125,25 +130,10 @@ def _version(engine: str, version: str | None, shown: str) -> Finding:
     try:
         number = tuple(int(part) for part in (version or "").split(".")[:2])
     except ValueError:
-        number = ()
-    if not number:
         return Finding("server", UNKNOWN, f"{shown}: the version is unknown; lockfast needs {oldest} or later.")
     if number < MIN_VERSIONS[engine]:
         return Finding("server", BAD, f"{shown} is too old: upgrade to {oldest} or later.")
     return Finding("server", OK, f"{shown}.")
-
-
-Check = Callable[[lockfast.Locks, lockfast.Locks, str], str]
-"""Tries one operation with two connections and a lock name; returns the finding, or raises `LockError`."""
-
-
-def _checked(topic: str, check: Check, locks: lockfast.Locks, other: lockfast.Locks, name: str) -> Finding:
-    try:
-        return Finding(topic, OK, check(locks, other, name))
-    except lockfast.StoreRefused as error:
-        return Finding(topic, BAD, f"{error} {PERMISSIONS}")
-    except LockError as error:
-        return Finding(topic, BAD, str(error))
 
 
 def _exclusion(locks: lockfast.Locks, other: lockfast.Locks, name: str) -> str:
@@ -169,18 +159,3 @@ def _force_release(locks: lockfast.Locks, other: lockfast.Locks, name: str) -> s
     if other.lock(name).force_release(lease.holder) is None:
         raise LockError("Another client's lease could not be ended.")
     return "An operator can end a lease (lockfast force-release)."
-
-
-def _listing(locks: lockfast.Locks) -> Finding:
-    try:
-        for _ in locks.list("lockfast-doctor:*"):
-            pass
-    except LockError as error:
-        return Finding("listing", NOTE, f"lockfast ls does not work for this account (+scan): {error}")
-    return Finding("listing", OK, "Locks can be listed (lockfast ls).")
-
-
-def _change_events(locks: lockfast.Locks) -> Finding:
-    if locks.session.store.capabilities.change_events:
-        return Finding("key events", OK, "A holder is notified if its lock is deleted or overwritten.")
-    return Finding("key events", NOTE, "A holder whose lock is deleted or overwritten notices at its next renewal.")

@@ -18,16 +18,15 @@ import tty
 from collections.abc import Sequence
 from typing import Self, TextIO
 
-Piece = tuple[str, str]
-"""Text and its style, which is "" or a key of STYLES."""
-Line = Sequence[Piece]
+Line = Sequence[tuple[str, str]]  # pieces of text with their styles; a style is "" or a key of STYLES
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 MAX_TEXT_WIDTH = 96  # columns beyond which running text is hard to read
 UNKNOWN_SIZE = (80, 24)
 MIN_SIZE = (40, 10)  # columns and lines below which nothing is redrawn
 NBSP = "\u00a0"  # a space that never ends a line
-ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h" + HIDE_CURSOR, SHOW_CURSOR + "\x1b[?1049l"
 
 
 class Terminal:
@@ -37,7 +36,10 @@ class Terminal:
         self.stream = sys.stdout if stream is None else stream
         self.live = _can_redraw(self.stream)
         self.color = self.live and not os.environ.get("NO_COLOR")
-        self.symbols = _can_encode(self.stream, "█░✓✗·")
+        try:
+            self.symbols = bool("█░✓✗·".encode(self.stream.encoding or "ascii"))
+        except (LookupError, UnicodeEncodeError):
+            self.symbols = False
 
     @property
     def width(self) -> int:
@@ -89,12 +91,12 @@ class Block:
 
     def __enter__(self) -> Self:
         if self._terminal.live:
-            self._terminal.write("\x1b[?25l")
+            self._terminal.write(HIDE_CURSOR)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._terminal.live:
-            self._terminal.write("\x1b[?25h")
+            self._terminal.write(SHOW_CURSOR)
         elif kind is None:
             self._terminal.lines(self._last)
 
@@ -166,11 +168,3 @@ def _can_redraw(stream: TextIO) -> bool:
         return False
     size = shutil.get_terminal_size(UNKNOWN_SIZE)
     return size.columns >= MIN_SIZE[0] and size.lines >= MIN_SIZE[1]
-
-
-def _can_encode(stream: TextIO, text: str) -> bool:
-    try:
-        text.encode(stream.encoding or "ascii")
-    except (LookupError, UnicodeEncodeError):
-        return False
-    return True

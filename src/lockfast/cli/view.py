@@ -66,7 +66,7 @@ def as_dict(info: LockInfo, *, waiters: bool) -> dict[str, Any]:
         "name": info.name,
         "locked": info.locked,
         "holder": info.holder,
-        "owner": _owner_dict(info.owner),
+        "owner": info.owner and info.owner._asdict(),
         "fence": info.fence,
         "held_for": _rounded(info.held_for),
         "ttl_left": _rounded(info.ttl_left),
@@ -74,14 +74,10 @@ def as_dict(info: LockInfo, *, waiters: bool) -> dict[str, Any]:
     }
     if waiters:
         found["waiters"] = [
-            {"holder": one.holder, "owner": _owner_dict(one.owner), "waiting_for": _rounded(one.waiting_for)}
+            {"holder": one.holder, "owner": one.owner and one.owner._asdict(), "waiting_for": _rounded(one.waiting_for)}
             for one in info.waiters
         ]
     return found
-
-
-def _owner_dict(owner: Owner | None) -> dict[str, Any] | None:
-    return None if owner is None else owner._asdict()
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -7,7 +7,7 @@ pytest loads it wherever lockfast is installed: `lockfast_sandbox`, `lockfast_lo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -43,12 +43,6 @@ def lockfast_connect(lockfast_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch)
     import lockfast
     import lockfast.aio
 
-    def connect(target: Any = None, **options: Any) -> Locks:
-        return lockfast_sandbox.locks
-
-    def connect_async(target: Any = None, **options: Any) -> AsyncLocks:
-        return lockfast_sandbox.async_locks
-
-    monkeypatch.setattr(lockfast, "connect", connect)
-    monkeypatch.setattr(lockfast.aio, "connect", connect_async)
+    monkeypatch.setattr(lockfast, "connect", lambda target=None, **options: lockfast_sandbox.locks)
+    monkeypatch.setattr(lockfast.aio, "connect", lambda target=None, **options: lockfast_sandbox.async_locks)
     return lockfast_sandbox

@@ -30,18 +30,12 @@ class ConnectionError(ours.StoreUnavailable, theirs.ConnectionError):  # noqa: A
         self.outcome = outcome
 
 
-class NoPermissionError(ours.StoreRefused, theirs.NoPermissionError):
+class NoPermissionError(theirs.NoPermissionError, ours.StoreRefused):
     """`redis.exceptions.NoPermissionError`."""
 
-    def __init__(self, message: str) -> None:
-        theirs.NoPermissionError.__init__(self, message)
 
-
-class ResponseError(ours.StoreProtocolError, theirs.ResponseError):
+class ResponseError(theirs.ResponseError, ours.StoreProtocolError):
     """`redis.exceptions.ResponseError`."""
-
-    def __init__(self, message: str) -> None:
-        theirs.ResponseError.__init__(self, message)
 
 
 @contextmanager
