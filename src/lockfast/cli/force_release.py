@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-import lockfast
 from lockfast.cli.arguments import add_store, connect, print_json
 from lockfast.cli.main import FAILED, USAGE, report
 from lockfast.cli.terminal import Terminal
@@ -42,14 +41,10 @@ def run(args: argparse.Namespace) -> int:
             return _nothing(args, f"{args.name!a} is held by a different holder id; nothing was changed.")
         if not args.yes and not _confirmed(seen):
             return FAILED if sys.stdin.isatty() else USAGE
-        return _force_release(args, lock, seen)
-
-
-def _force_release(args: argparse.Namespace, lock: lockfast.Lock, seen: LockInfo) -> int:
-    released = lock.force_release(seen.holder)
-    if released is None:
-        return _nothing(args, f"{args.name!a} has a new holder by now; nothing was changed.")
-    after = lock.inspect()
+        released = lock.force_release(seen.holder)
+        if released is None:
+            return _nothing(args, f"{args.name!a} has a new holder by now; nothing was changed.")
+        after = lock.inspect()
     if args.json:
         print_json({"released": as_dict(released, waiters=False), "now": as_dict(after, waiters=False)})
         return 0

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    terminal = Terminal()
     with connect(args) as locks:
         infos = sorted(locks.list(args.pattern, free=args.all), key=SORTS[args.sort])
     if args.json:
@@ -34,11 +35,9 @@ def run(args: argparse.Namespace) -> int:
     elif args.names:
         for info in infos:
             print(clean(info.name, 2000))
+    elif infos:
+        terminal.lines(lock_table(terminal, infos))
     else:
-        terminal = Terminal()
-        if infos:
-            terminal.lines(lock_table(terminal, infos))
-        else:
-            every = args.pattern == "*"
-            terminal.say("No lock is held or waited for." if every else "No matching lock is held.", "dim")
+        every = args.pattern == "*"
+        terminal.say("No lock is held or waited for." if every else "No matching lock is held.", "dim")
     return 0

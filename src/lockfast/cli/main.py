@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FAILED, USAGE, BUG, INTERRUPTED, BROKEN_PIPE = 1, 2, 70, 130, 141
 
 RUN = "run"
-COMMANDS = {
+COMMANDS = {  # module, summary and example
     RUN: ("lockfast.cli.run.command", "run a command under a lock", "lockfast run backup -- ./backup.sh"),
     "ls": ("lockfast.cli.ls", "list the locks that are held or waited for", "lockfast ls 'report:*'"),
     "show": ("lockfast.cli.show", "show one lock and its queue", "lockfast show backup"),
@@ -37,12 +37,13 @@ COMMANDS = {
     "completion": ("lockfast.cli.completion", "print a completion script", 'eval "$(lockfast completion bash)"'),
     "demo": ("lockfast.cli.demo", "show what a lock does, in about ten seconds", "lockfast demo"),
 }
-"""Module, summary and example of each sub-command."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command with `argv`, by default the process's arguments, and return its exit code."""
-    _open_missing_streams()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: a daemon's child, `>&-`
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the process ends
     own_process = argv is None
     argv = sys.argv[1:] if argv is None else argv
     try:
@@ -57,7 +58,11 @@ def main(argv: list[str] | None = None) -> int:
             print(file=sys.stderr)  # after the terminal's ^C
         return report("interrupted.", INTERRUPTED)
     except BrokenPipeError:
-        return _broken_pipe()
+        # As after `lockfast ... | head`: the interpreter's last flush of the buffered output would fail.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        return BROKEN_PIPE
     except Exception as error:
         return _failed(error)
     return code
@@ -71,13 +76,6 @@ def report(message: str, code: int) -> int:
     except OSError:
         pass  # the exit code remains
     return code
-
-
-def _open_missing_streams() -> None:
-    """Replace closed standard streams (a daemon's child, `>&-`) by /dev/null."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the process ends
 
 
 def _run(argv: list[str]) -> int:
@@ -103,14 +101,6 @@ def _failed(error: Exception) -> int:
         raise error
     what = f"{type(error).__name__}: {str(error)[:200]!a}"
     return report(f"bug in lockfast: {what}. Set LOCKFAST_TRACEBACK=1 for a traceback, and please report it.", BUG)
-
-
-def _broken_pipe() -> int:
-    """Discard buffered output: as after `lockfast ... | head`, the interpreter's last flush would fail."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
-    return BROKEN_PIPE
 
 
 def _parser(argv: list[str]) -> ArgumentParser:

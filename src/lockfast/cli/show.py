@@ -32,22 +32,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(info: LockInfo) -> list[Line]:
-    lines = []
-    if info.locked:
-        held, left = times(info)
-        state = "held" if info.owner is not None else "held by another program than lockfast"
-        lines.append(_fact("state", state, "yellow"))
-        lines.append(_fact("holder", owner_text(info.owner)))
-        lines.append(_fact("holder id", clean(info.holder or ""), "dim"))
-        lines.append(_fact("held for", held if info.held_for is not None else "unknown"))
-        if info.ttl_left is None:
-            lines.append(_fact("ttl left", "none: if the holder dies, use lockfast force-release", "red"))
-        else:
-            lines.append(_fact("ttl left", left))
-    else:
-        lines.append(_fact("state", "free", "green"))
-    lines.append(_fact("fence", "never granted by lockfast" if info.fence is None else str(info.fence)))
-    return lines
+    fence = _fact("fence", "never granted by lockfast" if info.fence is None else str(info.fence))
+    if not info.locked:
+        return [_fact("state", "free", "green"), fence]
+    held, left = times(info)
+    endless = ("none: if the holder dies, use lockfast force-release", "red")
+    return [
+        _fact("state", "held by another program than lockfast" if info.owner is None else "held", "yellow"),
+        _fact("holder", owner_text(info.owner)),
+        _fact("holder id", clean(info.holder or ""), "dim"),
+        _fact("held for", "unknown" if info.held_for is None else held),
+        _fact("ttl left", *((left,) if info.ttl_left is not None else endless)),
+        fence,
+    ]
 
 
 def _queue(info: LockInfo, limit: int | None) -> list[Line]:

@@ -10,7 +10,6 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import lockfast
 from lockfast.cli.arguments import add_store, connect, in_range
@@ -19,7 +18,6 @@ from lockfast.cli.view import SORTS, lock_table
 from lockfast.errors import StoreError
 from lockfast.values import LockInfo, clean
 
-EVERY = 1.0  # seconds between two samples
 HEADER_AND_FOOTER = 5
 SORT_KEYS = {"w": "waiting", "a": "age", "n": "name"}
 
@@ -34,27 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pattern", nargs="?", default="*", help="a name, or a quoted pattern with * ? [ab]")
     parser.add_argument("--sort", choices=list(SORTS), default="waiting", help="by name, age or number of waiters")
     every = in_range(0.1, 3600)
-    parser.add_argument("--every", type=every, default=EVERY, metavar="SECONDS", help="time between samples")
+    parser.add_argument("--every", type=every, default=1.0, metavar="SECONDS", help="time between samples")
     add_store(parser, as_json=False)
 
 
-class Sample(NamedTuple):
-    """The locks at one moment."""
+def handoffs(before: Sequence[LockInfo], after: Sequence[LockInfo]) -> int:
+    """Hand-offs from one sample to the next: a lower bound, since a lock may be granted several times in between.
 
-    infos: list[LockInfo]
-    at: float
-
-
-def handoff_rate(before: Sample, after: Sample) -> float:
-    """Hand-offs per second: a lower bound, since a lock may be granted several times between two samples.
-
-    >>> old = Sample([LockInfo("a", "x", fence=1), LockInfo("b", "y", fence=5)], 10.0)
-    >>> handoff_rate(old, Sample([LockInfo("a", "z", fence=9), LockInfo("b", "y", fence=5)], 12.0))
-    0.5
+    >>> old = [LockInfo("a", "x", fence=1), LockInfo("b", "y", fence=5)]
+    >>> handoffs(old, [LockInfo("a", "z", fence=9), LockInfo("b", "y", fence=5)])
+    1
     """
-    fences = {info.name: info.fence for info in before.infos}
-    changed = sum(info.name in fences and info.fence != fences[info.name] for info in after.infos)
-    return changed / max(1e-6, after.at - before.at)
+    fences = {info.name: info.fence for info in before}
+    return sum(info.name in fences and info.fence != fences[info.name] for info in after)
 
 
 class View:
@@ -67,7 +57,8 @@ class View:
         self.filter_input: str | None = None
         self.error = ""
         self.rate = 0.0
-        self.sample = Sample([], time.monotonic())
+        self.sample: list[LockInfo] = []
+        self.sampled_at = time.monotonic()
 
     def refresh(self, locks: lockfast.Locks) -> None:
         """Take a new sample; if the store does not answer, keep the old one."""
@@ -76,10 +67,10 @@ class View:
         except StoreError as error:
             self.error = str(error)
             return
-        sample = Sample(infos, time.monotonic())
+        now = time.monotonic()
         self.error = ""
-        self.rate = handoff_rate(self.sample, sample)
-        self.sample = sample
+        self.rate = handoffs(self.sample, infos) / max(1e-6, now - self.sampled_at)
+        self.sample, self.sampled_at = infos, now
 
     def press(self, key: str) -> bool:
         """Handle a key; return False to quit."""
@@ -108,7 +99,7 @@ class View:
 
     def drawing(self, terminal: Terminal, height: int | None = None) -> list[Line]:
         """The heading and the table, in at most `height` lines."""
-        infos = [info for info in self.sample.infos if self.free or info.locked or info.waiting]
+        infos = [info for info in self.sample if self.free or info.locked or info.waiting]
         rows = lock_table(terminal, sorted(infos, key=SORTS[self.sort]))
         limit = len(rows) if height is None else max(1, height - HEADER_AND_FOOTER)
         hidden = len(rows) - limit
@@ -120,15 +111,13 @@ class View:
     def _heading(self, infos: Sequence[LockInfo]) -> Line:
         held = sum(info.locked for info in infos)
         waiting = sum(info.waiting for info in infos)
-        heading: list[tuple[str, str]] = [
+        return [
             ("lockfast", "bold"),
             (f"  {held} held, {waiting} waiting, ", ""),
             (f"at least {self.rate:.1f} hand-offs/s", "cyan"),
             (f"  by {self.sort}", "dim"),
+            ("" if self.pattern == "*" else f"  only {clean(self.pattern)}", "yellow"),
         ]
-        if self.pattern != "*":
-            heading.append((f"  only {clean(self.pattern)}", "yellow"))
-        return heading
 
     def footer(self) -> Line:
         if self.filter_input is not None:
@@ -142,21 +131,16 @@ def run(args: argparse.Namespace) -> int:
     terminal = Terminal()
     with connect(args) as locks:
         view = View(args)
-        if not (terminal.live and sys.stdin.isatty()):
-            terminal.lines(_snapshot(view, locks, terminal))
-            return 0
-        with Keys(sys.stdin) as keys, Screen(terminal) as screen:
-            return _live(args.every, view, locks, keys, screen)
-
-
-def _snapshot(view: View, locks: lockfast.Locks, terminal: Terminal) -> list[Line]:
-    """The table once; the hand-off rate needs two samples."""
-    for _ in range(2):
-        view.refresh(locks)
-        if view.error:
-            raise StoreError(view.error)
-        time.sleep(0.2)
-    return view.drawing(terminal)
+        if terminal.live and sys.stdin.isatty():
+            with Keys(sys.stdin) as keys, Screen(terminal) as screen:
+                return _live(args.every, view, locks, keys, screen)
+        for _ in range(2):  # the hand-off rate needs two samples
+            view.refresh(locks)
+            if view.error:
+                raise StoreError(view.error)
+            time.sleep(0.2)
+        terminal.lines(view.drawing(terminal))
+        return 0
 
 
 def _live(every: float, view: View, locks: lockfast.Locks, keys: Keys, screen: Screen) -> int:

@@ -22,7 +22,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 
@@ -74,7 +74,12 @@ class FencedFile:
         """Replace the file atomically, or raise `StaleFence` and change nothing."""
         draft = self._path.with_name(f".{self._path.name}.{token_hex(8)}.draft")
         try:
-            self._write_draft(draft, data)
+            with draft.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileNotFoundError):  # a new file gets the default mode
+                shutil.copymode(self._path, draft)
             with self._checked():
                 draft.replace(self._path)
         finally:
@@ -90,16 +95,6 @@ class FencedFile:
         data = change(self.read_bytes(missing))
         self.write_bytes(data)
         return data
-
-    def _write_draft(self, draft: Path, data: bytes) -> None:
-        with draft.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            shutil.copymode(self._path, draft)
-        except FileNotFoundError:
-            pass  # a new file gets the default mode
 
     @contextmanager
     def _checked(self) -> Iterator[None]:

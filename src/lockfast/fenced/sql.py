@@ -67,14 +67,11 @@ class Guard:
             raise refused(name, number, found.fetchone()[0])
 
 
+Row = Mapping[str, Any]
+
+
 def update_row(
-    connection: Any,
-    table: str,
-    where: Mapping[str, Any],
-    values: Mapping[str, Any],
-    fence: Fenced | int,
-    *,
-    column: str = "fence",
+    connection: Any, table: str, where: Row, values: Row, fence: Fenced | int, *, column: str = "fence"
 ) -> bool:
     """Update the row that `where` selects, unless its fence is greater; return False if there is no such row.
 
@@ -114,7 +111,12 @@ def _quoted(name: object) -> str:
 
 def _execute(connection: Any, statement: str, values: dict[str, Any]) -> Any:
     """Run a statement with `:named` parameters; return a cursor or result with rows and a rowcount."""
-    if _is_sqlalchemy(connection):
+    modules = [base.__module__ for base in type(connection).__mro__]
+    if any(module.startswith("sqlalchemy.ext.asyncio") for module in modules):
+        raise ConfigurationError(
+            "This is an asyncio connection of SQLAlchemy: use await connection.run_sync(lambda sync: ...)."
+        )
+    if any(module.startswith("sqlalchemy.") for module in modules):
         from sqlalchemy import text
 
         return connection.execute(text(statement), values)
@@ -122,15 +124,6 @@ def _execute(connection: Any, statement: str, values: dict[str, Any]) -> Any:
     cursor = connection.cursor() if hasattr(connection, "cursor") else connection
     cursor.execute(*call)
     return cursor
-
-
-def _is_sqlalchemy(connection: Any) -> bool:
-    kind = type(connection)
-    if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in kind.__mro__):
-        raise ConfigurationError(
-            "This is an asyncio connection of SQLAlchemy: use await connection.run_sync(lambda sync: ...)."
-        )
-    return any(base.__module__.startswith("sqlalchemy.") for base in kind.__mro__)
 
 
 def _style(connection: Any) -> str:

@@ -7,9 +7,8 @@ event loop whose timers fire at once, in order. Both flavours share one store an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from lockfast.client.lease import BaseLease
@@ -30,14 +29,12 @@ FOR_EVER = 366 * 86_400.0
 class Held:
     """A lock held by another client, until `release()` or until it expires."""
 
-    def __init__(self, sandbox: Sandbox, name: str, holder: str) -> None:
-        self._sandbox = sandbox
-        self._name = name
-        self._holder = holder
+    def __init__(self, release: Callable[[], bool]) -> None:
+        self._release = release
 
     def release(self) -> bool:
         """Release the lock; the first waiter gets it. False if it had expired."""
-        return self._sandbox._release(self._name, self._holder)
+        return self._release()
 
 
 class Sandbox:
@@ -57,18 +54,12 @@ class Sandbox:
     def __init__(self) -> None:
         self.clock = Clock()
         self._scheduler = Scheduler(self.clock)
-        self._hub = _SandboxHub(self.clock)
+        self._hub = hub = _SandboxHub(self.clock)
         self._strangers = 0
         threads, loop = SandboxRuntime(self._scheduler), SandboxAsyncioRuntime(self.clock)
-        owner = Owner("sandbox", 1)
-        self.locks = Locks(
-            MemoryStore(self._hub, threads), threads, owner=owner, store_timeout=10.0, address="sandbox://"
-        )
-        self.async_locks = AsyncLocks(
-            MemoryStore(self._hub, loop), loop, owner=owner, store_timeout=10.0, address="sandbox://"
-        )
-
-    # Time.
+        common: Any = {"owner": Owner("sandbox", 1), "store_timeout": 10.0, "address": "sandbox://"}
+        self.locks = Locks(MemoryStore(hub, threads), threads, **common)
+        self.async_locks = AsyncLocks(MemoryStore(hub, loop), loop, **common)
 
     def now(self) -> float:
         """The virtual time in seconds."""
@@ -100,8 +91,6 @@ class Sandbox:
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(self.clock)) as runner:
             return runner.run(main)
 
-    # Other clients.
-
     def hold(self, name: str, *, seconds: float = FOR_EVER) -> Held:
         """Let another client hold the lock for `seconds`, from now on. A current holder loses it.
 
@@ -122,15 +111,14 @@ class Sandbox:
                     self._hub.space.drop(name)
                     self._hub.space.acquire(claim, None, self.now())
         self._settle()
-        return Held(self, name, claim.holder)
 
-    def _release(self, name: str, holder: str) -> bool:
-        with self._hub.lock:
-            released = self._hub.space.release(name, holder, self.now())
-        self._settle()
-        return released
+        def release() -> bool:
+            with self._hub.lock:
+                released = self._hub.space.release(name, claim.holder, self.now())
+            self._settle()
+            return released
 
-    # Faults.
+        return Held(release)
 
     def lose(self, lease: BaseLease) -> None:
         """Lose this lease now: the store drops the grant and the holder is notified.
@@ -177,7 +165,9 @@ class Sandbox:
     def _settle(self) -> None:
         """Run the background actors that are ready; an event loop runs its own."""
         self.clock.reset_jumps()
-        if not _in_event_loop():
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
             self._scheduler.run_due()
 
     def close(self) -> None:
@@ -189,18 +179,8 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 class _SandboxHub(Hub):
@@ -237,7 +217,5 @@ class _Guard(AbstractContextManager[None]):
             )
         self._hub.lock.__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hub.lock.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._hub.lock.__exit__(None, None, None)

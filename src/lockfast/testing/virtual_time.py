@@ -47,9 +47,8 @@ class Stuck(RuntimeError):
 class Clock:
     """Virtual seconds. `_jumps` counts the jumps since the last action of the test."""
 
-    def __init__(self) -> None:
-        self._now = START
-        self._jumps = 0
+    _now = START
+    _jumps = 0
 
     def now(self) -> float:
         return self._now
@@ -80,19 +79,15 @@ class SandboxWaker:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._woken = False
+        self.woken = False
 
     def wake(self) -> None:
         with self._scheduler.changed:
-            self._woken = True
+            self.woken = True
             self._scheduler.changed.notify_all()
 
-    @property
-    def woken(self) -> bool:
-        return self._woken
-
     def consume(self) -> bool:
-        woken, self._woken = self._woken, False
+        woken, self.woken = self.woken, False
         return woken
 
     async def wait(self, until: float | None) -> bool:

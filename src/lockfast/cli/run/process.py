@@ -90,17 +90,14 @@ class Foreground:
 
     def __init__(self) -> None:
         self._group = os.getpgrp()
+        self._terminal = -1
         try:
             self._terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+            # tcsetpgrp() from the background raises this signal, which would stop lockfast.
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         except OSError:
-            self._terminal = -1
-            return
-        # tcsetpgrp() from the background raises this signal, which would stop lockfast.
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-
-    @property
-    def exists(self) -> bool:
-        return self._terminal >= 0
+            pass
+        self.exists = self._terminal >= 0
 
     def give(self, group: int) -> None:
         """Move `group` to the foreground, if lockfast is there."""
@@ -166,7 +163,10 @@ def _become(command: list[str], start: int, foreign: tuple[int, ...], failure: i
             os.close(fd)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)  # Python ignores both
-        environment, paths = dict(os.environ), _candidates(command[0])
+        environment, paths = dict(os.environ), [command[0]]
+        if "/" not in command[0]:
+            folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+            paths = [os.path.join(folder, command[0]) for folder in folders]
         message = _read_all(start)
         if not message.endswith(b"\n"):
             os._exit(0)  # not acquired, or lockfast died
@@ -178,13 +178,6 @@ def _become(command: list[str], start: int, foreign: tuple[int, ...], failure: i
         os.write(failure, b"%d" % errno.ENOEXEC)  # such as a NUL in an argument
     finally:
         os._exit(NOT_RUNNABLE)
-
-
-def _candidates(command: str) -> list[str]:
-    if "/" in command:
-        return [command]
-    path = os.environ.get("PATH", os.defpath)
-    return [os.path.join(folder, command) for folder in path.split(os.pathsep)]
 
 
 def _execute(paths: list[str], command: list[str], environment: dict[str, str]) -> int:

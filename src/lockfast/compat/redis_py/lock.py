@@ -24,6 +24,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Coroutine, MutableMapping
+from contextlib import suppress
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -150,18 +151,13 @@ class BaseLock:
         self.local.token = None
         self._runtime = self._runtime_class()
         self._key = KeyLock(self._runtime, redis, self._flavour, name)
-        self._locks = self._session()
+        self._locks: Session | None = None  # for the queue, if it accepts the name and the client
+        with suppress(ConfigurationError):
+            lock_name(name)
+            self._locks = session_of(redis, is_async=self._flavour == "asyncio")
         self._leases: dict[bytes, LeaseState] = {}
         self._releasing: dict[bytes, LeaseState] = {}
         self._history = History()
-
-    def _session(self) -> Session | None:
-        """The session for the queue; None if it does not accept the name or the client."""
-        try:
-            lock_name(self.name)
-            return session_of(self.redis, is_async=self._flavour == "asyncio")
-        except ConfigurationError:
-            return None
 
     def _encoded(self, token: Any) -> bytes:
         try:
