@@ -4,9 +4,9 @@ A forked process starts over: it drops inherited connections without touching th
 leases (`generation` tells them apart). The same happens when a new event loop uses the session after its loop was
 closed.
 
-Locks that are made directly on a client (`lockfast.Lock(client, name)`) share one session per client. It lives as long
-as the client and is closed after it; for asyncio also at the end of the event loop, because nobody else would. Locks
-and leases keep the client alive. The client is read, never changed.
+Locks that are made directly on a client (`lockfast.Lock(client, name)`) share one session per client. It is closed when
+the client is garbage-collected, and with asyncio also at the end of the event loop, because no user code closes it.
+Locks and leases keep the client alive. lockfast reads the client's settings and never changes them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Session:
     """One connection to a store, for either flavour."""
 
     closes_with_loop = False
-    """Whether nobody closes this session, so that the end of the event loop must."""
+    """Whether no user code closes this session, so that it ends with the event loop."""
     _loop_end: Waker | None = None
 
     def __init__(
@@ -104,10 +104,11 @@ class Session:
                 self.keepalive.clean_up(lease)
         if self.closes_with_loop and self._loop_end is None:
             self._loop_end = self.runtime.waker()
-            self.runtime.spawn(self._disconnect_at_loop_end, "session")
+            if not self.runtime.spawn(self._disconnect_at_loop_end, "session"):
+                self._loop_end = None
 
     def _abandon_loop(self) -> list[LeaseState]:
-        """The event loop was closed, and its tasks with it. Return the leases that they held."""
+        """Start over, because the event loop was closed. Return the leases that its tasks held."""
         left = self.keepalive.held()
         for lease in left:
             lease.release()
@@ -115,13 +116,14 @@ class Session:
         return left
 
     def start_over(self, *, forked: bool) -> None:
-        """In a forked child, or after the event loop was closed: drop everything without touching it."""
+        """In a forked child, or after the event loop was closed: drop all state without using the connections."""
         if forked:
             self.runtime.after_fork()
         self.generation += 1
         self.store.reset(forked=forked)
         self._start(Owner(self.owner.host, os.getpid(), self.owner.label))
         self._loop_end = None
+        self._left_behind = []
 
     async def _disconnect_at_loop_end(self) -> None:
         """An event loop that shuts down cancels its tasks: the last chance to disconnect."""
@@ -138,7 +140,7 @@ class Session:
             raise
 
     def abandon(self) -> None:
-        """Nobody can use this session any more, so nothing is held.
+        """The client was garbage-collected. Leases keep it alive, so nothing is held.
 
         The garbage collector calls this in any thread and in the middle of anything, so it takes no mutex.
         """
@@ -149,12 +151,12 @@ class Session:
             self.store.disconnect()
 
     def wait_for_exit(self) -> None:
-        """In a daemon thread whose session was closed because the program exits: wait for that instead of raising."""
+        """In a daemon thread whose session was closed because the program exits: block until that ends the thread."""
         if self.closed and _exiting and threading.current_thread().daemon:
             threading.Event().wait()
 
     async def close(self) -> None:
-        """Release all leases, within `BUDGET` seconds, and disconnect."""
+        """Release all leases and disconnect, within `CLOSES_WITHIN` seconds."""
         if not self.closed and self.runtime.attach():
             self._left_behind = self._abandon_loop()
         self.closed = True
@@ -168,11 +170,13 @@ class Session:
     async def _close(self) -> None:
         try:
             await self.store.cancel_waits()  # first: released locks must not go to waiters of this session
-            for claim in self.local_queues.close():
-                await clean_up(self.ports, claim.name, claim.holder, claim.ttl, inline=True)
-            await self.keepalive.release([*self._left_behind, *self.keepalive.held()])
         finally:
-            await self.store.close()
+            try:
+                for claim in self.local_queues.close():
+                    await clean_up(self.ports, claim.name, claim.holder, claim.ttl, inline=True)
+                await self.keepalive.release([*self._left_behind, *self.keepalive.held()])
+            finally:
+                await self.store.close()
 
     async def guarantees(self) -> Guarantees:
         """Describe the guarantees of this session, and log each danger once."""
@@ -213,7 +217,9 @@ def session_of(client: Any, *, is_async: bool) -> Session:
         found = _of_client.get(client)
     except TypeError:
         found = None  # not a client at all: the error comes below
-    return _connect(client, is_async=is_async) if found is None or found.closed else found
+    if found is None or found.closed or found.is_async is not is_async:  # of the other flavour: connecting refuses it
+        return _connect(client, is_async=is_async)
+    return found
 
 
 def _connect(client: Any, *, is_async: bool) -> Session:
@@ -245,7 +251,10 @@ def _at_exit() -> None:
     _exiting.append(True)
     for session in list(sessions):
         if not session.is_async:
-            run(session.close())
+            try:
+                run(session.close())
+            except Exception as error:
+                log.debug("Could not close %s at exit; its locks expire by their ttl: %s", session.address, error)
         elif session.runtime.loop_closed and session.keepalive.held():  # an open loop is its owner's to finish
             _close_in_new_loop(session)
 

@@ -9,16 +9,16 @@
 
 Rules:
 
-- A grant is valid from the moment its request was sent. For a notified grant that is the last request answered
-  "queued", and the notification must carry the attempt number of that request; otherwise it is stale. It is also
-  stale if this connection was already granted a greater fence: then the store has lost the older grant.
-- An answer may take longer than the ttl, or meet a stopped process. An expired grant is never returned: the claim is
-  sent again, which shows whether the grant still exists and extends it.
-- A request without an answer has an unknown outcome. Sending it again is harmless, and "not acquired" is returned only
-  after an attempt to remove the grant or ticket that it may have left.
+- The ttl of a grant counts from the moment its request was sent. If the grant arrives by notification, it counts from
+  the last request that the store answered with "queued". The notification must carry the attempt number of that
+  request, and a fence greater than every earlier one of this connection. Otherwise it is stale.
+- An answer may arrive after the ttl has passed, for example because the process was stopped. An expired grant is never
+  returned: the claim is sent again, and if the grant still exists, that extends it.
+- A request without an answer has an unknown outcome. Sending it again is harmless. Before None is returned, the grant
+  or ticket that it may have left is removed.
 - A waiter refreshes its ticket at least every ttl/3, which also keeps `sent_at` recent.
-- Expiry sends no event. The first waiter sends its claim when the holder's ttl ends, each waiter behind it a little
-  later, so that a crashed holder is noticed at once without a thundering herd.
+- The store sends no notification when a lock expires. The first waiter sends its claim when the holder's ttl ends, each
+  waiter behind it a little later, so that a crashed holder is noticed at once without a thundering herd.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("lockfast")
 
 POLL_AFTER = 1.0
-"""Seconds after which the first waiter polls: a notification may be lost, and other programs release without one. The
-waiter at position n polls every n+1 times that, which keeps the load of a long queue low."""
+"""Seconds after which the first waiter polls: a notification may be lost, and other programs send none. The waiter at
+position n (0 is the first) polls after (n + 1) times that, which keeps the load of a long queue low."""
 
 EXPIRY_SLACK = 0.002
 EXPIRY_STAGGER = 0.004
+"""Seconds after the end of the holder's ttl at which the first waiter polls, and per position behind it."""
 
 REQUEST_TIMEOUT = 5.0
-"""Seconds after which an unanswered request is sent again, if the caller's deadline leaves more."""
+"""Seconds after which an unanswered request is sent again, unless a deadline comes sooner."""
 
 
 class Deadline(NamedTuple):
-    """One deadline for a whole operation, passed down so that no budget is spent twice.
+    """One deadline for a whole operation, passed down so that nested calls share the time that is left.
 
     `at` is the end of the caller's timeout, None for no limit. `store_timeout` is how many seconds the store may stay
     silent.
@@ -71,13 +72,13 @@ class Deadline(NamedTuple):
         return moment if self.at is None else min(moment, self.at)
 
     def request_until(self, now: float, store: Store) -> float:
-        """Return how long one request, sent now, may stay unanswered."""
-        # Without min(), which costs more than the rest: every request without a deadline comes here.
+        """Return the moment until which a request that is sent now may stay unanswered."""
+        # Every request comes here, and a conditional is cheaper than min().
         until = now + (self.store_timeout if self.store_timeout < REQUEST_TIMEOUT else REQUEST_TIMEOUT)  # noqa: FURB136
         return until if self.at is None else min(until, max(self.at, now) + store.grace)
 
     def gives_up(self, now: float, silent_since: float) -> bool:
-        """Whether a store that has been silent since `silent_since` must be reported now."""
+        """Whether to raise instead of retrying, if the store has been silent since `silent_since`."""
         return self.passed(now) or now - silent_since >= self.store_timeout
 
 
@@ -85,8 +86,9 @@ class Deadline(NamedTuple):
 class Grant(NamedTuple):
     """A granted claim. `sent_at` is the earliest moment at which the lock may have been granted.
 
-    `queued`: the claim waited in the store's queue. `last_fence` is the last fence that the store reserved, 0 if that
-    is `fence`. `shared_grant` is the store grant that this one is a part of, if threads or tasks share one.
+    `acknowledged` counts the replicas that have it too, None if they were not asked. `queued`: the claim waited in the
+    store's queue. `last_fence` is the last fence of the reserved block, 0 if no block was reserved. `shared_grant` is
+    the store grant that this one is a part of, if threads or tasks share one.
     """
 
     claim: Claim
@@ -111,12 +113,12 @@ class History:
 class Acquisition:
     """One claim on its way through the store.
 
-    Invariant: `_traces` is True while the store may hold a grant or a ticket of the claim. `spare` is the part of the
-    ttl that the caller does not need. `history` is what this connection knows of the lock: if it is contended, the
+    Invariant: `_traces` is True while the store may hold a grant or a ticket of the claim. `spare` are the seconds of
+    ttl beyond those that the lease needs. `history` is what this connection knows of the lock: if it is contended, the
     first request enqueues; else it only claims, which is cheaper for a free lock.
     """
 
-    # The values of every new acquisition stand in the class, which makes construction cheap.
+    # Initial values are class attributes, which makes construction cheap.
     _mailbox: Mailbox | None = None
     _ticket: int | None = None
     _late_since: float | None = None
@@ -143,7 +145,7 @@ class Acquisition:
         self._history = history
 
     async def run(self) -> Grant | None:
-        """Return the grant; None if the lock stayed taken until the deadline, or at all if not blocking."""
+        """Return the grant; None if the lock was still taken at the deadline, or at once if not blocking."""
         store, runtime, claim, deadline = self._store, self._runtime, self._claim, self._deadline
         if self._emit is not None:
             self._started = runtime.now()
@@ -172,6 +174,7 @@ class Acquisition:
                     if self._send_once_more():
                         continue
                 elif type(answer) is Queued:
+                    self._late_since = None
                     if not self.queued:
                         self.queued = True
                         self._event(EventKind.QUEUED)
@@ -180,18 +183,18 @@ class Acquisition:
                     if notified is not None:
                         return notified
                 else:
-                    self._traces = traces
-                can_wait = self._is_over() or type(answer) is not Taken or await self._open_mailbox()
-                if not can_wait or self._is_over():
+                    self._traces, self._late_since = traces, None
+                if self._is_over() or (type(answer) is Taken and not await self._open_mailbox()) or self._is_over():
                     await self._clean_up(inline=True)
                     return None
         except GeneratorExit:
             raise  # the coroutine is being destroyed: it cannot await any more
-        except BaseException as error:  # cancelled and interrupted included: nothing may be left behind
+        except BaseException as error:  # including cancellation and KeyboardInterrupt: nothing may be left behind
             await self._clean_up(inline=not isinstance(error, StoreUnavailable))
             raise
-        finally:  # no call if there is no mailbox: an interrupt would lose the grant
-            self._history.contended = self.queued
+        finally:  # as few calls as possible: a KeyboardInterrupt here would lose the grant
+            if self._blocking:
+                self._history.contended = self.queued
             if self._mailbox is not None:
                 self._mailbox.close()
 
@@ -211,16 +214,19 @@ class Acquisition:
         return tuple.__new__(Grant, (claim, fence, sent_at, until, acknowledged, self.queued, 0, None))
 
     def _send_once_more(self) -> bool:
-        """Whether to send again at once because a grant expired before its answer arrived; raise if all do."""
+        """A grant expired before its answer arrived: whether to send again even if the deadline has passed.
+
+        Raise if every grant of `store_timeout` seconds did.
+        """
         now = self._runtime.now()
         if self._late_since is None:
             self._late_since = now
             return True
-        if not self._deadline.passed(now) and self._deadline.gives_up(now, self._late_since):
+        if not self._deadline.passed(now) and now - self._late_since >= self._deadline.store_timeout:
             raise StoreUnavailable(
                 f"Every answer of the store took longer than the lock's ttl of {self._claim.ttl:g} s, so each grant "
-                "had expired on arrival. The lock was not acquired and nothing is left behind. Use a longer ttl, or "
-                "find out why the store is slow.",
+                "had expired on arrival. The lock was not acquired, and the grant is being removed. Use a longer "
+                "ttl, or find out why the store is slow.",
                 outcome=Outcome.UNKNOWN,
             )
         return False
@@ -233,9 +239,9 @@ class Acquisition:
         await self._pause_or_raise(error, self._silent_since, self._failures)
 
     async def _open_mailbox(self) -> bool:
-        """Subscribe before enqueueing: a notification that nobody receives would go to the next waiter.
+        """Subscribe before enqueueing: if nobody receives a notification, the store grants the lock to the next waiter.
 
-        False if the deadline passed first, and then the store's last answer stands: the lock is taken.
+        False if the deadline passed first. Then the store's last answer counts: the lock is taken.
         """
         if self._mailbox is None:
             self._mailbox = self._store.mailbox(self._claim.holder)
@@ -281,11 +287,12 @@ class Acquisition:
         if notification is None or notification.attempt != self._attempt:
             return None
         if notification.fence < self._history.last_fence:
-            return None  # the store has lost this grant since
+            return None  # a later grant exists, so the store has lost this one
         if self._store.capabilities.replica_acks:
             return None  # only the answer to a request shows that replicas have the grant
-        if not useful(valid_until(self._sent_at, self._claim.ttl) - self._runtime.now(), self._claim.ttl):
-            return None  # the notification is old: confirm it with a request
+        left = valid_until(self._sent_at, self._claim.ttl) - self._runtime.now()
+        if not useful(left - self._spare, self._claim.ttl - self._spare):
+            return None  # too little is left: confirm the grant with a request, which extends it
         return self._grant(notification.fence)
 
     def _poll_at(self, answer: Queued) -> float:

@@ -1,18 +1,19 @@
-"""The keepalive: one background actor per connection that renews all its leases and detects their loss.
+"""The keepalive: one background thread or task per connection that renews all its leases and detects their loss.
 
 Rules:
 
 - A lease is renewed every third of its ttl, together with all leases that are due soon: one request, many leases.
-- Renewing does not delay the detection of losses (`renewal.py`).
-- However many leases are lost at once, a bounded number of workers reports and cleans up.
-- The actor lives while anything is held. If its task is cancelled, it does not release leases of tasks that still run:
-  it waits for ending tasks, and starts another actor for running ones.
+- A slow renewal continues elsewhere (`renewal.py`), so that this loop still detects losses.
+- However many leases are lost at once, a single worker cleans up.
+- The actor, as that thread or task is called here, lives while anything is held. If its task is cancelled, it does not
+  release leases of tasks that still run: it waits for tasks that are ending, and starts another actor for the others.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Iterable
 
 from lockfast.core.background import BackgroundTasks
@@ -27,30 +28,32 @@ from lockfast.values import shown
 log = logging.getLogger("lockfast")
 
 EARLY = 1 / 24
-"""Share of its ttl by which a renewal may come early, to travel with others."""
+"""Share of its ttl by which a renewal may be sent early to join a batch."""
 FIRST_RENEWAL = 1.0
-"""Seconds to the first renewal if the store reports changes of renewed locks: from then on it reports external changes
-at once."""
+"""Seconds to the first renewal if the store reports external changes: it does so only for locks that were renewed."""
 LINGER = 1.0
-"""Seconds that an idle actor stays, so that a busy lock does not start one each time."""
+"""Seconds that an idle actor stays, so that frequent acquisitions do not start one each time."""
 LONGEST_SLEEP = 1.0
-"""A suspended machine runs its timers late, so the actor looks at the clock at least this often."""
+"""After a suspension timers fire late, so the actor looks at the clock at least this often."""
 POLL_EVENTS_EVERY = 0.25
-"""Seconds after which the actor processes unsolicited messages of the store, if nothing else does."""
+"""Seconds after which the actor processes unsolicited messages of the store, if no request does."""
 ENDING_POLL = 0.005
 """Seconds between two checks of tasks that are ending."""
 
 
 class Keepalive:
-    """Invariants: at most one `_run` is active (`_active`); every live lease of the connection is in `_held`; a new
-    lease that is due before `_wakes_at` wakes the actor."""
+    """Watches the leases of one connection.
+
+    Invariants: at most one `_run` is active (`_active`); every live lease of the connection is in `_held`; a new
+    lease that is due before `_wakes_at` wakes the actor.
+    """
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
         self._store, self._runtime, _ = ports
         self._mutex = self._runtime.mutex()
         self._held: dict[LeaseState, None] = {}
-        self._changed: set[str | None] = set()
+        self._changed: deque[str | None] = deque()
         self._active = False
         self._closed = False
         self._in_use = False
@@ -94,11 +97,14 @@ class Keepalive:
         self._wake()
 
     async def release(self, leases: Iterable[LeaseState]) -> None:
-        """Release them, within one budget for all."""
+        """Release `leases`; all together may take `BUDGET` seconds."""
         give_up_at = self._runtime.now() + BUDGET
+        skipped = 0
         for lease in leases:
             left = give_up_at - self._runtime.now()
-            if left > 0:
+            if left <= 0:
+                skipped += 1
+            else:
                 try:
                     await release(self._ports, lease, budget=left, background=False)
                 except LockError as error:
@@ -106,6 +112,8 @@ class Keepalive:
                         "Could not release lock %s on close; it expires by its ttl: %s", shown(lease.name), error
                     )
             self.unwatch(lease)
+        if skipped:
+            log.warning("Could not release %d locks within %g s; they expire by their ttl.", skipped, BUDGET)
 
     def clean_up(self, lease: LeaseState) -> None:
         """Remove what the store may still have of an ended lease, in the background."""
@@ -131,7 +139,7 @@ class Keepalive:
 
     def _on_change(self, name: str | None) -> None:
         """An external change of a lock: renew it now instead of at the next renewal."""
-        self._changed.add(name)
+        self._changed.append(name)
         self._wake()
 
     def _wake(self) -> None:
@@ -154,7 +162,7 @@ class Keepalive:
             started = self._runtime.spawn(self._run, "keepalive")
         finally:
             if not started:
-                self._active = False  # the next lease tries again; until then only the clock detects a loss
+                self._active = False  # the next lease tries again; until then leases are not renewed and expire
 
     async def _run(self) -> None:
         try:
@@ -190,7 +198,7 @@ class Keepalive:
                 wakes_at = await self._round()
             except Exception:
                 # An actor that dies silently would lose leases without a report.
-                log.exception("The keepalive failed and continues; leases that it cannot renew are reported as lost.")
+                log.exception("A round of the keepalive failed; retrying. Leases that it cannot renew are lost.")
                 wakes_at = self._runtime.now() + LONGEST_SLEEP / 4
             now = self._runtime.now()
             if not self._held:
@@ -209,9 +217,15 @@ class Keepalive:
             now = self._runtime.now()
             if now >= wakes_at or await self._waker.wait(min(wakes_at, now + longest)):
                 return
-            self._store.poll_events()
+            self._poll_events()
             if self._changed:
                 return
+
+    def _poll_events(self) -> None:
+        try:
+            self._store.poll_events()
+        except Exception as error:  # the next request meets it too, and then it is handled
+            log.debug("Could not read the events of the store: %s", error)
 
     def _retire_after(self, idle_for: float) -> bool:
         with self._mutex:
@@ -233,7 +247,7 @@ class Keepalive:
 
     async def _round(self) -> float:
         """Report losses, renew what is due, and return when to run again."""
-        self._store.poll_events()
+        self._poll_events()
         now = self._runtime.now()
         self._update_first_renewal(now)
         due = self._select_due(now)
@@ -242,13 +256,12 @@ class Keepalive:
         return min(map(self._due_at, self.held()), default=math.inf)
 
     def _update_first_renewal(self, now: float) -> None:
-        """Whether the store reports changes is known once it is connected."""
-        before, self._first_renewal = self._first_renewal, math.inf
-        if self._store.capabilities.change_events:
-            self._first_renewal = FIRST_RENEWAL
-            if before == math.inf:
-                for lease in self.held():
-                    lease.next_renewal = min(lease.next_renewal, now + FIRST_RENEWAL)
+        """Renew new leases early if the store reports changes, which is known once it is connected."""
+        before = self._first_renewal
+        self._first_renewal = FIRST_RENEWAL if self._store.capabilities.change_events else math.inf
+        if self._first_renewal < before:
+            for lease in self.held():
+                lease.next_renewal = min(lease.next_renewal, now + FIRST_RENEWAL)
 
     def _check_deadlines(self) -> list[LeaseState]:
         """Report losses, and return what is held then."""
@@ -257,7 +270,9 @@ class Keepalive:
 
     def _select_due(self, now: float) -> list[LeaseState]:
         """Drop ended leases. Return the leases to renew now: none, or all that are due or nearly due."""
-        changed, self._changed = self._changed, set()
+        changed: set[str | None] = set()
+        while self._changed:  # never replaced: another thread may be adding to it
+            changed.add(self._changed.popleft())
         due: list[LeaseState] = []
         any_due = False
         for lease in self.held():

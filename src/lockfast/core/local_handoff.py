@@ -5,25 +5,27 @@ Its leases follow one another: a release hands the shared grant to the first wai
 one name on one connection.
 
     state of the local queue                                a new acquisition
-    nobody claims or holds the lock                         claims a lease of its own
-    somebody claims or holds a lease of its own             claims a shared grant
-    somebody claims a shared grant, or can hand one off     waits in the local queue
+    nobody claims or holds the lock                         claims an individual lease
+    somebody claims or holds an individual lease, or the
+    last shared grant was handed off                        claims a shared grant
+    somebody claims a shared grant, can hand one off, or
+    waits                                                   waits in the local queue
 
 Rules:
 
 - A shared grant is handed off for `SPAN` seconds after it was granted. Then it is released to the store, so a remote
-  waiter waits at most for that span and the last hold.
-- A handed-off lease is worth as much as a fresh one, because `EXTRA` is requested on top of the ttl. Only leases with
-  the same ttl follow one another, so a crash never blocks others for longer than that ttl and `EXTRA`.
+  waiter waits at most for that span plus the last hold.
+- A handed-off lease is valid for as long as a fresh one, because `EXTRA` is requested on top of the ttl. Only leases
+  with the same ttl follow one another, so a crash never blocks others for longer than that ttl and `EXTRA`.
 - Each lease has its own fence, greater than the one before and less than that of any later grant.
-- Local waiters are served first come, first served. A waiter that is not served within its patience claims the lock
-  from the store itself.
+- Local waiters are served first come, first served. A waiter that is not served within its patience leaves the local
+  queue and claims the lock from the store.
 - Of the shared grants that waited in the store's queue, only the first within two spans is handed off. So however many
   tickets a process has there, a remote waiter waits at most twice the local hold time plus one span.
-- A lost lease, or one at risk, is not handed off: the next waiter claims the lock from the store.
+- A lost lease, or one whose last renewal failed, is not handed off: the next waiter claims the lock from the store.
 
-Threads run concurrently, so each change of a local queue happens under its mutex, and wakers are called outside of it.
-The two fields outside the mutex, `claiming` and `last_lease`, only decide which path is likely to be cheaper.
+Threads run concurrently, so waiters, shared claims and the shared grant change under the mutex of the queue, and wakers
+are called outside of it. Reads without the mutex (`claiming`, `last_lease`, `contended`) only choose the cheaper path.
 """
 
 from __future__ import annotations
@@ -42,19 +44,19 @@ from lockfast.values import Claim
 SPAN = 0.05
 """Seconds for which a shared grant is handed off."""
 EXTRA = SPAN / (1 - DRIFT) + 0.0005
-"""Seconds of ttl requested on top, so that the last lease of the span is worth as much as the first."""
+"""Seconds of ttl requested on top, so that the last lease of the span is valid for as long as the first."""
 PATIENCE = 0.1
 LONG_PATIENCE = 1.0
 """Seconds that a local waiter waits before it claims the lock itself; the longer if waiters were served recently."""
 FEWEST_FENCES = 16
 MOST_FENCES = 8_192
-"""A block has about twice the fences that the last shared grant used. A fence is a microsecond of the store's clock, so
-blocks must not run ahead of it by more than a restart of the store takes: a store that lost the last fence continues
-from its clock."""
+"""A block has about twice the fences that the last shared grant used. Fences come from the store's clock in
+microseconds, and a store that lost its data continues from that clock. So reserved fences must not be further ahead of
+it than a restart takes."""
 
 
 MOST_IDLE = 1000
-"""Idle local queues that a connection keeps: they remember how many fences were useful."""
+"""Local queues after which a connection drops the idle ones. They remember how many fences were useful."""
 
 
 class ClaimTerms(NamedTuple):
@@ -129,7 +131,7 @@ class SharedGrant:
         return now < self.span_ends and self._used < self._last
 
     def next(self, waiter: LocalWaiter, now: float) -> Grant:
-        """The grant for `waiter`: as recent now as the first one was when the store granted it."""
+        """The grant for `waiter`, with as much validity left as the first one had when the store granted it."""
         used = self._used = self._used + 1
         self.handoffs += 1
         claim, owner, sent_at = self.claim, waiter.terms.owner, now - self._age
@@ -149,9 +151,9 @@ class LocalQueue(History):
     Invariants: a waiter in `_waiters` has no grant; a closed queue has no waiters; while somebody waits and nobody
     claims a shared grant, the first waiter was woken or its patience ends.
 
-    `_shared_claims` maps the holder ids of shared claims under way to whether they ask for few fences because they must
-    not be handed off. `claiming` has the holder ids of individual claims under way, and `last_lease` is the lease that
-    was granted last: an acquisition that meets any of them is not alone.
+    `_shared_claims` maps the holder id of a shared claim under way to whether its grant must not be handed off if it
+    waits in the store's queue. `claiming` has the holder ids of individual claims under way, and `last_lease` is the
+    lease that was granted last: an acquisition that meets any of them is not alone.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -314,7 +316,7 @@ class LocalQueue(History):
             if shared is not None and shared.receiver is not None:
                 waiting.append(shared.receiver)
                 self._take_up(shared.receiver)
-                revoked = shared.claim
+                revoked = shared.claim._replace(ttl=shared.claim.ttl + EXTRA)
         for waiter in waiting:
             waiter.waker.wake()
         return revoked
@@ -365,7 +367,11 @@ async def acquire(
         return await _claim(ports, queue, terms, deadline, blocking)
     if isinstance(entered, LocalWaiter):
         return await _wait(ports, queue, entered, deadline)
-    return await _claim_shared(ports, queue, terms, deadline, entered)
+    try:
+        return await _claim_shared(ports, queue, terms, deadline, entered)
+    except BaseException:
+        queue.shared_claim_failed(entered.holder)  # again, if it was interrupted before it could do so
+        raise
 
 
 async def _claim(
@@ -405,6 +411,7 @@ async def _claim_shared(
 async def _wait(ports: Ports, queue: LocalQueue, waiter: LocalWaiter, deadline: Deadline) -> Grant | None:
     """Wait to be handed the lock, or until it is time to claim it from the store."""
     runtime, ends = ports.runtime, deadline.at
+    outcome: Grant | SharedClaim | None = None
     try:
         while True:
             await waiter.waker.wait(waiter.patient_until if ends is None else deadline.earliest(waiter.patient_until))
@@ -415,30 +422,37 @@ async def _wait(ports: Ports, queue: LocalQueue, waiter: LocalWaiter, deadline: 
                 if over:
                     return None
             elif type(outcome) is SharedClaim:
-                break
+                return await _claim_shared(ports, queue, waiter.terms, deadline, outcome)
             elif useful(outcome.valid_until - now, outcome.claim.ttl):
                 return outcome
             else:
-                await return_grant(ports, outcome)  # this thread slept too long: let the store decide
+                grant, outcome = outcome, None
+                await return_grant(ports, grant)  # woken too late: let the store decide
                 return await _claim(ports, queue, waiter.terms, deadline, blocking=True)
-    except GeneratorExit:
-        queue.leave(waiter)
-        raise  # the coroutine is being destroyed: it cannot await any more
-    except BaseException:  # cancelled or interrupted: the next waiter gets a grant that arrived meanwhile
-        grant = queue.leave(waiter)
-        if grant is not None:
-            await return_grant(ports, grant)
+    except BaseException as error:  # cancelled or interrupted: the next waiter gets a grant that arrived meanwhile
+        if type(outcome) is SharedClaim:
+            queue.shared_claim_failed(outcome.holder)
+        late = queue.leave(waiter) or (outcome if type(outcome) is Grant else None)
+        if late is not None and isinstance(error, GeneratorExit):  # being destroyed: it cannot await any more
+            _return_locally(late, runtime.now())
+        elif late is not None:
+            await return_grant(ports, late)
         raise
-    return await _claim_shared(ports, queue, waiter.terms, deadline, outcome)
 
 
 async def return_grant(ports: Ports, grant: Grant) -> None:
-    """Hand off or release a grant that its receiver cannot use, or was interrupted before it could."""
-    claim, shared, now = grant.claim, grant.shared_grant, ports.runtime.now()
-    if shared is not None and useful(grant.valid_until - now, claim.ttl) and shared.queue.hand_off(shared, None, now):
-        return
-    try:
+    """Hand off or release a grant that its receiver could not use in time, or did not receive."""
+    claim = grant.claim
+    if not _return_locally(grant, ports.runtime.now()):
         await clean_up(ports, claim.name, claim.holder, claim.ttl + EXTRA, inline=True)
-    finally:
-        if shared is not None:
-            shared.end()
+
+
+def _return_locally(grant: Grant, now: float) -> bool:
+    """Hand off the grant; False if it must be released to the store."""
+    shared = grant.shared_grant
+    if shared is None:
+        return False
+    if useful(grant.valid_until - now, grant.claim.ttl) and shared.queue.hand_off(shared, None, now):
+        return True
+    shared.end()
+    return False
