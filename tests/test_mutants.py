@@ -110,8 +110,8 @@ MUTANTS = {
         lambda: python(
             Acquisition,
             "_wait_for_notification",
-            "if not useful(",
-            "self._sent_at = self._runtime.now()\n    if not useful(",
+            "left = valid_until(",
+            "self._sent_at = self._runtime.now()\n    left = valid_until(",
         ),
         world(once, once, seconds=3.1, pause=1, mortal="B"),
         "SG",
