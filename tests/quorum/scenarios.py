@@ -9,8 +9,7 @@ import pytest
 
 from lockfast.core.lease_state import valid_until
 from lockfast.core.quorum import members, rules
-from lockfast.core.quorum.mailbox import QuorumMailbox
-from lockfast.core.quorum.store import QuorumStore
+from lockfast.core.quorum.store import QuorumMailbox, QuorumStore
 from lockfast.errors import ConfigurationError, QuorumNotReached
 from lockfast.values import Enqueue, Granted, GrantNotification, Queued, Renewal, Taken
 from tests.quorum.virtual import LATENCY, NAME, World, claim

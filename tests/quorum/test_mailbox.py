@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from lockfast.core.quorum.mailbox import QuorumMailbox
-from lockfast.core.quorum.votes import Votes
+from lockfast.core.quorum.members import Votes
+from lockfast.core.quorum.store import QuorumMailbox
 from lockfast.values import FirstNotification, Queued
 
 MEMBERS = 5

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from lockfast.core.quorum import members, rules
-from lockfast.core.quorum.mailbox import QuorumMailbox
-from lockfast.core.quorum.members import Member, Members
-from lockfast.core.quorum.store import QuorumStore
-from lockfast.core.quorum.votes import RenewalVotes, Votes
+from lockfast.core.quorum.members import Member, Members, RenewalVotes, Votes
+from lockfast.core.quorum.store import QuorumMailbox, QuorumStore
 from lockfast.errors import LockError
 from tests.quorum import scenarios
 from tests.quorum.scenarios import (

@@ -8,19 +8,17 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
 
 from lockfast.errors import ConfigurationError, StoreError
-from lockfast.ports import CallerState
+from lockfast.ports import CallerState, Work
 from lockfast.runtime.base import new_holder_id, now, random
 
 log = logging.getLogger("lockfast")
-
-
 _inherited: list[set[asyncio.Task[None]]] = []
 
 
@@ -62,10 +60,12 @@ class Timers:
             row.append((until, future))
         fires_at = self._fires_at
         if until < fires_at or (fires_at + left < until and self._is_late()):
-            first = self._first()
-            self._fire_at(first, max(0.0, first - until + left))
+            self._restart(until - left)
         if grows and len(row) + len(self._heap) > self._sweep_at:
-            self._sweep()
+            self._row = deque(wait for wait in self._row if not wait[1].done())
+            self._heap = [wait for wait in self._heap if not wait[2].done()]
+            heapify(self._heap)
+            self._sweep_at = 2 * len(self) + self.SLACK
 
     def _is_late(self) -> bool:
         """Whether the overdue timer is not even due by the loop's clock, which stops while the machine is suspended.
@@ -74,22 +74,12 @@ class Timers:
         """
         return self._timer is not None and self._timer.when() > self.loop.time()
 
-    def _first(self) -> float:
-        """When the first wait ends."""
-        ends = [waits[0][0] for waits in (self._row, self._heap) if waits]
-        return min(ends, default=math.inf)
-
-    def _sweep(self) -> None:
-        self._row = deque(wait for wait in self._row if not wait[1].done())
-        self._heap = [wait for wait in self._heap if not wait[2].done()]
-        heapify(self._heap)
-        self._sweep_at = 2 * len(self) + self.SLACK
-
-    def _fire_at(self, until: float, left: float) -> None:
+    def _restart(self, moment: float) -> None:
+        """At `moment`: set the timer to the end of the first wait."""
         if self._timer is not None:
             self._timer.cancel()
-        self._fires_at = until
-        self._timer = self.loop.call_later(left, self._fire)
+        self._fires_at = min(waits[0][0] for waits in (self._row, self._heap) if waits)
+        self._timer = self.loop.call_later(max(0.0, self._fires_at - moment), self._fire)
 
     def _fire(self) -> None:
         row, heap, moment = self._row, self._heap, self.now()
@@ -99,8 +89,7 @@ class Timers:
         while heap and (heap[0][0] <= moment or heap[0][2].done()):
             _end(heappop(heap)[2])
         if row or heap:
-            first = self._first()
-            self._fire_at(first, first - moment)
+            self._restart(moment)
 
 
 def _end(future: asyncio.Future[bool]) -> None:
@@ -127,11 +116,9 @@ class TaskWaker:
             else:
                 future.set_result(True)
             return
-        try:
+        with suppress(RuntimeError):  # the loop is closed, and its waits with it
             # `in_loop`, because the loop may run in another thread by now.
             self._timers.loop.call_soon_threadsafe(partial(self.wake, in_loop=True))
-        except RuntimeError:
-            pass  # the loop is closed, and its waits with it
 
     def wait(self, until: float | None) -> asyncio.Future[bool]:
         future: asyncio.Future[bool] = asyncio.Future(loop=self._timers.loop)
@@ -162,7 +149,6 @@ class AsyncioRuntime:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def attach(self) -> bool:
-        """Attach to the running loop; True if the previous loop has been closed."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return False
@@ -177,7 +163,6 @@ class AsyncioRuntime:
 
     @property
     def loop_closed(self) -> bool:
-        """Whether the loop that this runtime is attached to is closed."""
         return self._loop is not None and self._loop.is_closed()
 
     def after_fork(self) -> None:
@@ -207,28 +192,21 @@ class AsyncioRuntime:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
+    def spawn(self, work: Work, name: str) -> bool:
+        running: asyncio.AbstractEventLoop | None = None
         try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return self._spawn_from_elsewhere(work, name)
-        if self._loop is not None and loop is not self._loop:
-            return self._spawn_from_elsewhere(work, name)
-        _ = self._start(work, name)
-        return True
-
-    def _spawn_from_elsewhere(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
-        """From another thread, or while the loop does not run."""
-        try:
-            if self._loop is None:
+            with suppress(RuntimeError):  # called from another thread, or while the loop does not run
+                running = asyncio.get_running_loop()
+            loop = self._loop or running
+            if loop is None:
                 raise RuntimeError("no event loop has used this connection yet")
-            self._loop.call_soon_threadsafe(self._start, work, name)
+            _ = self._start(work, name) if loop is running else loop.call_soon_threadsafe(self._start, work, name)
         except RuntimeError as error:
             log.debug("Could not start a background task of lockfast: %s: %s", name, error)
             return False
         return True
 
-    def _start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
+    def _start(self, work: Work, name: str) -> asyncio.Task[None]:
         begun = False
 
         async def body() -> None:
@@ -237,7 +215,9 @@ class AsyncioRuntime:
             await work()
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._ended(task)
+            self._tasks.discard(task)
+            if not task.cancelled() and task.exception() is not None:
+                log.error("A background task of lockfast failed: %s", task.get_name(), exc_info=task.exception())
             if not begun and not loop.is_closed():
                 # Cancelled before its first step: start it again, so that it can handle the cancellation.
                 loop.call_soon(self._start(work, name).cancel)
@@ -248,11 +228,6 @@ class AsyncioRuntime:
         task._log_destroy_pending = False  # type: ignore[attr-defined] # a loop that was simply closed is not our fault
         task.add_done_callback(ended)
         return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("A background task of lockfast failed: %s", task.get_name(), exc_info=task.exception())
 
     async def gather(self, works: Sequence[Coroutine[Any, Any, Any]], on_result: Callable[[int, Any], bool]) -> None:
         """One task for each."""
@@ -289,6 +264,6 @@ class AsyncioRuntime:
                 else:
                     task.cancel()
 
-    async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
+    async def finish(self, work: Work, name: str, patience: float) -> None:
         # asyncio.wait neither cancels the task nor raises its error. If this wait is cancelled too, the task continues.
         await asyncio.wait([self._start(work, name)], timeout=patience)

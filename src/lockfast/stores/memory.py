@@ -155,19 +155,15 @@ class Space:
         ours = held is not None and held.holder == holder
         if ours:
             del self._grants[name]
-        else:
-            self._dequeue(name, holder, now)
+        queue = self._queues.get(name, [])
+        index = next((index for index, one in enumerate(queue) if one.claim.holder == holder), None)
+        if index is not None:  # no holder waits for its own lock
+            del queue[index]
+            if index == 0:
+                self._notify_head(name, now)
         if name in self._queues and self._held(name, now) is None:
             self._grant_next(name, now)
         return ours
-
-    def _dequeue(self, name: str, holder: str, now: float) -> None:
-        queue = self._queues.get(name, [])
-        index = next((index for index, one in enumerate(queue) if one.claim.holder == holder), None)
-        if index is not None:
-            del queue[index]
-        if index == 0:
-            self._notify_head(name, now)
 
     def adopt(self, claim: Claim, old_holder: str, now: float) -> Granted | None:
         held = self._held(claim.name, now)

@@ -1,4 +1,4 @@
-"""The servers of a quorum: which of them can vote now, and how the others return.
+"""The servers of a quorum: which of them can vote now, how the others return, and how their votes are counted.
 
 Rules:
 - A member that is not connected, or has not replied for `REPLY_TIMEOUT`, gets no requests, so it delays no caller. One
@@ -14,36 +14,22 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from lockfast.core.quorum.rules import FenceFloor, majority
+from lockfast import errors
+from lockfast.core.quorum.rules import FenceFloor, majority, time_to_majority
 from lockfast.core.retry import backoff
-from lockfast.errors import (
-    ConfigurationError,
-    LockError,
-    Outcome,
-    QuorumNotReached,
-    StoreError,
-    StoreUnavailable,
-    closed_error,
-)
+from lockfast.errors import ConfigurationError, LockError, Outcome, QuorumNotReached, StoreError, StoreUnavailable
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import MemberStore, Runtime, Waker
-from lockfast.values import clean
+from lockfast.values import Granted, Queued, Renewal, Taken, clean
 
 log = logging.getLogger("lockfast")
 
-REPLY_TIMEOUT = 0.25
-"""Seconds that a member may take to reply before it gets no more requests."""
-PROBE_TIMEOUT = 1.0
-"""Seconds that each request of a probe may take."""
-POLL = 0.01
-"""Seconds between two checks for a majority: members that seemed silent may have replied while we were suspended."""
-STRAGGLER_TIMEOUT = 0.25
-"""Seconds that the first request waits for the last connections once a majority is connected."""
+# Seconds
+REPLY_TIMEOUT = 0.25  # that a member may take to reply before it gets no more requests
+PROBE_TIMEOUT = 1.0  # that each request of a probe may take
+POLL = 0.01  # between two checks for a majority: silent members may have replied while we were suspended
+STRAGGLER_TIMEOUT = 0.25  # that the first request waits for the last connections once a majority is connected
 MAX_PENDING_RELEASES = 10_000
-
-TOO_FEW_INBOXES = (
-    "Too few servers of the quorum accept a subscription, so nothing was sent. They are being reconnected."
-)
 
 
 class Member:
@@ -56,20 +42,16 @@ class Member:
         self.reset()
 
     def reset(self) -> None:
-        self.admitted = False
-        self.probed = False
-        self.probing = False
-        self.wants_inbox = False
+        self.admitted = self.probed = self.probing = self.wants_inbox = False
         self.excluded_until = 0.0
         self.facts: Facts | None = None
         self.reason = "not connected yet"
         self.pending_releases: list[tuple[str, str, float]] = []
 
     def is_available(self, now: float) -> bool:
-        store = self.store
-        if not self.admitted or not store.connected:
+        if not self.admitted or not self.store.connected:
             return False
-        silent_since = store.silent_since
+        silent_since = self.store.silent_since
         return (silent_since is None or now - silent_since < REPLY_TIMEOUT) and now >= self.excluded_until
 
     def release_later(self, name: str, holder: str, expires_at: float) -> None:
@@ -84,22 +66,19 @@ class Member:
         return "restarted, does not vote yet" if now < self.excluded_until else "no reply in time"
 
 
+Request = Callable[[Member], Coroutine[Any, Any, Any]]
+
+
 class Members:
     """All servers of a quorum. `refusal` is set when the list turns out to be no quorum."""
 
     def __init__(
-        self,
-        stores: Sequence[tuple[MemberStore, str]],
-        runtime: Runtime,
-        floor: FenceFloor,
-        sits_out: float,
+        self, stores: Sequence[tuple[MemberStore, str]], runtime: Runtime, floor: FenceFloor, sits_out: float
     ) -> None:
         self.all = [Member(number, store, address) for number, (store, address) in enumerate(stores)]
         self.majority = majority(len(self.all))
         self.sits_out = sits_out
-        self._floor = floor
-        self._runtime = runtime
-        self._mutex = runtime.mutex()
+        self._floor, self._runtime, self._mutex = floor, runtime, runtime.mutex()
         self._secret = runtime.new_holder_id()
         self._wakers: set[Waker] = set()
         self._probe_wakers: set[Waker] = set()
@@ -138,7 +117,7 @@ class Members:
         if len(found) < self.majority or (len(found) < len(self.all) and not self._all_probed()):
             found = await self._await_majority(min(until, self._runtime.now() + PROBE_TIMEOUT))
         if self.closed:
-            raise closed_error()
+            raise errors.closed_error()
         if self.refusal is not None:
             raise self.refusal
         if len(found) < self.majority:
@@ -186,8 +165,13 @@ class Members:
                 await waker.wait(until)
         finally:
             self._wakers.discard(waker)
-        if open_count < self.majority:
-            raise StoreUnavailable(TOO_FEW_INBOXES)
+        self.require_inboxes(open_count)
+
+    def require_inboxes(self, count: int) -> None:
+        if count < self.majority:
+            raise StoreUnavailable(
+                "Too few servers of the quorum accept a subscription, so nothing was sent. They are being reconnected."
+            )
 
     def probe(self, member: Member) -> None:
         """Connect and check a member in the background, unless a probe of it is running."""
@@ -275,16 +259,15 @@ class Members:
         uptime = 0.0 if facts.uptime is None else max(0.0, facts.uptime - 1.0)
         exclusion = max(0.0, self.sits_out - uptime)
         if exclusion:
-            log.warning(
-                "%s restarted and may have forgotten grants; it does not vote for %.0f s", member.address, exclusion
-            )
+            text = "%s restarted and may have forgotten grants; it does not vote for %.0f s"
+            log.warning(text, member.address, exclusion)
         return exclusion
 
     async def call(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run one member's operation; on threads it can suspend, so it needs `gather` like several would."""
         outcomes: list[Any] = []
 
-        def record(number: int, outcome: Any) -> bool:
+        def record(_: int, outcome: Any) -> bool:
             outcomes.append(outcome)
             return True
 
@@ -293,21 +276,13 @@ class Members:
             raise outcomes[0]
         return outcomes[0]
 
-    async def broadcast(
-        self,
-        among: Sequence[Member],
-        request: Callable[[Member], Coroutine[Any, Any, Any]],
-        count: Callable[[Member, Any], bool],
-    ) -> None:
+    async def broadcast(self, among: Sequence[Member], request: Request, count: Callable[[Member, Any], bool]) -> None:
         """Send `request` to all of `among` at once, and pass each reply or `StoreError` to `count` until it returns
         True. Requests that are not answered by then stay sent."""
-        await self._runtime.gather(
-            [request(member) for member in among], lambda index, reply: count(among[index], reply)
-        )
+        works = [request(member) for member in among]
+        await self._runtime.gather(works, lambda index, reply: count(among[index], reply))
 
-    async def replies(
-        self, among: Sequence[Member], request: Callable[[Member], Coroutine[Any, Any, Any]]
-    ) -> dict[int, Any]:
+    async def replies(self, among: Sequence[Member], request: Request) -> dict[int, Any]:
         """Send `request` to all of `among` at once, and return every reply or `StoreError` by member number."""
         found: dict[int, Any] = {}
 
@@ -317,6 +292,17 @@ class Members:
 
         await self.broadcast(among, request, count)
         return found
+
+    def failure(self, errors: dict[int, StoreError], replies: dict[int, str]) -> StoreError:
+        """Return the error of a request that got no majority. An error that a majority repeats for good is returned as
+        is; `replies` says what the other members answered."""
+        final = [error for error in errors.values() if not isinstance(error, StoreUnavailable)]
+        if len(final) > len(self.all) - self.majority:
+            return final[0]
+        unavailable = [error for error in errors.values() if isinstance(error, StoreUnavailable)]
+        unknown = any(error.outcome is Outcome.UNKNOWN for error in unavailable)
+        reasons = {number: clean(str(error)) for number, error in errors.items()}
+        return self.not_reached(reasons | replies, sent=bool(replies) or unknown)
 
     def not_reached(self, replies: dict[int, str], *, sent: bool = False) -> QuorumNotReached:
         """Return the error for a missing majority. `replies` says in words what each member answered."""
@@ -329,3 +315,100 @@ class Members:
             votes=votes,
             outcome=Outcome.UNKNOWN if sent else Outcome.NOT_DONE,
         )
+
+
+class Votes:
+    """The replies to one claim, by member number.
+
+    `granted` has the fences of the members that granted it, `denied` the ttls of the other holders, and `queued` the
+    tickets on those members of `denied` that enqueued it.
+    """
+
+    def __init__(self, sent_at: float, attempt: int = 0) -> None:
+        self.sent_at = sent_at
+        self.attempt = attempt
+        self.granted: dict[int, int] = {}
+        self.denied: dict[int, float | None] = {}
+        self.queued: dict[int, Queued] = {}
+        self.errors: dict[int, StoreError] = {}
+
+    def count(self, member: Member, reply: Any) -> None:
+        number = member.number
+        if isinstance(reply, Granted):
+            self.granted[number] = reply.fence
+            self.denied.pop(number, None)
+            self.queued.pop(number, None)
+        elif isinstance(reply, Queued | Taken):
+            self.denied[number] = reply.ttl_left
+            if isinstance(reply, Queued):
+                self.queued[number] = reply
+        elif isinstance(reply, StoreError):
+            self.errors[number] = reply
+
+    def position(self, majority: int) -> int:
+        """Return how many waiters are ahead on as many members as are missing to a majority."""
+        positions = sorted(queued.position for queued in self.queued.values())
+        missing = max(1, majority - len(self.granted))
+        return positions[min(missing, len(positions)) - 1] if positions else 0
+
+    def time_left(self, majority: int) -> float | None:
+        """Return the seconds until the other holders' ttls leave a majority to this claim."""
+        return time_to_majority(self.denied.values(), majority - len(self.granted))
+
+    def failure(self, members: Members) -> StoreError:
+        replies = dict.fromkeys(self.denied, "held by another client") | dict.fromkeys(self.granted, "granted")
+        return members.failure(self.errors, replies)
+
+
+class RenewalVotes:
+    """The replies to a batch of renewals. Each renewal has its own vote:
+
+    a majority renewed it                      renewed; restored on the members that do not have it
+    too many denied it for a majority to exist lost; removed from the members that still have it
+    neither, because replies are missing       unknown (None); the keepalive sends it again
+    """
+
+    def __init__(self, renewals: Sequence[Renewal], members: Members) -> None:
+        self._renewals = renewals
+        self._members = members
+        self._renewed = [0] * len(renewals)
+        self._denied: list[list[Member]] = [[] for _ in renewals]
+        self._errors: dict[int, StoreError] = {}
+        self._replies = 0
+
+    def count(self, member: Member, reply: Any) -> bool:
+        """Count one member's reply; True when every renewal has a majority."""
+        if isinstance(reply, StoreError):
+            self._errors[member.number] = reply
+            return False
+        self._replies += 1
+        for index, renewed in enumerate(reply):
+            if renewed:
+                self._renewed[index] += 1
+            elif renewed is False:
+                self._denied[index].append(member)
+        return min(self._renewed) >= self._members.majority
+
+    def results(self) -> list[bool | None]:
+        """Return each renewal's result; raise if fewer members than a majority replied."""
+        if self._replies < self._members.majority:
+            raise self._members.failure(self._errors, {})
+        return [self._result(index) for index in range(len(self._renewals))]
+
+    def _result(self, index: int) -> bool | None:
+        if self._renewed[index] >= self._members.majority:
+            return True
+        possible = len(self._members.all) - len(self._denied[index])
+        return False if possible < self._members.majority else None
+
+    def lost(self) -> list[Renewal]:
+        return [renewal for index, renewal in enumerate(self._renewals) if self._result(index) is False]
+
+    def forgotten(self) -> list[tuple[Member, Renewal]]:
+        """Return the leases that a majority renewed, each with a member that does not have it."""
+        return [
+            (member, renewal)
+            for index, renewal in enumerate(self._renewals)
+            if self._result(index) and not renewal.final
+            for member in self._denied[index]
+        ]

@@ -3,7 +3,7 @@
     claim ──to all at once──▶ majority, same fence ──▶ GRANTED
                               majority, fences differ ──raise the lower ones──▶ GRANTED
                               fewer than a majority replied ──▶ QuorumNotReached
-                              no majority, enqueued ──▶ QUEUED: `mailbox.py` waits for the missing votes
+                              no majority, enqueued ──▶ QUEUED: `QuorumMailbox` waits for the missing votes
                               no majority, not enqueued ──split vote: retry; else release──▶ TAKEN
 
 Rules:
@@ -12,33 +12,45 @@ Rules:
 - A lease is renewed when a majority renews it, and lost when no majority can. Members that have forgotten a renewed
   lease get it back, so that others may fail later.
 - Not promised: order. Each member has its own queue, and the queues can differ.
+
+A waiter has a ticket in each member's queue. A release reaches all members, and each hands its vote to the first waiter
+in its own queue: nearly always the same waiter, which then has a majority without another request. If the queues
+differ, the vote can be split. Then each contender inspects the members, and all but the one with the most votes pass
+their votes to the next waiter.
+
+- A vote counts only if it answers the current attempt, so old and new votes never add up to a majority.
+- A split vote does not wait for a ttl. After a random delay, contenders that are behind yield. A contender that stays
+  ahead without a majority yields too: it may lack members that others can reach.
+- A waiter is first in the queue if it is first on as many members as it lacks. Fewer could report a holder that most
+  members no longer have.
+- A member whose inbox fails is left out and reconnected in the background; the wait continues on the others.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
+from lockfast import values
 from lockfast.core.quorum import rules
-from lockfast.core.quorum.mailbox import QuorumMailbox
-from lockfast.core.quorum.members import REPLY_TIMEOUT, Member, Members
+from lockfast.core.quorum.members import REPLY_TIMEOUT, Member, Members, RenewalVotes, Request, Votes
 from lockfast.core.quorum.rules import Standing
-from lockfast.core.quorum.votes import RenewalVotes, Votes, failure
 from lockfast.core.retry import backoff
-from lockfast.errors import QuorumNotReached, StoreError
+from lockfast.errors import QuorumNotReached, StoreError, StoreUnavailable, closed_error
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, MemberStore, Runtime, Store
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean
 
 log = logging.getLogger("lockfast")
 
-MAX_ROUNDS = 8
-"""Rounds of a claim that does not wait, while the vote is split."""
+MAX_ROUNDS = 8  # of a claim that does not wait, while the vote is split
 MAX_RECORDS = 100_000
 CLEAN_UP_TIMEOUT = 1.0
-UNKNOWN_TTL = 60.0
-"""Seconds for which a release is retried if the ttl of its claim is not known."""
+UNKNOWN_TTL = 60.0  # seconds for which a release is retried if the ttl of its claim is not known
+RECHECK = 0.25  # least seconds between two inspections by a contender that has votes beside another's majority
+MAX_TIMES_AHEAD = 3  # how often a contender that is ahead in a split vote waits for the others before it yields too
 
 
 class ClaimRecord:
@@ -52,21 +64,160 @@ class ClaimRecord:
         self.fence = 0
 
 
-class QuorumStore(Store):
-    """`_records` are by holder id, `_mailboxes` by address; each acquisition has one of both."""
+class QuorumMailbox:
+    """One acquisition's mailbox. `_boxes` are the members' open mailboxes by member number."""
 
-    def __init__(
-        self,
-        stores: Sequence[tuple[MemberStore, str]],
-        runtime: Runtime,
-        *,
-        sits_out: float = 0.0,
-    ) -> None:
+    def __init__(self, store: QuorumStore, holder: str) -> None:
+        self._store = store
+        self.address = holder  # only the store uses it, to find this mailbox; each member has an address of its own
+        self.ticket = 0
+        self._boxes: dict[int, Mailbox] = {}
+        self._tickets: dict[int, int] = {}
+        self._received: list[tuple[int, Any]] = []
+        self._record: ClaimRecord | None = None
+        self._votes: Votes | None = None
+        self._yield_at = 0.0
+        self._splits = 0
+        self._missed = False
+
+    async def open(self, until: float) -> None:
+        self._store.mailboxes[self.address] = self
+        await self._store.members.connect_inboxes(until)
+        await self.refresh(until)
+        self._store.members.require_inboxes(len(self._boxes))
+
+    async def refresh(self, until: float) -> None:
+        """Open a mailbox on each member that has (re)connected its inbox."""
+        for member in self._store.members.all:
+            if member.number not in self._boxes and member.store.inbox_open:
+                box = member.store.mailbox(self.address)
+                try:
+                    await box.open(until)  # does not wait: the inbox is connected
+                    self._boxes[member.number] = box
+                except StoreUnavailable:
+                    box.close()
+
+    def enqueue(self, member: Member, attempt: int) -> Enqueue | None:
+        """Return how `member` is to enqueue the claim; None if it cannot notify us, so that it keeps no ticket."""
+        box = self._boxes.get(member.number)
+        if box is None:
+            return None
+        return Enqueue(box.address, attempt, self._tickets.get(member.number, self.ticket) or None)
+
+    def start(self, record: ClaimRecord, votes: Votes) -> None:
+        """From now on, wait for the votes that are missing."""
+        self._record, self._votes = record, votes
+        for number, queued in votes.queued.items():
+            self._tickets[number] = queued.ticket
+        # A member that has lost our ticket gets the one of the others: their clocks agree roughly.
+        self.ticket = self.ticket or max(self._tickets.values(), default=0)
+        self._schedule_yield()
+
+    def _schedule_yield(self) -> None:
+        runtime = self._store.runtime
+        self._yield_at = runtime.now() + backoff(self._splits + 1, runtime.random())
+
+    async def wait(self, until: float) -> values.GrantNotification | values.FirstNotification | None:
+        runtime, members = self._store.runtime, self._store.members
+        while self._votes is not None and self._record is not None and not members.closed:
+            votes = self._votes
+            if len(votes.granted) >= members.majority:
+                granted = await self._store.settle(self._record, votes, until)
+                return None if granted is None else values.GrantNotification(votes.attempt, granted.fence)
+            now = runtime.now()
+            if now >= until:
+                return None
+            if votes.granted and now >= self._yield_at:
+                await self._resolve_split(self._record, votes, until)
+                continue
+            if not self._received:
+                await self._receive(min(until, self._yield_at) if votes.granted else until)
+            first = self._count_received(votes)
+            if first is not None or self._missed:
+                return first
+        raise closed_error()
+
+    async def _receive(self, limit: float) -> None:
+        """Wait for a notification from any member."""
+        self._missed = False
+        numbers = list(self._boxes)
+        self._store.members.require_inboxes(len(numbers))
+
+        def record(index: int, outcome: Any) -> bool:
+            if outcome is None:
+                self._missed = self._missed or self._store.runtime.now() < limit
+            else:
+                self._received.append((numbers[index], outcome))
+            return True
+
+        await self._store.runtime.gather([self._boxes[number].wait(limit) for number in numbers], record)
+
+    def _count_received(self, votes: Votes) -> values.FirstNotification | None:
+        """Count what the members sent; return a notification if the waiter is now first in the queue."""
+        members = self._store.members
+        first: values.FirstNotification | None = None
+        while self._received:
+            number, received = self._received.pop(0)
+            member = members.all[number]
+            if isinstance(received, StoreError):
+                self._boxes.pop(number).close()
+                member.wants_inbox = True
+                members.probe(member)
+            elif received.attempt != votes.attempt:
+                continue
+            elif isinstance(received, values.GrantNotification):
+                if not votes.granted:
+                    self._schedule_yield()
+                votes.count(member, Granted(received.fence))
+            elif number in votes.queued:
+                votes.count(member, Queued(votes.queued[number].ticket, 0, received.ttl_left))
+                if votes.position(members.majority) == 0:
+                    first = values.FirstNotification(votes.attempt, votes.time_left(members.majority))
+        return first
+
+    async def _resolve_split(self, record: ClaimRecord, votes: Votes, until: float) -> None:
+        """Inspect the members; yield our votes unless another has a majority or we are ahead."""
+        store = self._store
+        claim = record.claim
+        standing = await store.standing(claim, until)
+        if standing is Standing.TAKEN:
+            self._yield_at = store.runtime.now() + RECHECK * (1 + store.runtime.random())
+            return
+        self._splits += 1
+        self._schedule_yield()
+        if standing is Standing.AHEAD and self._splits % (MAX_TIMES_AHEAD + 1):
+            return
+        among = [store.members.all[number] for number in votes.granted]
+        votes.granted.clear()
+        limit = store.reply_limit(until)
+
+        async def release_and_enqueue(member: Member) -> Any:
+            await member.store.release(claim.name, claim.holder, limit)
+            return await member.store.acquire(claim, self.enqueue(member, votes.attempt), limit)
+
+        def count(member: Member, reply: Any) -> bool:
+            votes.count(member, reply)
+            if isinstance(reply, Queued):
+                self._tickets[member.number] = reply.ticket
+            return False
+
+        await store.members.broadcast(among, release_and_enqueue, count)
+
+    def close(self) -> None:
+        self._store.mailboxes.pop(self.address, None)
+        for box in self._boxes.values():
+            box.close()
+
+
+class QuorumStore(Store):
+    """`_records` are by holder id, `mailboxes` by address; each acquisition has one of both."""
+
+    def __init__(self, stores: Sequence[tuple[MemberStore, str]], runtime: Runtime, *, sits_out: float = 0.0) -> None:
         self._floor = rules.FenceFloor()
         self.members = Members(stores, runtime, self._floor, sits_out)
         self.runtime = runtime
         self._records: dict[str, ClaimRecord] = {}
-        self._mailboxes: dict[str, QuorumMailbox] = {}
+        self.mailboxes: dict[str, QuorumMailbox] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -86,19 +237,13 @@ class QuorumStore(Store):
     def mailbox(self, holder: str) -> Mailbox:
         return QuorumMailbox(self, holder)
 
-    def add_mailbox(self, mailbox: QuorumMailbox) -> None:
-        self._mailboxes[mailbox.address] = mailbox
-
-    def remove_mailbox(self, mailbox: QuorumMailbox) -> None:
-        self._mailboxes.pop(mailbox.address, None)
-
     def reply_limit(self, until: float) -> float:
         """Return the end of one member's request: a slow member must not use up the caller's time."""
         return min(until, self.runtime.now() + REPLY_TIMEOUT)
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         among = await self.members.reach(until)
-        mailbox = None if enqueue is None else self._mailboxes.get(enqueue.address)
+        mailbox = None if enqueue is None else self.mailboxes.get(enqueue.address)
         votes = Votes(self.runtime.now(), 0 if enqueue is None else enqueue.attempt)
         record = self._record(claim, votes.sent_at)
         if mailbox is not None and enqueue is not None:
@@ -128,12 +273,7 @@ class QuorumStore(Store):
         return record
 
     async def _claim(
-        self,
-        record: ClaimRecord,
-        among: Sequence[Member],
-        votes: Votes,
-        mailbox: QuorumMailbox | None,
-        until: float,
+        self, record: ClaimRecord, among: Sequence[Member], votes: Votes, mailbox: QuorumMailbox | None, until: float
     ) -> Granted | None:
         limit = self.reply_limit(until)
 
@@ -144,12 +284,7 @@ class QuorumStore(Store):
         return await self._vote(record, among, votes, request, until)
 
     async def _vote(
-        self,
-        record: ClaimRecord,
-        among: Sequence[Member],
-        votes: Votes,
-        request: Callable[[Member], Coroutine[Any, Any, Any]],
-        until: float,
+        self, record: ClaimRecord, among: Sequence[Member], votes: Votes, request: Request, until: float
     ) -> Granted | None:
         """Send `request` until a majority has granted. If the claim already has a fence, until a majority has that one:
         the other members may have granted a higher one."""
@@ -220,17 +355,14 @@ class QuorumStore(Store):
 
     async def _undo(self, record: ClaimRecord, until: float) -> None:
         """Release everything the claim may have left; a probe or the ttl removes what a member does not confirm."""
-        try:
+        with suppress(QuorumNotReached):
             await self._release(record.claim.name, record.claim.holder, until, record, wait_for_all=True)
-        except QuorumNotReached:
-            pass
 
     async def standing(self, claim: Claim, until: float) -> Standing:
         """Rank this claim among the contenders that the members report."""
         limit = self.reply_limit(until)
-        views = await self.members.replies(
-            self.members.available(), lambda member: member.store.inspect(claim.name, limit)
-        )
+        among = self.members.available()
+        views = await self.members.replies(among, lambda member: member.store.inspect(claim.name, limit))
         holders = [view.holder for view in views.values() if isinstance(view, LockInfo)]
         return rules.standing(holders, claim.holder, len(self.members.all))
 
@@ -334,16 +466,14 @@ class QuorumStore(Store):
         for member in self.members.all:
             member.store.poll_events()
 
-    async def _majority_of_replies(
-        self, request: Callable[[Member, float], Coroutine[Any, Any, Any]], until: float
-    ) -> list[Any]:
+    async def _majority_of_replies(self, request: Callable[[Member, float], Any], until: float) -> list[Any]:
         """Return the replies of all available members; raise unless they are a majority."""
         among = await self.members.reach(until)
         limit = self.reply_limit(until)
         found = await self.members.replies(among, lambda member: request(member, limit))
         errors = {number: reply for number, reply in found.items() if isinstance(reply, StoreError)}
         if len(found) - len(errors) < self.members.majority:
-            raise failure(self.members, errors, dict.fromkeys(found.keys() - errors.keys(), "answered"))
+            raise self.members.failure(errors, dict.fromkeys(found.keys() - errors.keys(), "answered"))
         return [reply for number, reply in found.items() if number not in errors]
 
     async def inspect(self, name: str, until: float) -> LockInfo:
@@ -368,10 +498,8 @@ class QuorumStore(Store):
         return page._replace(cursor=f"{index + 1}:" if more else "")
 
     async def force_release(self, name: str, holder: str, until: float) -> bool:
-        replies = await self._majority_of_replies(
-            lambda member, limit: member.store.force_release(name, holder, limit), until
-        )
-        return sum(map(bool, replies)) >= self.members.majority
+        done = await self._majority_of_replies(lambda one, limit: one.store.force_release(name, holder, limit), until)
+        return sum(map(bool, done)) >= self.members.majority
 
     async def facts(self, until: float) -> Facts:
         """Return the facts of all members; a member that does not answer is a fact too."""
@@ -385,9 +513,8 @@ class QuorumStore(Store):
         for member in self.members.all:
             facts = found.get(member.number)
             nodes.append(facts if isinstance(facts, Facts) else Facts("server", silent=clean(member.reason)))
-        return Facts(
-            "quorum", topology=Topology.QUORUM, nodes=tuple(nodes), queue=False, sits_out=self.members.sits_out
-        )
+        sits_out = self.members.sits_out
+        return Facts("quorum", topology=Topology.QUORUM, nodes=tuple(nodes), queue=False, sits_out=sits_out)
 
     def disconnect(self) -> None:
         for member in self.members.all:
@@ -397,14 +524,14 @@ class QuorumStore(Store):
         self.members.close()
         first, *others = self.members.all
         await first.store.close()  # ends all waits, and gives the waiters time to leave the other queues
-        for mailbox in list(self._mailboxes.values()):
+        for mailbox in list(self.mailboxes.values()):
             mailbox.close()
         for member in others:
             await member.store.close()
 
     def reset(self, *, forked: bool) -> None:
         self._records.clear()
-        self._mailboxes.clear()
+        self.mailboxes.clear()
         for member in self.members.all:
             member.store.reset(forked=forked)
         self.members.reset()

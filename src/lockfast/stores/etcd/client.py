@@ -170,7 +170,9 @@ class EtcdClient:
         for attempt, base in enumerate(urls := self._servers.in_order(), 1):
             try:
                 with self._translated():
-                    return _decoded(await self._send(base + path, body, self._limit(until)))
+                    http, headers, limit = self._connected(), self._servers.headers, self._limit(until)
+                    reply = http.post(base + path, json=body, headers=headers, timeout=limit)
+                    return _decoded(await reply if self._is_async else reply)
             except StoreUnavailable as error:
                 self._servers.failed(base)
                 if error.outcome is Outcome.UNKNOWN or attempt == len(urls):
@@ -206,10 +208,6 @@ class EtcdClient:
                 kind = self._httpx.AsyncClient if self._is_async else self._httpx.Client
                 self._http = kind(limits=self._httpx.Limits(max_connections=None), trust_env=False)
             return self._http
-
-    async def _send(self, url: str, body: dict[str, Any], limit: float) -> Any:
-        reply = self._connected().post(url, json=body, headers=self._servers.headers, timeout=limit)
-        return await reply if self._is_async else reply
 
     async def _stream(self, url: str, body: dict[str, Any], limit: float) -> AsyncGenerator[str, None]:
         reply = self._connected().stream("POST", url, json=body, headers=self._servers.headers, timeout=limit)

@@ -5,21 +5,15 @@
 
 Rules:
 
-- The pipe is created with the first mailbox, serves all later ones, and only its own user can open it. Lines stay in it
-  until a waiter reads, so an open mailbox without a waiting thread or task misses nothing.
+- The pipe is created with the first mailbox and serves all later ones. Lines stay in it until a waiter reads, so an
+  open mailbox without a waiting thread or task misses nothing.
 - A line is `holder attempt fence` for a grant or `holder attempt next ttl_left`, short enough for an atomic write. A
   line for a holder without a mailbox is dropped: that acquisition has ended, and cleans up after itself.
 - Opening a pipe for writing fails at once if it has no reader. This detects a dead process, however it died, as long as
   no other process keeps the reading end: a forked child closes its copy.
 - The reader also keeps a writing end open; otherwise it would read "end of file" in a loop after the last writer.
-- On threads, there is no reader thread. One of the waiting threads reads for all:
-
-    no reader ──a thread waits──▶ it becomes the reader: polls the pipe and fills all mailboxes
-                                  │
-                  its own notification came, or it timed out: it wakes another waiter, the next reader
-
-  While threads wait, one of them is the reader or has been woken to become it. A thread that stops waiting for any
-  reason, interrupts included, ensures that.
+- On threads, one of the waiting threads reads for all. While threads wait, one of them is the reader or has been woken
+  to become it. A thread that stops waiting for any reason, interrupts included, ensures that by waking another one.
 - On asyncio, the event loop watches the pipe while any task waits.
 """
 
@@ -54,8 +48,14 @@ class Pipe:
     """A named pipe in `folder` that this process reads."""
 
     def __init__(self, folder: str) -> None:
-        self.name, self.fd = _create_pipe(folder)
-        self._path = f"{folder}/{self.name}"
+        self.fd = -1
+        while self.fd < 0:
+            self.name = PREFIX + os.urandom(8).hex()
+            self._path = f"{folder}/{self.name}"
+            os.mkfifo(self._path, 0o600)
+            # Not found if this process was stopped for so long that another one removed the pipe as stale.
+            with suppress(FileNotFoundError):
+                self.fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
         self._writer = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
         self._rest = b""
 
@@ -158,15 +158,6 @@ def remove_stale_pipes(folder: str) -> None:
                 open_channel(folder, pipe.name)
 
 
-def _create_pipe(folder: str) -> tuple[str, int]:
-    while True:
-        name = PREFIX + os.urandom(8).hex()
-        os.mkfifo(f"{folder}/{name}", 0o600)
-        # Not found if this process was stopped for so long that another one removed the pipe as stale.
-        with suppress(FileNotFoundError):
-            return name, os.open(f"{folder}/{name}", os.O_RDONLY | os.O_NONBLOCK)
-
-
 def _remove(path: str) -> None:
     with suppress(OSError):  # another process removed it first
         Path(path).unlink()
@@ -189,29 +180,24 @@ def _write_without_sigpipe(fd: int, line: bytes) -> int:
 class SqliteMailbox:
     """`ports.Mailbox`. `notifications` are those received and not yet consumed, in order."""
 
-    __slots__ = ("_inbox", "_waker", "holder", "notifications")
+    __slots__ = ("_inbox", "_waker", "holder", "notifications", "wake")
 
     def __init__(self, inbox: Inbox, holder: str) -> None:
         self._inbox = inbox
         self.holder = holder
         self.notifications: deque[Notification] = deque()
-        self._waker: Waker | None = None
 
     @property
     def address(self) -> str:
         return self._inbox.address
 
     async def open(self, until: float) -> None:
+        self._waker = self._inbox.runtime.waker()
+        self.wake = self._waker.wake
         self._inbox.register(self)
 
     async def wait(self, until: float) -> Notification | None:
-        if self._waker is None:
-            self._waker = self._inbox.runtime.waker()
         return await self._inbox.wait(self, self._waker, until)
-
-    def wake(self) -> None:
-        if self._waker is not None:
-            self._waker.wake()
 
     def close(self) -> None:
         self._inbox.unregister(self)
