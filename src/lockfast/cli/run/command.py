@@ -37,6 +37,7 @@ from lockfast.cli.run.process import POLL, CommandProcess, Foreground, NotStarte
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    import threading
     from collections.abc import Callable
     from typing import Any, NoReturn
 
@@ -164,12 +165,14 @@ class UnrenewedLease:
 
 
 class CommandLease:
-    """A lease that the library renews."""
+    """A lease that the library renews. `once` is set for `--once-per` and `--at-least`: there the exit code decides how
+    long the job stays closed."""
 
     renew_at = float("inf")
 
-    def __init__(self, options: Options, lease: lockfast.Lease) -> None:
+    def __init__(self, options: Options, lease: lockfast.Lease, once: Any = None) -> None:
         self._lease = lease
+        self._once = once
         self._min_remaining = min(options.grace, options.ttl / 3)
         self.fence = lease.fence
         self.holder = lease.holder
@@ -191,19 +194,10 @@ class CommandLease:
         return self
 
     def release(self, code: int) -> None:
-        self._lease.release()
-
-
-class OnceLease(CommandLease):
-    """The lease of `--once-per` or `--at-least`: the exit code decides how long the job stays closed."""
-
-    def __init__(self, options: Options, lease: lockfast.Lease, once: Any) -> None:
-        super().__init__(options, lease)
-        self._once = once
-
-    def release(self, code: int) -> None:
-        end = SystemExit(code)
-        self._once.__exit__(type(end), end, None)
+        if self._once is None:
+            self._lease.release()
+        else:
+            self._once.__exit__(SystemExit, SystemExit(code), None)
 
 
 def _acquire_at_once(options: Options) -> UnrenewedLease | None:
@@ -224,6 +218,8 @@ def _acquire(options: Options, wake: WakePipe) -> CommandLease:
     for early in wake.wait(0.0):
         if early in ENDING:
             raise Signalled(early)
+    import threading
+
     import lockfast
 
     _disable_warnings()
@@ -232,8 +228,16 @@ def _acquire(options: Options, wake: WakePipe) -> CommandLease:
     if options.once:
         return _acquire_once(options, locks, lock_options)
     lock = locks.lock(options.name, **lock_options)
-    with StatusLine(lock, options):
+    acquired = threading.Event()
+    status = threading.Thread(target=_show_status, args=(lock, acquired), daemon=True)
+    if sys.stderr.isatty() and not options.quiet and not options.no_wait:
+        status.start()
+    try:
         lease = lock.acquire(timeout=0 if options.no_wait else options.wait)
+    finally:
+        acquired.set()
+        if status.is_alive():
+            status.join(1.0)
     if lease is not None:
         return CommandLease(options, lease)
     if options.quiet or (options.no_wait and not sys.stderr.isatty()):
@@ -251,7 +255,7 @@ def _acquire_once(options: Options, locks: lockfast.Locks, lock_options: dict[st
     lease = once.__enter__()
     if not lease:
         raise Busy(f"{lease}." if sys.stderr.isatty() and not options.quiet else "")
-    return OnceLease(options, lease, once)
+    return CommandLease(options, lease, once)
 
 
 def _raise_signalled(number: int, frame: object) -> NoReturn:
@@ -278,61 +282,38 @@ def _holder(info: LockInfo) -> str:
     return f"held by {owner_text(info.owner)}" + ("" if info.held_for is None else f" for {duration(info.held_for)}")
 
 
-class StatusLine:
-    """While the command waits, writes the holder and the queue position to the terminal."""
-
-    def __init__(self, lock: lockfast.Lock, options: Options) -> None:
-        import threading
-
-        self._lock = lock
-        self._name = options.name
-        self._over = threading.Event()
-        self._started = time.monotonic()
-        self._thread: threading.Thread | None = None
-        if sys.stderr.isatty() and not options.quiet and not options.no_wait:
-            self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> None:
-        if self._thread is not None:
-            self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
-
-    def _run(self) -> None:
-        written = False
-        pause = STATUS_AFTER
-        while not self._over.wait(pause):
-            pause = STATUS_EVERY
+def _show_status(lock: lockfast.Lock, acquired: threading.Event) -> None:
+    """Until the lock is acquired, write its holder and the queue position to the terminal."""
+    started = time.monotonic()
+    line = ""
+    try:
+        while not acquired.wait(STATUS_EVERY if line else STATUS_AFTER):
             try:
-                line = self._line()
+                line = _status(lock, time.monotonic() - started)
             except Exception:
-                line = f"waiting for {self._name!a}; the store does not answer"
-            if not self._over.is_set():
-                self._write(line)
-                written = True
-        if written:
-            self._write("")
+                line = f"waiting for {lock.name!a}; the store does not answer"
+            if not acquired.is_set():
+                _overwrite(line)
+        if line:
+            _overwrite("")
+    except OSError:
+        pass  # the terminal is closed
 
-    def _line(self) -> str:
-        from lockfast.cli.view import duration
-        from lockfast.values import clean
 
-        info = self._lock.inspect()
-        ours = [at for at, waiter in enumerate(info.waiters, 1) if waiter.owner and waiter.owner.pid == os.getpid()]
-        position = f", position {ours[0]} of {info.waiting}" if ours else ""
-        waited = duration(time.monotonic() - self._started)
-        return f"lockfast: waiting for {clean(self._name)} ({waited}){position}: {_holder(info)}"
+def _status(lock: lockfast.Lock, waited: float) -> str:
+    from lockfast.cli.view import duration
+    from lockfast.values import clean
 
-    def _write(self, line: str) -> None:
-        try:
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            sys.stderr.write(f"\r{line[: columns - 1]}\x1b[K")
-            sys.stderr.flush()
-        except OSError:
-            self._over.set()
+    info = lock.inspect()
+    ours = [at for at, waiter in enumerate(info.waiters, 1) if waiter.owner and waiter.owner.pid == os.getpid()]
+    position = f", position {ours[0]} of {info.waiting}" if ours else ""
+    return f"lockfast: waiting for {clean(lock.name)} ({duration(waited)}){position}: {_holder(info)}"
+
+
+def _overwrite(line: str) -> None:
+    columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    sys.stderr.write(f"\r{line[: columns - 1]}\x1b[K")
+    sys.stderr.flush()
 
 
 class WakePipe:
@@ -386,25 +367,19 @@ class Supervisor:
     def run(self) -> int:
         """Return the exit code when the command, and after a loss its whole group, has ended."""
         while True:
-            for number in self._wake.wait(self._sleep_time()):
-                self._handle(number)
+            changing = self._kill_at is not None or self._continue_at is not None
+            sleep = POLL if changing else min(MAX_SLEEP, self.lease.renew_at - time.monotonic())
+            for number in self._wake.wait(sleep):
+                if number == signal.SIGCONT:
+                    self._continue()
+                elif number not in (0, signal.SIGCHLD):
+                    signal_group(self._group, number)
             self._reap()
             if self._code is not None and self._kill_at is None:
                 return self._code
             if self._code is not None and not signal_group(self._group, 0):
                 return LOST
             self._check()
-
-    def _sleep_time(self) -> float:
-        if self._kill_at is not None or self._continue_at is not None:
-            return POLL
-        return min(MAX_SLEEP, self.lease.renew_at - time.monotonic())
-
-    def _handle(self, number: int) -> None:
-        if number == signal.SIGCONT:
-            self._continue()
-        elif number not in (0, signal.SIGCHLD):
-            signal_group(self._group, number)
 
     def _check(self) -> None:
         """Have the library renew the lease in time, and end the command when the lock is lost."""
