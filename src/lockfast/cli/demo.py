@@ -146,7 +146,11 @@ def _perform(terminal: Terminal, crew: Crew, path: Path, url: str, pace: Pace, *
     terminal.say(f"The locks are in {where}.", indent="  ")
     crew.start(SIZE, path, url)
     results = [_perform_act(terminal, number, act, crew, path, pace) for number, act in enumerate(acts(pace), 1)]
-    _print_table(terminal, results)
+    table: list[Line] = [[], [(f"  {'act':<26}{'updates':>9}{'in the file':>14}{'lost':>7}", "dim")]]
+    for number, result in enumerate(results, 1):
+        row = f"  {number}  {result.title:<23}{result.made:>9}{result.found:>14}"
+        table.append([(row, ""), (f"{result.lost:>7}", "red" if result.lost else "green")])
+    terminal.lines([*table, []])
     terminal.say("The code for this:", indent="  ")
     terminal.lines([[], *([("    " + line, "cyan")] for line in CODE.splitlines()), []])
     terminal.say("Read more in README.md and docs/, or run `python -m pydoc lockfast`.", indent="  ")
@@ -229,7 +233,6 @@ class Scene:
             self.states[index] = FINISHED
 
     def kill(self, now: float) -> None:
-        """Mark the victim as killed."""
         if self.victim is not None:
             self.states[self.victim] = KILLED
             self.killed_at = now
@@ -368,14 +371,6 @@ def _explain_kill(terminal: Terminal, order: Order, scene: Scene, killed_at: flo
         f"{after:.2f}{NBSP}s after worker {scene.victim + 1} was killed, worker {scene.successor + 1} held the lock: "
         "the lock of a dead process expires at the end of its ttl.",
     )
-
-
-def _print_table(terminal: Terminal, results: list[Result]) -> None:
-    lines: list[Line] = [[], [(f"  {'act':<26}{'updates':>9}{'in the file':>14}{'lost':>7}", "dim")]]
-    for number, result in enumerate(results, 1):
-        row = f"  {number}  {result.title:<23}{result.made:>9}{result.found:>14}"
-        lines.append([(row, ""), (f"{result.lost:>7}", "red" if result.lost else "green")])
-    terminal.lines([*lines, []])
 
 
 def _check(terminal: Terminal, good: bool, text: str) -> None:

@@ -22,7 +22,6 @@ Line = Sequence[tuple[str, str]]  # pieces of text with their styles; a style is
 
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 MAX_TEXT_WIDTH = 96  # columns beyond which running text is hard to read
-UNKNOWN_SIZE = (80, 24)
 MIN_SIZE = (40, 10)  # columns and lines below which nothing is redrawn
 NBSP = "\u00a0"  # a space that never ends a line
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -44,11 +43,11 @@ class Terminal:
     @property
     def width(self) -> int:
         """Columns to use now; the user may resize the window."""
-        return shutil.get_terminal_size(UNKNOWN_SIZE).columns if self.live else MAX_TEXT_WIDTH
+        return shutil.get_terminal_size().columns if self.live else MAX_TEXT_WIDTH
 
     @property
     def height(self) -> int:
-        return shutil.get_terminal_size(UNKNOWN_SIZE).lines
+        return shutil.get_terminal_size().lines
 
     def say(self, text: str = "", style: str = "", *, indent: str = "", hang: str | None = None) -> None:
         """Print a wrapped paragraph; `hang` indents every line after the first."""
@@ -115,7 +114,6 @@ class Screen:
         self.terminal.write(LEAVE_SCREEN)
 
     def draw(self, lines: Sequence[Line]) -> None:
-        """Replace the whole content."""
         width = self.terminal.width - 1
         drawn = "\x1b[K\n".join(self.terminal.rendered(clipped(line, width)) for line in lines)
         self.terminal.write("\x1b[H" + drawn + "\x1b[K\x1b[J")
@@ -166,5 +164,5 @@ def clipped(line: Line, width: int) -> Line:
 def _can_redraw(stream: TextIO) -> bool:
     if not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI"):
         return False
-    size = shutil.get_terminal_size(UNKNOWN_SIZE)
+    size = shutil.get_terminal_size()
     return size.columns >= MIN_SIZE[0] and size.lines >= MIN_SIZE[1]

@@ -56,7 +56,6 @@ def fence_of(given: Fenced | int) -> int:
 
 
 def refused(what: str, fence: int, newest: int) -> StaleFence:
-    """The error for a write with an old fence."""
     return StaleFence(
         f"The write to {shown(what)} was refused: it has fence {fence}, but fence {newest} was here before. Another "
         "client has held the lock since; nothing was changed. Acquire the lock again and start from the current data.",

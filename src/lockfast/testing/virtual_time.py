@@ -29,9 +29,7 @@ from lockfast.runtime.threads import ThreadRuntime
 log = logging.getLogger("lockfast")
 
 START = 1_000_000.0
-MOST_JUMPS = 50_000
-"""Clock jumps without an action of the test after which a wait counts as endless: half a day of virtual time or more if
-there is a lease to renew."""
+MOST_JUMPS = 50_000  # without an action of the test; then a wait is endless. With a lease to renew: half a day or more
 REAL_PATIENCE = 2.0  # real seconds that a loop without timers waits for a thread or a socket to wake it
 
 

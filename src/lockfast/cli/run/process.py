@@ -101,13 +101,13 @@ class Foreground:
 
     def give(self, group: int) -> None:
         """Move `group` to the foreground, if lockfast is there."""
-        self._switch(self._group, group)
+        self._move(self._group, group)
 
     def take_back(self, group: int) -> None:
         """Return to the foreground, if `group` is there."""
-        self._switch(group, self._group)
+        self._move(group, self._group)
 
-    def _switch(self, old: int, new: int) -> None:
+    def _move(self, old: int, new: int) -> None:
         try:
             if self.exists and os.tcgetpgrp(self._terminal) == old:
                 os.tcsetpgrp(self._terminal, new)
@@ -210,7 +210,5 @@ def _guard(group: int, alive: int, foreign: tuple[int, ...], grace: float) -> No
 
 
 def _read_all(fd: int) -> bytes:
-    parts = []
-    while part := os.read(fd, 65536):
-        parts.append(part)
-    return b"".join(parts)
+    with open(fd, "rb", buffering=0, closefd=False) as stream:
+        return stream.read()

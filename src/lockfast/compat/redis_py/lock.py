@@ -6,13 +6,12 @@ A lock reaches its key in one of two ways:
   be refused while the key exists, and for names and clients that lockfast's store does not accept.
 
 Rules:
-- Release, extend and reacquire act only on the lock's own token.
 - A lock without a timeout has a ttl of UNLIMITED seconds, which the keepalive renews.
 - A release that failed can be repeated.
 - The token (`lock.local.token`) is kept per thread, per task or, with `thread_local=False`, once. A forked child does
-  not inherit it. A thread that never acquired the lock reads None, where redis-py raises AttributeError. A task that
-  acquired the lock sees only its own token, so that two tasks that share a lock object cannot release each other's;
-  any other task sees the last token, because redis-py lets any task release.
+  not inherit it. A thread that never acquired the lock reads None. A task that acquired the lock sees only its own
+  token, so that two tasks that share a lock object cannot release each other's; any other task sees the last token,
+  because redis-py lets any task release.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ from lockfast.values import Claim, holder_id, lock_name, shown
 log = logging.getLogger("lockfast")
 
 Number = int | float
-
 UNLIMITED = 30.0
 
 P = ParamSpec("P")
@@ -86,7 +84,10 @@ class TaskToken(SharedToken):
         task = _current_task()
         if task not in self._tokens:
             return last
-        return self._tokens[task] or (None if self._setter_runs() else last)
+        # Before Python 3.12 `asyncio.wait_for` acquires in a task of its own, which ends: then the token belongs to the
+        # task that awaited it.
+        setter = self._setter()
+        return self._tokens[task] or (None if setter is not None and not setter.done() else last)
 
     @token.setter
     def token(self, token: bytes | None) -> None:
@@ -105,12 +106,6 @@ class TaskToken(SharedToken):
         if token is not None or before == last:
             last = token
         self._value = (os.getpid(), last)
-
-    def _setter_runs(self) -> bool:
-        """Whether the task that set the last token still runs. Before Python 3.12 `asyncio.wait_for` acquires in a
-        task of its own, which ends: then the token belongs to the task that awaited it."""
-        setter = self._setter()
-        return setter is not None and not setter.done()
 
 
 def _current_task() -> asyncio.Task[Any] | None:
@@ -230,14 +225,15 @@ class BaseLock:
         """Renew a grant without a timeout until it is released or lost."""
         if self.timeout:
             return
-        lease_state = LeaseState(locks.runtime, renews=True, max_hold=None)
-        lease_state.begin(grant, lambda state: self._log_loss(lease_state, state))
-        self._leases[lease_state.holder.encode()] = lease_state
-        locks.keepalive.watch(lease_state)
+        lease = LeaseState(locks.runtime, renews=True, max_hold=None)
 
-    def _log_loss(self, lease_state: LeaseState, state: State) -> None:
-        if state is State.LOST:
-            log.warning("Lock %s was lost; another client may hold it now: %s", shown(self.name), lease_state.reason)
+        def log_loss(state: State) -> None:
+            if state is State.LOST:
+                log.warning("Lock %s was lost; another client may hold it now: %s", shown(self.name), lease.reason)
+
+        lease.begin(grant, log_loss)
+        self._leases[lease.holder.encode()] = lease
+        locks.keepalive.watch(lease)
 
     async def _release(self) -> None:
         """Release the lock; `LockError` if it is not held, `LockNotOwnedError` if it was lost."""
@@ -306,9 +302,8 @@ class BaseLock:
         return self._set_ttl("reacquire", self.local.token, self.timeout or UNLIMITED, add=False)
 
     async def _set_ttl(self, operation: str, token: bytes | None, ttl: Number, *, add: bool) -> Literal[True]:
-        needs_ttl = operation == "extend"
         with translated():
-            done = await self._key.extend(token or b"", int(ttl * 1000), add=add, needs_ttl=needs_ttl)
+            done = await self._key.extend(token or b"", int(ttl * 1000), add=add, needs_ttl=operation == "extend")
         if not done:
             raise LockNotOwnedError(f"Cannot {operation} a lock that's no longer owned", lock_name=self.name)
         return True
