@@ -34,8 +34,7 @@ TAKEN, HELD, ACQUIRED = 0, 1, 2
 """Answers to an acquire: another uid holds the lock; this uid held it already; it was free and now belongs to it."""
 
 MAX_RACES = 100
-FIRST_PAUSE = 0.002
-MAX_PAUSE = 0.1  # seconds between two polls of a taken lock: doubled each time, with jitter
+FIRST_PAUSE, MAX_PAUSE = 0.002, 0.1  # seconds between two polls of a taken lock: doubled each time, with jitter
 UNBOUNDED = 86_400.0  # seconds, a day: the client's own timeouts end a call long before
 
 ACQUIRE = Script("simple_acquire")
@@ -71,7 +70,8 @@ class KeyLock:
             nonlocal answer
             try:
                 if only_if_free or ttl is None:
-                    answer = await self._set_if_free(uid, ttl)
+                    limit: tuple[str | int, ...] = () if ttl is None else ("PX", ceil(ttl * 1000))
+                    answer = ACQUIRED if await self._call("SET", self._key, uid, "NX", *limit) else TAKEN
                 else:
                     answer = await self._acquire(uid, ceil(ttl * 1000))
             except Exception as error:
@@ -119,10 +119,6 @@ class KeyLock:
                 return TAKEN
         return int(await self._run(ACQUIRE, uid, ttl_ms))
 
-    async def _set_if_free(self, uid: str | bytes, ttl: float | None) -> int:
-        limit: tuple[str | int, ...] = () if ttl is None else ("PX", ceil(ttl * 1000))
-        return ACQUIRED if await self._call("SET", self._key, uid, "NX", *limit) else TAKEN
-
     async def release(self, uid: str | bytes) -> bool:
         """Release the lock if `uid` holds it, and return whether it did."""
         if self._how == "transaction":
@@ -167,9 +163,8 @@ class KeyLock:
         """Whether the key was deleted; None if the server has no such command."""
         for index in range(_native.get(self._client, 0), len(DELETE_IF_EQUAL)):
             command, *word = DELETE_IF_EQUAL[index]
-            reply = await self._commands.call(command, self._key, *word, uid)
             try:
-                deleted = bool(self._checked(reply))
+                deleted = bool(await self._call(command, self._key, *word, uid))
             except UnknownCommand:
                 continue
             _native[self._client] = index

@@ -91,8 +91,8 @@ def _checked(given: Mapping[str, Any]) -> RedisOptions:
 def store_of_url(url: str, runtime: Runtime, flavour: str, given: Mapping[str, Any]) -> tuple[Store, str]:
     """The store at a Redis URL with the options of `connect()`, and its address without credentials."""
     options = _checked(given)
-    builder = StoreBuilder(runtime, flavour, options)
     _reject_service(options)
+    builder = StoreBuilder(runtime, flavour, options)
     kind = url.partition("://")[0].lower().partition("+")[2]
     if kind == "sentinel":
         return _store_of_sentinel_url(url, builder)
@@ -108,9 +108,7 @@ def store_of_client(client: Any, runtime: Runtime, flavour: str, given: Mapping[
     options = _checked(given)
     if hasattr(client, "master_for") and hasattr(client, "sentinels"):
         if options.service is None:
-            raise ConfigurationError(
-                "A Sentinel object monitors several masters. Name one: connect(sentinel, service=...)."
-            )
+            raise ConfigurationError("A Sentinel object has several masters. Name one: connect(sentinel, service=...).")
         client, options = client.master_for(options.service), options._replace(service=None)
     _reject_service(options)
     _check_client(client, flavour)
@@ -158,27 +156,19 @@ class StoreBuilder(NamedTuple):
 
         return TaskWire(factory, self.runtime, limit), TaskInbox(factory, self.runtime, limit, sharded)
 
-    def script_store(self, wire: Any, inbox: Any, topology: Topology) -> RedisStore:
-        """The store that runs scripts on these connections."""
-        reasserts = self._reasserts(topology)
-        if self.options.acks is None:
+    def store(self, wire: Any, inbox: Any, topology: Topology) -> RedisStore:
+        """With scripts, with transactions, or (except in a cluster) with scripts until the server denies them."""
+        acks, reassert, _, scripts = self.options
+        reasserts = topology is not Topology.SINGLE if reassert is None else reassert
+        if acks is not None:
+            return AcknowledgedStore(wire, inbox, self.runtime, acks, topology=topology, reasserts=reasserts)
+        if scripts or topology is Topology.CLUSTER:
             return RedisStore(wire, inbox, topology=topology, reasserts=reasserts)
-        return AcknowledgedStore(wire, inbox, self.runtime, self.options.acks, topology=topology, reasserts=reasserts)
-
-    def _reasserts(self, topology: Topology) -> bool:
-        reassert = self.options.reassert
-        return topology is not Topology.SINGLE if reassert is None else reassert
-
-    def store(self, wire: Any, inbox: Any, topology: Topology) -> Store:
-        """The store with scripts, with transactions, or with scripts until the server denies them."""
-        if self.options.scripts or self.options.acks is not None:
-            return self.script_store(wire, inbox, topology)
-
         from lockfast.stores.redis.fallback.transactions import FallbackStore, TransactionStore
 
-        if self.options.scripts is False:
+        if scripts is False:
             return TransactionStore(wire, self.runtime, topology=topology)
-        return FallbackStore(wire, inbox, self.runtime, topology=topology, reasserts=self._reasserts(topology))
+        return FallbackStore(wire, inbox, self.runtime, topology=topology, reasserts=reasserts)
 
     def cluster_store(
         self, seeds: Sequence[Address], connection_class: Callable[..., Any], settings: Mapping[str, Any]
@@ -192,7 +182,7 @@ class StoreBuilder(NamedTuple):
         def node(host: str, port: int) -> ClusterNode:
             new_connection = _connection_factory(connection_class, {**ours, "host": host, "port": port})
             wire, inbox = self.connections(new_connection, failover=True, sharded=True)
-            return ClusterNode(self.script_store(wire, inbox, Topology.CLUSTER), wire, inbox, host)
+            return ClusterNode(self.store(wire, inbox, Topology.CLUSTER), wire, inbox, host)
 
         hosts = ",".join(f"{host}:{port}" for host, port in seeds)
         return ClusterStore(seeds, node, self.runtime), clean(f"redis+cluster://{hosts}")
@@ -201,29 +191,21 @@ class StoreBuilder(NamedTuple):
         self, sentinels: Sentinels, connection_class: Callable[..., Any], settings: dict[str, Any]
     ) -> tuple[Store, str]:
         new_connection = _connection_factory(connection_class, {**settings, "connection_pool": sentinels})
-        wire, inbox = self.connections(new_connection, failover=True)
-
-        def disconnect() -> None:
-            wire.drop()
-            inbox.drop()
-
-        sentinels.on_new_master = disconnect
-        address = clean(f"sentinel service {sentinels.service_name}, database {settings.get('db') or 0}")
-        return self.store(wire, inbox, Topology.SENTINEL), address
+        store = self.store(*self.connections(new_connection, failover=True), Topology.SENTINEL)
+        sentinels.on_new_master = store.disconnect
+        return store, clean(f"sentinel service {sentinels.service_name}, database {settings.get('db') or 0}")
 
 
 def _store_of_pool(pool: Any, builder: StoreBuilder) -> tuple[Store, str]:
     manager = getattr(pool, "sentinel_manager", None)
     if manager is None:
         settings = _our_settings(pool.connection_kwargs)
-        wire, inbox = builder.connections(_connection_factory(pool.connection_class, settings))
-        return builder.store(wire, inbox, Topology.SINGLE), _address(settings)
+        connections = builder.connections(_connection_factory(pool.connection_class, settings))
+        return builder.store(*connections, Topology.SINGLE), _address(settings)
+    pools = [sentinel.connection_pool for sentinel in manager.sentinels]
     sentinels = Sentinels(
         pool.service_name,
-        [
-            Sentinel(one.connection_pool.connection_class, _our_settings(one.connection_pool.connection_kwargs))
-            for one in manager.sentinels
-        ],
+        [Sentinel(one.connection_class, _our_settings(one.connection_kwargs)) for one in pools],
         builder.flavour,
         min_other_sentinels=getattr(manager, "min_other_sentinels", 0),
         forced_ip=getattr(manager, "_force_master_ip", None),

@@ -35,7 +35,21 @@ MAX_PREPARED_RELEASES = 1000
 SCAN_COUNT = b"500"  # keys that the server scans for one page of a listing: well under a millisecond of its time
 
 
-class Wire(Protocol):
+class Connection(Protocol):
+    """What a wire and an inbox have in common."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    def drop(self) -> None:
+        """Close the connection. The next use reconnects."""
+
+    async def close(self) -> None: ...
+
+    def reset(self, *, forked: bool) -> None: ...
+
+
+class Wire(Connection, Protocol):
     """One connection that carries the requests of many callers, in order."""
 
     grace: float
@@ -44,10 +58,6 @@ class Wire(Protocol):
     """Whether the server can send messages that answer no request (RESP3)."""
     on_push: Callable[[Any], None] | None
     """Receives those messages."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether a request can be sent without connecting first."""
 
     def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
         """Send the requests `before` and then `request`; return its reply and drop the others.
@@ -61,28 +71,11 @@ class Wire(Protocol):
     def watch_connection(self) -> WatchConnection:
         """Return a separate connection to the same server, not connected yet."""
 
-    def drop(self) -> None:
-        """Close the connection. The next request reconnects."""
 
-    async def close(self) -> None: ...
-
-    def reset(self, *, forked: bool) -> None: ...
-
-
-class Inbox(Protocol):
+class Inbox(Connection, Protocol):
     """One subscribed connection that receives the notifications for all acquisitions of a client."""
 
-    @property
-    def connected(self) -> bool: ...
-
     def mailbox(self, holder: str) -> Mailbox: ...
-
-    def drop(self) -> None:
-        """Close the connection. The next mailbox reconnects."""
-
-    async def close(self) -> None: ...
-
-    def reset(self, *, forked: bool) -> None: ...
 
 
 # The two requests of every cycle. Their constant parts (digest, keys, ttl, owner) are cached, so that only the holder

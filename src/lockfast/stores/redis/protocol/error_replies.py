@@ -38,7 +38,6 @@ DENIED = {
 }
 NOT_MASTER = frozenset({"READONLY", "MASTERDOWN", "UNBLOCKED"})
 """Codes after which the connection must be closed: another server is the master now."""
-
 _DENIED_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 """How Valkey and Redis report NOPERM for a command that a script calls."""
 _MIGRATED_IN_SCRIPT = ("non local key", "TRYAGAIN")
@@ -95,7 +94,14 @@ def error_of(text: str, name: str) -> StoreError:
     quoted = clean(text, 160)
     command = _COMMAND.match(text)
     if code in ("MOVED", "ASK"):
-        return _redirected(text, name)
+        host, _, port = text.split()[2].rpartition(":")  # an empty host is the node that sent the reply
+        return Redirected(
+            f"Another node of a cluster serves the lock {name}, so nothing was changed. Connect to the whole cluster: "
+            "with a URL redis+cluster://host:port, or with a RedisCluster client.",
+            host=host,
+            port=int(port),
+            ask=text.startswith("ASK"),
+        )
     if any(word in text for word in _MIGRATED_IN_SCRIPT) and "script" in text.lower():
         return StoreUnavailable(
             f"The cluster was moving the lock {name} to another node, so the request may or may not have been "
@@ -126,17 +132,4 @@ def error_of(text: str, name: str) -> StoreError:
     return StoreProtocolError(
         f"The server answered an operation on the lock {name} with an unexpected error, so the state of the lock is "
         f"unknown. Check it with lock.inspect(). [{quoted}]"
-    )
-
-
-def _redirected(text: str, name: str) -> Redirected:
-    """The error for a MOVED or ASK reply. An empty host means the node that sent the reply."""
-    code, _, address = text.split()[:3]
-    host, _, port = address.rpartition(":")
-    return Redirected(
-        f"Another node of a cluster serves the lock {name}, so nothing was changed. Connect to the whole cluster: with "
-        "a URL redis+cluster://host:port, or with a RedisCluster client.",
-        host=host,
-        port=int(port),
-        ask=code == "ASK",
     )

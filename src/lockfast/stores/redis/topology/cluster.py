@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 CLUSTER_SLOTS = pack(b"CLUSTER", b"SLOTS")
 ASKING = pack(b"ASKING")
-REFRESH_INTERVAL = 0.1
+REFRESH_INTERVAL = 0.1  # seconds
 REFRESH_TIMEOUT = 0.5  # seconds for one node to send the slot map
 FIRST_MAP_POLL = 0.005  # seconds between two checks whether another caller has fetched the first map
 MAX_REDIRECTS = 5

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
-from lockfast.errors import StoreUnavailable
 from lockfast.facts import Facts
 from lockfast.ports import Runtime
 from lockfast.stores.redis.lua import scripts
@@ -26,7 +25,7 @@ from lockfast.stores.redis.protocol import replies
 from lockfast.stores.redis.protocol.resp import pack
 from lockfast.stores.redis.store import RedisStore, release_request
 from lockfast.stores.redis.transport.connect import ConnectionFactory
-from lockfast.stores.redis.transport.tasks import TaskInbox, TaskLink, TaskWire
+from lockfast.stores.redis.transport.tasks import TaskInbox, TaskWire
 from lockfast.stores.redis.transport.threads import PendingReply, ThreadInbox, ThreadLink, ThreadWire
 from lockfast.values import AUX_PREFIX, Claim
 
@@ -35,10 +34,6 @@ _this_thread = threading.local()
 LOAD = tuple(pack(b"SCRIPT", b"LOAD", script.text) for script in (scripts.ACQUIRE, scripts.RENEW))
 """Sent before the first request. If the account may not load scripts, the first use of each loads it."""
 UNREAD_AFTER = 0.02  # seconds; then a reply that no thread waits for is read, to find out whether it has arrived
-
-
-def not_connected() -> StoreUnavailable:
-    return StoreUnavailable("There is no connection to the server, so nothing was sent. It is being reconnected.")
 
 
 class MultiWaitLink(ThreadLink):
@@ -208,6 +203,8 @@ class _MultiWait:
 class TaskMemberWire(TaskWire):
     """A wire for asyncio whose requests fail at once while it is not connected."""
 
+    on_demand = False
+
     @property
     def silent_since(self) -> float | None:
         """When the oldest unanswered request was sent; None if there is none."""
@@ -216,31 +213,20 @@ class TaskMemberWire(TaskWire):
     async def connect(self, until: float) -> bool:
         """Connect unless connected; True if the connection is new."""
         before = self._link
-        return await self.open_link(until) is not before
-
-    async def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
-        if not self.connected:
-            raise not_connected()
-        return await super().request(request, until, before)
+        return await self.connect_link(until) is not before
 
 
 class TaskMemberInbox(TaskInbox):
     """An inbox for asyncio whose mailboxes fail to open while it is not connected."""
 
-    async def connect(self, until: float) -> None:
-        await super().open_link(until)
-
-    async def open_link(self, until: float) -> TaskLink:
-        if not self.connected:
-            raise not_connected()
-        return await super().open_link(until)
+    on_demand = False
 
 
 class ThreadMemberWire(ThreadWire):
     """`TaskMemberWire` for threads."""
 
     link_class = MultiWaitLink
-    _may_connect = False
+    on_demand = False
 
     @property
     def silent_since(self) -> float | None:
@@ -257,34 +243,15 @@ class ThreadMemberWire(ThreadWire):
             return None
 
     async def connect(self, until: float) -> bool:
-        with self._mutex:
-            if self.connected:
-                return False
-            self._may_connect = True
-            try:
-                self._connect(until)
-            finally:
-                self._may_connect = False
-            return True
-
-    def _connect(self, until: float) -> ThreadLink:
-        if not self._may_connect:
-            raise not_connected()
-        return super()._connect(until)
+        before = self._link
+        return await self.connect_link(until) is not before
 
 
 class ThreadMemberInbox(ThreadInbox):
     """`TaskMemberInbox` for threads."""
 
     link_class = MultiWaitLink
-
-    async def connect(self, until: float) -> None:
-        await super().open_link(until)
-
-    async def open_link(self, until: float) -> ThreadLink:
-        if not self.connected:
-            raise not_connected()
-        return await super().open_link(until)
+    on_demand = False
 
 
 class RedisMember(RedisStore):
@@ -322,7 +289,7 @@ class RedisMember(RedisStore):
         return  # `release` above does not use prepared requests
 
     async def connect_inbox(self, until: float) -> None:
-        await self._member_inbox.connect(until)
+        await self._member_inbox.connect_link(until)
 
 
 def redis_member(factory: ConnectionFactory, runtime: Runtime, flavour: str) -> RedisMember:

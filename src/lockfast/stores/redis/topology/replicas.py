@@ -54,21 +54,17 @@ def wait_request(acks: ReplicaAcks, left: float) -> bytes:
 def ack_count(acks: ReplicaAcks, reply: Any) -> int:
     """How many replicas acknowledged; -1 if it must be on disk and the master does not have it there."""
     if isinstance(reply, ReplyError):
-        raise _wait_error(acks, str(reply))
+        error = error_of(str(reply), "(while waiting for its replicas)")
+        if acks.on_disk and (isinstance(error, UnknownCommand) or "appendonly is disabled" in str(reply)):
+            raise StoreRefused(
+                "The server cannot confirm that a grant is on disk, so the grant was released. aof=True needs Redis "
+                f"7.2 or Valkey with `appendonly yes`. [{clean(str(reply), 160)}]"
+            )
+        raise error
     if not acks.on_disk:
         return int(reply)
     local, replicas = reply
     return int(replicas) if local >= 1 else -1
-
-
-def _wait_error(acks: ReplicaAcks, text: str) -> StoreError:
-    error = error_of(text, "(while waiting for its replicas)")
-    if acks.on_disk and (isinstance(error, UnknownCommand) or "appendonly is disabled" in text):
-        return StoreRefused(
-            "The server cannot confirm that a grant is on disk, so the grant was released. aof=True needs Redis 7.2 or "
-            f"Valkey with `appendonly yes`. [{clean(text, 160)}]"
-        )
-    return error
 
 
 class SharedWait:
@@ -81,9 +77,7 @@ class SharedWait:
         self._send_wait = send_wait
         self._runtime = runtime
         self._mutex = runtime.mutex()
-        self._started = 0
-        self._answered = 0
-        self._count = 0
+        self._started = self._answered = self._count = 0
         self._busy = False
         self._sleepers: list[Waker] = []
 
@@ -175,9 +169,7 @@ class AcknowledgedStore(RedisStore):
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         granted = await super().adopt(claim, old_holder, until)
-        if granted is None:
-            return None
-        return Granted(granted.fence, await self._require_acks(claim.name, claim.ttl, until))
+        return granted and Granted(granted.fence, await self._require_acks(claim.name, claim.ttl, until))
 
     async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
         restored = await super().reassert(claim, fence, until)

@@ -54,7 +54,11 @@ LinkT = TypeVar("LinkT", bound=Link)
 
 
 class BaseConnector(ABC, Generic[LinkT]):
-    """Keeps one link: what a wire and an inbox have in common. After `close()` it never connects again."""
+    """Keeps one link: what a wire and an inbox have in common. After `close()` it never connects again.
+
+    Unless `on_demand`, requests fail at once without a link, and only `connect_link` connects."""
+
+    on_demand = True
 
     def __init__(self, new_connection: ConnectionFactory, runtime: Runtime, max_wait: float = math.inf) -> None:
         self._new_connection = new_connection
@@ -72,6 +76,18 @@ class BaseConnector(ABC, Generic[LinkT]):
     def drop(self) -> None:
         if self._link is not None:
             self._link.disconnect("the server is not the master any more")
+
+    async def open_link(self, until: float) -> LinkT:
+        """Return the link; connect if necessary and allowed."""
+        link = self._link
+        if link is not None and link.error is None:
+            return link
+        if not self.on_demand:
+            raise not_connected()
+        return await self.connect_link(until)
+
+    @abstractmethod
+    async def connect_link(self, until: float) -> LinkT: ...
 
     async def close(self) -> None:
         await self._close_link()
@@ -109,6 +125,10 @@ def connect_error(error: Exception) -> StoreError:
     return StoreUnavailable(
         f"No connection to the server, so nothing was changed. Is it running, and is the address right? [{text}]"
     )
+
+
+def not_connected() -> StoreUnavailable:
+    return StoreUnavailable("There is no connection to the server, so nothing was sent. It is being reconnected.")
 
 
 def no_reply(why: str) -> StoreUnavailable:

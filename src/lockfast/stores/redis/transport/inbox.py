@@ -95,10 +95,6 @@ class BaseInbox(BaseConnector[LinkT]):
         super().reset(forked=forked)
 
     @abstractmethod
-    async def open_link(self, until: float) -> LinkT:
-        """Return the subscribed connection; connect if necessary."""
-
-    @abstractmethod
     async def _subscribe(self, link: LinkT, shards: ShardChannels, request: bytes, until: float) -> StoreError | None:
         """Send SSUBSCRIBE and wait for its reply; return the error in it."""
 

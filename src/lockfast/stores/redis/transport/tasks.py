@@ -195,8 +195,7 @@ class TaskConnector(BaseConnector[TaskLink]):
     @abstractmethod
     async def _connect(self) -> TaskLink: ...
 
-    async def open_link(self, until: float) -> TaskLink:
-        """Return the link; connect if necessary."""
+    async def connect_link(self, until: float) -> TaskLink:
         link = self._link
         if link is not None and link.error is None:
             return link

@@ -279,6 +279,15 @@ class ThreadConnector(BaseConnector[ThreadLink]):
         self._link = link
         return link
 
+    async def connect_link(self, until: float) -> ThreadLink:
+        if not self._mutex.acquire(timeout=max(0.0, until - self.runtime.now())):
+            raise StoreUnavailable("Another thread is still connecting to the server, so nothing was sent. Try again.")
+        try:
+            link = self._link
+            return self._connect(until) if link is None or link.error is not None else link
+        finally:
+            self._mutex.release()
+
     @abstractmethod
     def _open(self, until: float) -> ThreadLink: ...
 
@@ -372,6 +381,8 @@ class ThreadWire(ThreadConnector):
             if on is not None:
                 link = connect.same_link(on, link)
             elif link is None or link.error is not None:
+                if not self.on_demand:
+                    raise connect.not_connected()
                 link = self._connect(until)
             replies = [PendingReply() for _ in requests]
             now = self.runtime.now()
@@ -407,20 +418,6 @@ class ThreadInbox(ThreadConnector, BaseInbox[ThreadLink]):
 
     def mailbox(self, holder: str, slot: int | None = None) -> ThreadMailbox:
         return ThreadMailbox(self, holder, slot)
-
-    async def open_link(self, until: float) -> ThreadLink:
-        link = self._link
-        if link is not None and link.error is None:
-            return link
-        if not self._mutex.acquire(timeout=max(0.0, until - self.runtime.now())):
-            raise StoreUnavailable(
-                "Another thread is still connecting the inbox, so this one cannot wait for the lock yet. Try again."
-            )
-        try:
-            link = self._link
-            return self._connect(until) if link is None or link.error is not None else link
-        finally:
-            self._mutex.release()
 
     def _open(self, until: float) -> ThreadLink:
         self.address = notifications.new_address(self.runtime)
