@@ -141,9 +141,7 @@ class StoreBuilder(NamedTuple):
     flavour: str
     options: RedisOptions
 
-    def connections(
-        self, factory: ConnectionFactory, *, failover: bool = False, sharded: bool = False
-    ) -> tuple[Any, Any]:
+    def connections(self, factory: ConnectionFactory, *, failover: bool = False) -> tuple[Any, Any]:
         """A wire and an inbox, not connected yet. With `failover`, a reply has limited time."""
         limit = math.inf
         if failover:  # a WAIT for replicas delays the requests behind it
@@ -151,10 +149,10 @@ class StoreBuilder(NamedTuple):
         if self.flavour == "threads":
             from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadWire
 
-            return ThreadWire(factory, self.runtime, limit), ThreadInbox(factory, self.runtime, limit, sharded)
+            return ThreadWire(factory, self.runtime, limit), ThreadInbox(factory, self.runtime, limit)
         from lockfast.stores.redis.transport.tasks import TaskInbox, TaskWire
 
-        return TaskWire(factory, self.runtime, limit), TaskInbox(factory, self.runtime, limit, sharded)
+        return TaskWire(factory, self.runtime, limit), TaskInbox(factory, self.runtime, limit)
 
     def store(self, wire: Any, inbox: Any, topology: Topology) -> RedisStore:
         """With scripts, with transactions, or (except in a cluster) with scripts until the server denies them."""
@@ -181,7 +179,8 @@ class StoreBuilder(NamedTuple):
 
         def node(host: str, port: int) -> ClusterNode:
             new_connection = _connection_factory(connection_class, {**ours, "host": host, "port": port})
-            wire, inbox = self.connections(new_connection, failover=True, sharded=True)
+            wire, inbox = self.connections(new_connection, failover=True)
+            inbox.sharded = True
             return ClusterNode(self.store(wire, inbox, Topology.CLUSTER), wire, inbox, host)
 
         hosts = ",".join(f"{host}:{port}" for host, port in seeds)
@@ -258,9 +257,8 @@ def _check_client(client: Any, flavour: str) -> None:
     if not hasattr(client, "nodes_manager"):
         pool = getattr(client, "connection_pool", None)
         if pool is None or not hasattr(pool, "connection_class") or not hasattr(pool, "connection_kwargs"):
-            raise ConfigurationError(
-                f"connect() takes a URL or a client of redis-py or valkey-py, not {shown(kind.__name__)}."
-            )
+            found = shown(kind.__name__)
+            raise ConfigurationError(f"connect() takes a URL or a client of redis-py or valkey-py, not {found}.")
         if not getattr(pool, "is_master", True):
             raise ConfigurationError("This client connects to replicas. Pass sentinel.master_for(...) instead.")
         module = getattr(pool.connection_class, "__module__", "")

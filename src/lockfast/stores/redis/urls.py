@@ -40,9 +40,7 @@ def pool_of_url(url: str, flavour: str) -> Any:
         import redis
         import redis.asyncio
     except ImportError as error:
-        raise ConfigurationError(
-            "A Redis or Valkey URL needs redis-py, which is not installed. Run: pip install redis"
-        ) from error
+        raise ConfigurationError("A Redis or Valkey URL needs redis-py. Run: pip install redis") from error
     pool_class = redis.ConnectionPool if flavour == "threads" else redis.asyncio.ConnectionPool
     plain = _as_redis_url(url)
     try:

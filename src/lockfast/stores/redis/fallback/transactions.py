@@ -179,9 +179,7 @@ class TransactionStore(RedisStore):
             if self._executed(replies, name) is not None:
                 return answer
             if self._runtime.now() >= until:
-                raise StoreUnavailable(
-                    f"Other clients kept changing the lock {shown(name)}, so nothing was written. Try again."
-                )
+                raise StoreUnavailable(f"Others kept changing the lock {shown(name)}; nothing was written. Try again.")
         raise _TooManyRaces
 
     async def _exchange(self, requests: Sequence[bytes], until: float, on: Any = None) -> tuple[Any, list[Any]]:
@@ -429,45 +427,35 @@ class FairMutex:
     def reset(self) -> None:
         """Unlock and drop all waiters: in a forked child they do not exist."""
         self._mutex = self._runtime.mutex()
-        self._waiting: deque[Waker] = deque()
+        self._waiting: deque[Waker | None] = deque()
         self._locked = False
 
     @asynccontextmanager
     async def held(self, until: float) -> AsyncIterator[None]:
         """Hold the mutex inside the block; raise `StoreUnavailable` if it stays locked until then."""
-        await self._lock(until)
+        with self._mutex:
+            waker = self._runtime.waker() if self._locked else None
+            if waker is not None:
+                self._waiting.append(waker)
+            self._locked = True
         try:
+            if waker is not None and not await waker.wait(until):
+                raise StoreUnavailable(
+                    "The connection is busy with other transactions, so nothing was sent. Try again."
+                )
             yield
         finally:
-            self._unlock()
+            self._leave(waker)
 
-    async def _lock(self, until: float) -> None:
+    def _leave(self, waker: Waker | None) -> None:
+        following = None
         with self._mutex:
-            if not self._locked:
-                self._locked = True
-                return
-            waker = self._runtime.waker()
-            self._waiting.append(waker)
-        woken = False
-        try:
-            woken = await waker.wait(until)
-        finally:
-            if not woken and not self._withdraw(waker):
-                self._unlock()  # it was woken just as it gave up
-        if not woken:
-            raise StoreUnavailable("The connection is busy with other transactions, so nothing was sent. Try again.")
-
-    def _withdraw(self, waker: Waker) -> bool:
-        with self._mutex:
-            if waker not in self._waiting:
-                return False
-            self._waiting.remove(waker)
-            return True
-
-    def _unlock(self) -> None:
-        with self._mutex:
-            following = self._waiting.popleft() if self._waiting else None
-            self._locked = following is not None
+            if waker in self._waiting:  # it gave up
+                self._waiting.remove(waker)
+            elif self._waiting:
+                following = self._waiting.popleft()
+            else:
+                self._locked = False
         if following is not None:
             following.wake()
 

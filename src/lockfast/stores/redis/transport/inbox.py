@@ -14,23 +14,13 @@ Rules:
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, Generic
 
-from lockfast.errors import StoreError
-from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol.notifications import notification_in, shard_channel, subscribe_request
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
-from lockfast.stores.redis.transport.connect import (
-    CLOSE_TIMEOUT,
-    MAX_SILENCE,
-    STALE_AFTER,
-    BaseConnector,
-    ConnectionFactory,
-    LinkT,
-)
+from lockfast.stores.redis.transport.connect import CLOSE_TIMEOUT, MAX_SILENCE, STALE_AFTER, BaseConnector, LinkT
 from lockfast.values import Notification
 
 MAX_CHANNELS = 1000
@@ -81,22 +71,18 @@ def ended_channel(reply: Any) -> str:
 class BaseInbox(BaseConnector[LinkT]):
     """`store.Inbox`. A mailbox in `mailboxes` receives its notifications as long as the link works."""
 
-    def __init__(
-        self, new_connection: ConnectionFactory, runtime: Runtime, max_wait: float = math.inf, sharded: bool = False
-    ) -> None:
-        super().__init__(new_connection, runtime, max_wait)
-        self.sharded = sharded
-        self.address = ""
-        self._shards = ShardChannels("")
-        self._heard_at = self._pinged_at = 0.0
+    sharded = False
+    address = ""
+    _heard_at = _pinged_at = 0.0
 
     def reset(self, *, forked: bool) -> None:
+        self._shards = ShardChannels("")
         self.mailboxes: dict[str, BaseMailbox[LinkT]] = {}
         super().reset(forked=forked)
 
     @abstractmethod
-    async def _subscribe(self, link: LinkT, shards: ShardChannels, request: bytes, until: float) -> StoreError | None:
-        """Send SSUBSCRIBE and wait for its reply; return the error in it."""
+    async def _subscribe(self, link: LinkT, shards: ShardChannels, request: bytes, until: float) -> None:
+        """Send SSUBSCRIBE and wait for its reply; raise the error in it."""
 
     @abstractmethod
     def _ping(self, link: LinkT, now: float) -> None: ...
@@ -108,9 +94,7 @@ class BaseInbox(BaseConnector[LinkT]):
         channel = shards.channel(slot)
         if channel not in shards.subscribed:
             in_use = {mailbox.channel for mailbox in tuple(self.mailboxes.values())}
-            error = await self._subscribe(link, shards, shards.request(channel, in_use), until)
-            if error is not None:
-                raise error
+            await self._subscribe(link, shards, shards.request(channel, in_use), until)
             shards.subscribed.add(channel)
         return link, channel
 

@@ -109,22 +109,6 @@ class TaskLink(asyncio.Protocol):
         self._transport.write(b"".join(requests[:-1]))
         return [*futures, self.request(requests[-1], until)]
 
-    async def subscribe(self, request: bytes, limit: float) -> Any:
-        """Send SUBSCRIBE; return the first message. Under RESP3 it is a push, which answers no request."""
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self.subscribed = True
-        self.on_push = lambda reply: None if future.done() else future.set_result(reply)
-        self.on_failure = lambda: None if future.done() else _fail(future, "the connection broke while subscribing")
-        self._transport.write(request)
-        try:
-            async with asyncio.timeout(limit):
-                return await future
-        except (TimeoutError, asyncio.CancelledError) as error:
-            self.fail("it did not confirm the subscription")
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise no_reply("it did not confirm the subscription of the inbox in time") from None
-
     @property
     def silent_since(self) -> float | None:
         """When the oldest unanswered request was sent."""
@@ -298,15 +282,16 @@ class TaskInbox(TaskConnector, BaseInbox[TaskLink]):
         link = await connect_task_link(self._new_connection, self.runtime, limit)
         address = notifications.new_address(self.runtime)
         shards = ShardChannels(address)
-        if self.sharded:
-            link.subscribed = True
-        else:
-            error = notifications.subscribe_error(
-                await link.subscribe(notifications.subscribe_request(address), limit), True
-            )
-            if error is not None:
-                link.fail("the server rejected the subscription")
-                raise error
+        link.subscribed = True
+        if not self.sharded:
+            answer = _Answer(self.runtime.waker())
+            link.on_push, link.on_failure = answer.settle, answer.waker.wake
+            link.send(notifications.subscribe_request(address))
+            try:
+                await answer.wait(link, self.runtime.now() + limit)
+            except BaseException:
+                link.fail("the server did not confirm the subscription")
+                raise
             link.feed = notifications.grant_fast_path(link.feed, address, link.protocol, self.notify)
         link.on_push = lambda reply: self.receive(reply, shards)
         link.on_failure = self._wake_all
@@ -314,14 +299,11 @@ class TaskInbox(TaskConnector, BaseInbox[TaskLink]):
         self.address, self._shards = address, shards
         return link
 
-    async def _subscribe(
-        self, link: TaskLink, shards: ShardChannels, request: bytes, until: float
-    ) -> StoreError | None:
+    async def _subscribe(self, link: TaskLink, shards: ShardChannels, request: bytes, until: float) -> None:
         answer = _Answer(self.runtime.waker())
         shards.pending.append(answer)
         link.send(request)
-        await answer.waker.wait(until)
-        return link.error or notifications.subscribe_error(answer.value, answer.ready)
+        await answer.wait(link, until)
 
     def _wake_all(self) -> None:
         for mailbox in self.mailboxes.values():
@@ -345,6 +327,12 @@ class _Answer:
     def settle(self, value: Any) -> None:
         self.value, self.ready = value, True
         self.waker.wake()
+
+    async def wait(self, link: TaskLink, until: float) -> None:
+        await self.waker.wait(until)
+        error = link.error or notifications.subscribe_error(self.value, self.ready)
+        if error is not None:
+            raise error
 
 
 class TaskMailbox(BaseMailbox[TaskLink]):

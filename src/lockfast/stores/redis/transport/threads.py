@@ -373,9 +373,7 @@ class ThreadWire(ThreadConnector):
     ) -> tuple[ThreadLink, list[PendingReply]]:
         mutex = self._mutex
         if not mutex.acquire(False) and not mutex.acquire(timeout=max(0.0, until - self.runtime.now())):
-            raise StoreUnavailable(
-                "Other threads kept the connection busy until the deadline, so the request was not sent. Try again."
-            )
+            raise StoreUnavailable("Other threads kept the connection busy, so nothing was sent. Try again.")
         try:
             link = self._link
             if on is not None:
@@ -444,15 +442,15 @@ class ThreadInbox(ThreadConnector, BaseInbox[ThreadLink]):
         self._shards = shards
         return link
 
-    async def _subscribe(
-        self, link: ThreadLink, shards: ShardChannels, request: bytes, until: float
-    ) -> StoreError | None:
+    async def _subscribe(self, link: ThreadLink, shards: ShardChannels, request: bytes, until: float) -> None:
         answer = PendingReply()
         with self._mutex:
             shards.pending.append(answer)
             link.send(request, until)
         await link.wait_for(answer, until)
-        return link.error or notifications.subscribe_error(answer.value, answer.ready)
+        error = link.error or notifications.subscribe_error(answer.value, answer.ready)
+        if error is not None:
+            raise error
 
     def _ping(self, link: ThreadLink, now: float) -> None:
         if self._mutex.acquire(False):
