@@ -282,7 +282,6 @@ def _connection_factory(connection_class: Callable[..., Any], settings: Mapping[
 
 
 def _address(settings: dict[str, Any]) -> str:
-    """The server's address without credentials."""
     database = settings.get("db") or 0
     if "path" in settings:
         return clean(f"unix://{settings['path']}?db={database}")

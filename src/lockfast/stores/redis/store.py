@@ -84,7 +84,6 @@ class Inbox(Connection, Protocol):
 
 @lru_cache(maxsize=8192)
 def _release_head(name: str, id_size: int) -> bytes:
-    """The part of a release before the holder id."""
     return scripts.RELEASE.head(4, keys_of(name).packed, 1) + b"$%d\r\n" % id_size
 
 
@@ -95,9 +94,6 @@ def _acquire_parts(name: str, ttl: float, owner: str, id_size: int) -> tuple[byt
     return head, b"\r\n" + bulks(scripts.milliseconds(ttl), owner.encode(), b"", b"0", b"", b"1")
 
 
-_latest: tuple[Claim | None, Enqueue | None, bytes] = (None, None, b"")
-
-
 def acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
     name, holder, ttl, owner, fences, floor = claim
     if enqueue is None and fences == 1 and not floor:
@@ -106,12 +102,8 @@ def acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
     return _full_acquire_request(claim, enqueue)
 
 
+@lru_cache(maxsize=1)  # a quorum sends the same claim to each of its nodes
 def _full_acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
-    """Build the request, or reuse the latest: a quorum sends the same claim to each of its nodes."""
-    global _latest
-    latest_claim, latest_enqueue, request = _latest
-    if claim is latest_claim and enqueue is latest_enqueue:
-        return request
     args = [claim.holder.encode("ascii"), scripts.milliseconds(claim.ttl), claim.owner.encode()]
     if enqueue is None:
         args += b"", b"0", b""
@@ -121,9 +113,7 @@ def _full_acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
     args.append(b"%d" % claim.fences)
     if claim.floor:
         args.append(b"%d" % claim.floor)
-    request = scripts.ACQUIRE.request([claim.name], *args)
-    _latest = (claim, enqueue, request)
-    return request
+    return scripts.ACQUIRE.request([claim.name], *args)
 
 
 def release_request(name: str, holder: str) -> bytes:

@@ -65,7 +65,6 @@ class WatchedKey:
         self._key = key
 
     async def call(self, command: str) -> Any:
-        """Run one command on the key."""
         try:
             return await settled(self._pipe.execute_command(command, self._key, NEVER_DECODE=True))
         except Exception as error:
@@ -115,7 +114,6 @@ class UserClient:
         self._client = client
 
     async def call(self, *args: Argument) -> Any:
-        """Send one command and return its reply."""
         try:
             return await settled(self._client.execute_command(*args, NEVER_DECODE=True))
         except Exception as error:

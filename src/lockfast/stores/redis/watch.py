@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from lockfast.errors import Outcome, StoreUnavailable, closed_error
@@ -86,23 +86,20 @@ class WatchConnections:
         self._closed = False
 
     async def watch(self, key: str, until: float) -> WatchedKeyValue:
-        """Read a value and watch its key."""
         if self._closed:
             raise closed_error()
-        watched = WatchedKeyValue(self, await self._connection(until), key)
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._new_connection()
+            try:
+                await connection.connect(until)
+            except BaseException:
+                connection.close()
+                raise
+        watched = WatchedKeyValue(self, connection, key)
         await watched.read(until)
         return watched
-
-    async def _connection(self, until: float) -> WatchConnection:
-        with suppress(IndexError):
-            return self._idle.pop()
-        connection = self._new_connection()
-        try:
-            await connection.connect(until)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def put_back(self, connection: WatchConnection) -> None:
         if self._closed:

@@ -1,18 +1,17 @@
 """Locks without scripts, by WATCH, MULTI and EXEC: for accounts and servers that do not allow scripts.
 
 Keys and values are those of the script mode, so both kinds of client exclude each other and share one fence sequence.
-There is no queue: waiters poll and may overtake each other, nothing is handed off or notified, and the next renewal
-notices an external change. A client with scripts that waits for such a lock polls it every second.
+There is no queue: waiters poll and may overtake each other, and the next renewal notices an external change. A client
+with scripts that waits for such a lock polls it every second.
 
 Rules:
 
-- Transactions on one connection never overlap, and each runs on one connection from WATCH to EXEC: a lost connection
-  loses its WATCH.
-- Every transaction starts with UNWATCH, so an abandoned one leaves nothing watched.
+- Transactions on one connection never overlap. Each starts with UNWATCH, so an abandoned one leaves nothing watched,
+  and ends on the connection it started on: a lost connection loses its WATCH.
 - A lost race starts again from the first read; each lost race is the progress of another client.
 - Pure functions (`decide_...`) choose the answer and the writes, as `lua/_grant.lua` does: a fence is the server's time
   in microseconds, or `claim.fences` more than the last fence if that is greater; a repeated claim gets the same fence
-  and never a shorter ttl; only the holder's own grant is extended or removed.
+  and never a shorter ttl.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class TransactionWire(Wire, Protocol):
         With `on`, use that connection; if it is gone, raise `StoreUnavailable` with nothing sent."""
 
     async def collect(self, posted: Any, until: float) -> list[Any]:
-        """A reply for each request."""
+        """Return a reply for each request."""
 
 
 class TransactionStore(RedisStore):
@@ -106,9 +105,12 @@ class TransactionStore(RedisStore):
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         lock = keys_of(name).lock
-        return await self._transact(
-            name, [lock], [pack(b"GET", lock)], lambda replies: decide_release(lock, holder, *replies), until
-        )
+
+        def decide(replies: list[Any]) -> Decision[bool]:
+            held = replies == [holder.encode()]
+            return Decision(held, (pack(b"DEL", lock),) if held else ())
+
+        return await self._transact(name, [lock], [pack(b"GET", lock)], decide, until)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
         all_keys = [keys_of(renewal.name) for renewal in renewals]
@@ -183,7 +185,6 @@ class TransactionStore(RedisStore):
         raise _TooManyRaces
 
     async def _exchange(self, requests: Sequence[bytes], until: float, on: Any = None) -> tuple[Any, list[Any]]:
-        """The connection that carried the requests, and a reply for each."""
         posted = await self._transaction_wire.post(requests, until, on)
         return posted[0], await self._transaction_wire.collect(posted, until)
 
@@ -381,11 +382,6 @@ def _repeat(claim: Claim, found: Found) -> Decision[int | None]:
 
 def _extend(lock: bytes, left_ms: int, ttl_ms: int) -> tuple[bytes, ...]:
     return (pack(b"PEXPIRE", lock, b"%d" % ttl_ms),) if left_ms < ttl_ms else ()
-
-
-def decide_release(lock: bytes, holder: str, found: bytes | None) -> Decision[bool]:
-    """Whether `holder` had the lock."""
-    return Decision(True, (pack(b"DEL", lock),)) if found == holder.encode() else Decision(False)
 
 
 def decide_renew(renewals: Sequence[Renewal], replies: Sequence[Any]) -> Decision[list[bool]]:

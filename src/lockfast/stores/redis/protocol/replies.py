@@ -27,7 +27,7 @@ def info_of(name: str, reply: list[Any]) -> LockInfo:
     """Read a reply to `inspect.lua`, or one lock's part of a reply to `list.lua`."""
     exists, holder, pttl, meta, now_us, waiting = reply[:INFO_FIELDS]
     fence, holder_start, owner = _meta(meta)
-    waiters = [_waiter(*reply[at : at + 3], now_us=now_us) for at in range(INFO_FIELDS, len(reply), 3)]
+    waiters = [_waiter(now_us, *reply[at : at + 3]) for at in range(INFO_FIELDS, len(reply), 3)]
     common = {"fence": fence, "waiters": tuple(waiters), "waiting": waiting}
     if not exists:
         return LockInfo(name, **common)
@@ -50,7 +50,7 @@ def _meta(value: bytes) -> tuple[int | None, bytes | None, Owner | None]:
     return int(parts[0]), parts[1], Owner.decode(parts[2].decode("utf-8", "replace"))
 
 
-def _waiter(holder: bytes, ticket: bytes, entry: bytes, *, now_us: int) -> WaiterInfo:
+def _waiter(now_us: int, holder: bytes, ticket: bytes, entry: bytes) -> WaiterInfo:
     parts = entry.split(b" ", 5)
     owner = Owner.decode(parts[5].decode("utf-8", "replace")) if len(parts) == 6 else None
     return WaiterInfo(_text(holder), owner, max(0.0, (now_us - int(ticket)) / 1e6))

@@ -1,7 +1,6 @@
 """The store on a cluster: requests go to the node that owns the slot of the lock.
 
-Every node has its own store, wire and inbox, connected on first use. A waiter's mailbox is at the node that runs the
-scripts of its lock, because only there do PUBLISH and SPUBLISH count the receivers of a notification.
+Every node has its own store, wire and inbox, connected on first use.
 
 Rules:
 
@@ -9,8 +8,8 @@ Rules:
   was rejected, or is repeated, which is idempotent.
 - The slot map is fetched again when it proved wrong or a node failed, from the first node that answers, by one caller
   at a time and at most every `REFRESH_INTERVAL` seconds.
-- A mailbox moves to the lock's node before the request that enqueues: a grant with no receiver goes to the next
-  waiter. A claim is therefore never enqueued at a node to which the slot is still migrating.
+- A mailbox moves to the lock's node before the request that enqueues: only there do scripts count the receivers of a
+  notification, and a grant with no receiver goes to the next waiter. So no claim is enqueued at an importing node.
 - Renewals are sent to all nodes before the first answer is awaited, so a dead node does not delay the others.
 """
 
@@ -96,7 +95,6 @@ class ClusterMailbox:
         self._boxes[self._holder] = self
 
     async def open_at(self, node: ClusterNode, slot: int, until: float) -> str:
-        """Subscribe at the node, and return the address there."""
         if self._node is not node or not self._box.connected:
             self._close_box()
             self._node, self._box = node, node.inbox.mailbox(self._holder, slot)
@@ -209,19 +207,20 @@ class ClusterStore(Store):
                 problem = error
                 continue
             if isinstance(reply, ReplyError):
-                problem = _slots_error(str(reply))
+                problem = error_of(str(reply), "(while fetching the slot map of the cluster)")
+                if "cluster support disabled" in str(reply):
+                    problem = StoreProtocolError(
+                        "This server is not part of a cluster, so nothing was sent. Connect with redis:// instead of "
+                        "redis+cluster://."
+                    )
                 continue
             self._stale = False
-            self._use_slots(slot_owners(reply, node.host))
+            before, self._owners = self._owners, slot_owners(reply, node.host)
+            for address in set(before.values()) - set(self._owners.values()):
+                self._node(address).store.disconnect()  # a former master: its waiters move
             return
         if not self._owners or not isinstance(problem, StoreUnavailable):
             raise problem
-
-    def _use_slots(self, owners: dict[int, Address]) -> None:
-        """Use the new map. Connections to former masters are closed, so that their waiters move."""
-        before, self._owners = self._owners, owners
-        for address in set(before.values()) - set(owners.values()):
-            self._node(address).store.disconnect()
 
     async def _routed(self, name: str, until: float, work: Callable[[ClusterNode], Awaitable[T]]) -> T:
         """Run `work(node)` at the lock's node, following redirections."""
@@ -264,9 +263,8 @@ class ClusterStore(Store):
             if box is None:
                 raise ValueError("a claim can be enqueued only while its mailbox is open")
             if node.importing:
-                raise StoreUnavailable(
-                    f"The lock {shown(claim.name)} is moving to another node, so nothing was changed. Try again."
-                )
+                name = shown(claim.name)
+                raise StoreUnavailable(f"The lock {name} is moving to another node, so nothing was changed. Try again.")
             address = await box.open_at(node, keys_of(claim.name).slot, until)
             return await node.store.acquire(claim, enqueue._replace(address=address), until)
 
@@ -408,12 +406,3 @@ class ClusterStore(Store):
         for node in self._nodes.values():
             node.store.reset(forked=forked)
         self._start()
-
-
-def _slots_error(text: str) -> StoreError:
-    if "cluster support disabled" in text:
-        return StoreProtocolError(
-            "This server is not part of a cluster, so nothing was sent. Connect with redis:// instead of "
-            "redis+cluster://."
-        )
-    return error_of(text, "(while fetching the slot map of the cluster)")

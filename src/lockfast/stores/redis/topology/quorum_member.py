@@ -16,6 +16,8 @@ import os
 import select
 import threading
 from collections.abc import Collection, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from lockfast.facts import Facts
@@ -52,7 +54,6 @@ class MultiWaitLink(ThreadLink):
         return self._socket.fileno()
 
     def start_reading(self) -> bool:
-        """Try to become the reader."""
         if not self.reading.acquire(blocking=False):
             return False
         if self._tls is not None:
@@ -64,10 +65,6 @@ class MultiWaitLink(ThreadLink):
         if self.sleepers:
             self.wake_sleeper()
 
-    def add_sleeper(self, pending: PendingReply, waker: _PipeWaker) -> None:
-        pending.waker = waker
-        self.sleepers[pending] = None
-
     def remove_sleeper(self, pending: PendingReply) -> None:
         self.sleepers.pop(pending, None)
         pending.waker = None
@@ -75,15 +72,13 @@ class MultiWaitLink(ThreadLink):
             self.wake_sleeper()
 
 
+@dataclass(eq=False, slots=True)
 class _Wait:
     """`ports.PendingWait`: one coroutine's wait for one reply."""
 
-    __slots__ = ("link", "pending", "until")
-
-    def __init__(self, link: MultiWaitLink, pending: PendingReply, until: float) -> None:
-        self.link = link
-        self.pending = pending
-        self.until = until
+    link: MultiWaitLink
+    pending: PendingReply
+    until: float
 
     def __await__(self) -> Generator[_Wait, None, None]:
         yield self
@@ -105,19 +100,15 @@ class _PipeWaker:
         os.set_blocking(self._write_end, False)
 
     def wake(self) -> None:
-        try:
+        with suppress(OSError):  # the pipe is full: the wake-up is pending already
             os.write(self._write_end, b"!")
-        except OSError:
-            pass  # the pipe is full: the wake-up is pending already
 
     async def wait(self, until: float | None) -> bool:
         raise NotImplementedError("poll() waits for this waker.")
 
     def clear(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             os.read(self.fileno, 4096)
-        except BlockingIOError:
-            pass
 
     def __del__(self) -> None:
         os.close(self.fileno)
@@ -154,7 +145,6 @@ class _MultiWait:
         self._sleeping: list[_Wait] = []
 
     def wait(self) -> None:
-        """Block until one reply is ready or the earliest limit has passed."""
         try:
             self._start()
             if not any(one.ready for one in self._waits):
@@ -169,7 +159,8 @@ class _MultiWait:
     def _start(self) -> None:
         for one in self._waits:
             if not self._try_to_read(one.link):
-                one.link.add_sleeper(one.pending, _thread_waker())
+                one.pending.waker = _thread_waker()
+                one.link.sleepers[one.pending] = None
                 self._sleeping.append(one)
         for one in self._sleeping:  # the reader may have stopped before it could see this sleeper
             self._try_to_read(one.link)

@@ -1,16 +1,14 @@
 """Grants that replicas acknowledged: WAIT or WAITAOF after each grant and each renewal.
 
-An acknowledgement shows that so many replicas had the grant at that moment. If one of them becomes the master, it
-knows the lock; any other replica does not. This narrows the window in which a failover loses a grant. It does not
-close it.
+This narrows the window in which a failover loses a grant. It does not close it: a replica that did not acknowledge the
+grant may become the master.
 
 Rules:
 
 - A grant that is not acknowledged in time is released, and the error says how many replicas had it. A renewal that is
   not acknowledged does not count: the lease is at risk, and is lost at its deadline.
 - WAIT blocks its connection and covers every earlier write on it. There is one WAIT at a time, for all callers that
-  wrote before it was sent; later writers share the next one. No caller waits for more than two of them, however many
-  callers there are and even if the replicas are dead.
+  wrote before it was sent; later writers share the next one. So no caller waits for more than two of them.
 - WAIT always has a time limit (0 would mean forever), shorter than the silence that a connection tolerates.
 """
 

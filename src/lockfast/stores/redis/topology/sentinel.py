@@ -92,7 +92,11 @@ class Sentinels:
                 problem = clean(str(error), 120) or type(error).__name__
                 continue
             self._sentinels = [sentinel, *others]
-            self._found(address)
+            before, self._master = self._master, address
+            if before not in (None, address):
+                log.warning("Service %s has a new master; reconnecting to it.", shown(self.service_name))
+                if self.on_new_master is not None:
+                    self.on_new_master()
             return address
         raise StoreUnavailable(
             f"No sentinel reports a healthy master of the service {shown(self.service_name)}, so nothing was sent. "
@@ -106,13 +110,6 @@ class Sentinels:
         if int(master.get("num-other-sentinels", 0)) < self._min_others:
             raise LookupError("the sentinel sees too few other sentinels")
         return self._forced_ip or master["ip"], int(master["port"])
-
-    def _found(self, address: Address) -> None:
-        before, self._master = self._master, address
-        if before is not None and before != address:
-            log.warning("Service %s has a new master; reconnecting to it.", shown(self.service_name))
-            if self.on_new_master is not None:
-                self.on_new_master()
 
 
 def _run(work: Coroutine[Any, Any, Address]) -> Address:

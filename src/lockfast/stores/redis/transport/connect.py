@@ -109,7 +109,6 @@ def same_link(wanted: LinkT, current: LinkT | None) -> LinkT:
 
 
 def protocol_of(connection: Any) -> int:
-    """The RESP version of a connection: 2 or 3."""
     return 3 if str(getattr(connection, "protocol", 2)) == "3" else 2
 
 

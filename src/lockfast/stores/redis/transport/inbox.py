@@ -7,8 +7,7 @@ that slot, and scripts publish to it with SPUBLISH; otherwise to one channel.
 Rules:
 
 - If a mailbox may have missed a notification, `wait` returns None, and the core repeats its request.
-- Replies to SSUBSCRIBE arrive in the order of the requests. When a slot moves, the server ends the subscription and
-  reports that.
+- Replies to SSUBSCRIBE arrive in the order of the requests. When a slot moves, the server ends the subscription.
 - A sharded channel without waiters stays subscribed for later use, until there are `MAX_CHANNELS`.
 """
 
@@ -99,7 +98,6 @@ class BaseInbox(BaseConnector[LinkT]):
         return link, channel
 
     def receive(self, reply: Any, shards: ShardChannels) -> None:
-        """Process a message from the server."""
         self._heard_at = self.runtime.now()
         if self.sharded and shards.handle(reply):
             if left := ended_channel(reply):
@@ -154,7 +152,6 @@ class BaseMailbox(ABC, Generic[LinkT]):
 
     @property
     def connected(self) -> bool:
-        """Whether notifications arrive."""
         link = self._link
         return link is not None and link.error is None and bool(self.channel or not self._inbox.sharded)
 

@@ -1,20 +1,18 @@
 """The wire and the inbox for threads: each is one connection, shared by all threads of a client.
 
 There is no reader thread. Among the threads that wait for replies, one reads the socket for all of them; when its own
-reply is there, it wakes another waiting thread, which reads next. So a single caller needs no extra thread, and
-three hundred callers share one connection.
+reply is there, it wakes another one, which reads next.
 
 Rules:
 
-- Requests leave in one order and replies arrive in it. If a caller stops waiting, its entry stays in `unanswered`:
-  the late reply is recognised and dropped, the connection survives, and the caller's clean-up, sent next, is
-  executed after the request that it cleans up.
+- Requests leave in one order and replies arrive in it. If a caller stops waiting, its entry stays in `unanswered`: the
+  late reply is dropped, and the caller's clean-up, sent next, is executed after the request that it cleans up.
 - No wake-up is lost. A waiting thread registers in `sleepers` and then tries once more to read. A reader stops
   reading and then wakes a sleeper. A thread that leaves while nobody reads wakes a sleeper too.
 - The kernel limits every read and write to `SLICE`, so the reader checks the clock; shorter waits use poll(). One
   thread may send while another reads, except under TLS, where OpenSSL forbids it and a mutex separates them.
-- An I/O error, or an interrupt during a read or a write, fails the link for every caller.
-- A connection with a request unanswered for `STALE_AFTER` seconds fails at the next timeout.
+- An I/O error, or an interrupt during a read or a write, fails the link for every caller. So does a timeout if some
+  request is unanswered for `STALE_AFTER` seconds.
 """
 
 from __future__ import annotations
@@ -80,8 +78,7 @@ class ThreadLink:
     `unanswered` has one entry per reply that the server owes, in order.
     """
 
-    blocking_reads = True
-    """Whether a thread may block in recv(); False if it waits for several links at once."""
+    blocking_reads = True  # whether a thread may block in recv(); False if it waits for several links at once
 
     def __init__(self, connection: Any, runtime: Runtime, dispatch: Callable[[Any], None]) -> None:
         self._connection = connection
