@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from lockfast import errors
@@ -64,9 +64,6 @@ class Member:
         if not self.admitted or not self.store.connected:
             return self.reason
         return "restarted, does not vote yet" if now < self.excluded_until else "no reply in time"
-
-
-Request = Callable[[Member], Coroutine[Any, Any, Any]]
 
 
 class Members:
@@ -275,23 +272,6 @@ class Members:
         if isinstance(outcomes[0], LockError):
             raise outcomes[0]
         return outcomes[0]
-
-    async def broadcast(self, among: Sequence[Member], request: Request, count: Callable[[Member, Any], bool]) -> None:
-        """Send `request` to all of `among` at once, and pass each reply or `StoreError` to `count` until it returns
-        True. Requests that are not answered by then stay sent."""
-        works = [request(member) for member in among]
-        await self._runtime.gather(works, lambda index, reply: count(among[index], reply))
-
-    async def replies(self, among: Sequence[Member], request: Request) -> dict[int, Any]:
-        """Send `request` to all of `among` at once, and return every reply or `StoreError` by member number."""
-        found: dict[int, Any] = {}
-
-        def count(member: Member, reply: Any) -> bool:
-            found[member.number] = reply
-            return False
-
-        await self.broadcast(among, request, count)
-        return found
 
     def failure(self, errors: dict[int, StoreError], replies: dict[int, str]) -> StoreError:
         """Return the error of a request that got no majority. An error that a majority repeats for good is returned as

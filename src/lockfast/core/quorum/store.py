@@ -35,7 +35,7 @@ from typing import Any
 
 from lockfast import values
 from lockfast.core.quorum import rules
-from lockfast.core.quorum.members import REPLY_TIMEOUT, Member, Members, RenewalVotes, Request, Votes
+from lockfast.core.quorum.members import REPLY_TIMEOUT, Member, Members, RenewalVotes, Votes
 from lockfast.core.quorum.rules import Standing
 from lockfast.core.retry import backoff
 from lockfast.errors import QuorumNotReached, StoreError, StoreUnavailable, closed_error
@@ -51,6 +51,10 @@ CLEAN_UP_TIMEOUT = 1.0
 UNKNOWN_TTL = 60.0  # seconds for which a release is retried if the ttl of its claim is not known
 RECHECK = 0.25  # least seconds between two inspections by a contender that has votes beside another's majority
 MAX_TIMES_AHEAD = 3  # how often a contender that is ahead in a split vote waits for the others before it yields too
+
+
+Request = Callable[[Member, float], Coroutine[Any, Any, Any]]
+"""Send a request to a member; its reply must arrive before the given moment."""
 
 
 class ClaimRecord:
@@ -189,9 +193,8 @@ class QuorumMailbox:
             return
         among = [store.members.all[number] for number in votes.granted]
         votes.granted.clear()
-        limit = store.reply_limit(until)
 
-        async def release_and_enqueue(member: Member) -> Any:
+        async def release_and_enqueue(member: Member, limit: float) -> Any:
             await member.store.release(claim.name, claim.holder, limit)
             return await member.store.acquire(claim, self.enqueue(member, votes.attempt), limit)
 
@@ -201,7 +204,7 @@ class QuorumMailbox:
                 self._tickets[member.number] = reply.ticket
             return False
 
-        await store.members.broadcast(among, release_and_enqueue, count)
+        await store.broadcast(among, release_and_enqueue, count, until)
 
     def close(self) -> None:
         self._store.mailboxes.pop(self.address, None)
@@ -237,9 +240,25 @@ class QuorumStore(Store):
     def mailbox(self, holder: str) -> Mailbox:
         return QuorumMailbox(self, holder)
 
-    def reply_limit(self, until: float) -> float:
-        """Return the end of one member's request: a slow member must not use up the caller's time."""
-        return min(until, self.runtime.now() + REPLY_TIMEOUT)
+    async def broadcast(
+        self, among: Sequence[Member], request: Request, count: Callable[[Member, Any], bool], until: float
+    ) -> None:
+        """Send `request` to all of `among` at once, and pass each reply or `StoreError` to `count` until it returns
+        True. Requests that are not answered by then stay sent."""
+        limit = min(until, self.runtime.now() + REPLY_TIMEOUT)  # a slow member must not use up the caller's time
+        works = [request(member, limit) for member in among]
+        await self.runtime.gather(works, lambda index, reply: count(among[index], reply))
+
+    async def _replies(self, among: Sequence[Member], request: Request, until: float) -> dict[int, Any]:
+        """Send `request` to all of `among` at once, and return every reply or `StoreError` by member number."""
+        found: dict[int, Any] = {}
+
+        def count(member: Member, reply: Any) -> bool:
+            found[member.number] = reply
+            return False
+
+        await self.broadcast(among, request, count, until)
+        return found
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         among = await self.members.reach(until)
@@ -275,9 +294,8 @@ class QuorumStore(Store):
     async def _claim(
         self, record: ClaimRecord, among: Sequence[Member], votes: Votes, mailbox: QuorumMailbox | None, until: float
     ) -> Granted | None:
-        limit = self.reply_limit(until)
 
-        def request(member: Member) -> Coroutine[Any, Any, Answer]:
+        def request(member: Member, limit: float) -> Coroutine[Any, Any, Answer]:
             enqueue = None if mailbox is None else mailbox.enqueue(member, votes.attempt)
             return member.store.acquire(record.claim, enqueue, limit)
 
@@ -295,7 +313,7 @@ class QuorumStore(Store):
             fences = list(votes.granted.values())
             return (fences.count(record.fence) if record.fence else len(fences)) >= self.members.majority
 
-        await self.members.broadcast(among, request, count)
+        await self.broadcast(among, request, count, until)
         return await self.settle(record, votes, until)
 
     async def settle(self, record: ClaimRecord, votes: Votes, until: float) -> Granted | None:
@@ -318,7 +336,6 @@ class QuorumStore(Store):
     async def _raise_fence(self, claim: Claim, fence: int, lower: Sequence[int], votes: Votes, until: float) -> None:
         """Write the highest fence to the members that granted a lower one, before it is used."""
         higher = claim._replace(floor=fence)
-        limit = self.reply_limit(until)
         for number in lower:
             del votes.granted[number]
 
@@ -327,7 +344,7 @@ class QuorumStore(Store):
             return sum(one >= fence for one in votes.granted.values()) >= self.members.majority
 
         among = [self.members.all[number] for number in lower]
-        await self.members.broadcast(among, lambda member: member.store.acquire(higher, None, limit), count)
+        await self.broadcast(among, lambda member, limit: member.store.acquire(higher, None, limit), count, until)
 
     async def _retry_split(self, record: ClaimRecord, votes: Votes, until: float) -> Answer:
         """Repeat a claim that does not wait while the vote is split; a contender that is behind yields its votes."""
@@ -360,9 +377,8 @@ class QuorumStore(Store):
 
     async def standing(self, claim: Claim, until: float) -> Standing:
         """Rank this claim among the contenders that the members report."""
-        limit = self.reply_limit(until)
         among = self.members.available()
-        views = await self.members.replies(among, lambda member: member.store.inspect(claim.name, limit))
+        views = await self._replies(among, lambda member, limit: member.store.inspect(claim.name, limit), until)
         holders = [view.holder for view in views.values() if isinstance(view, LockInfo)]
         return rules.standing(holders, claim.holder, len(self.members.all))
 
@@ -398,8 +414,7 @@ class QuorumStore(Store):
                 votes[member.number] = reply
             return not awaited or (not wait_for_all and sum(votes.values()) >= members.majority)
 
-        limit = self.reply_limit(until)
-        await members.broadcast(among, lambda member: member.store.release(name, holder, limit), count)
+        await self.broadcast(among, lambda member, limit: member.store.release(name, holder, limit), count, until)
         for member in among:  # the request is sent, but a silent member may never receive it
             if member.number not in votes and member.number not in errors and not member.is_available(now):
                 member.release_later(name, holder, expires_at)
@@ -413,8 +428,7 @@ class QuorumStore(Store):
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool | None]:
         among = await self.members.reach(until)
         votes = RenewalVotes(renewals, self.members)
-        limit = self.reply_limit(until)
-        await self.members.broadcast(among, lambda member: member.store.renew(renewals, limit), votes.count)
+        await self.broadcast(among, lambda member, limit: member.store.renew(renewals, limit), votes.count, until)
         results = votes.results()
         lost, forgotten = votes.lost(), votes.forgotten()
         if lost or forgotten:
@@ -446,9 +460,8 @@ class QuorumStore(Store):
         among = await self.members.reach(until)
         votes = Votes(self.runtime.now())
         record = self._record(claim, votes.sent_at)
-        limit = self.reply_limit(until)
 
-        async def request(member: Member) -> Granted | Taken:
+        async def request(member: Member, limit: float) -> Granted | Taken:
             return await member.store.adopt(record.claim, old_holder, limit) or Taken(None)
 
         granted = await self._vote(record, among, votes, request, until)
@@ -466,11 +479,10 @@ class QuorumStore(Store):
         for member in self.members.all:
             member.store.poll_events()
 
-    async def _majority_of_replies(self, request: Callable[[Member, float], Any], until: float) -> list[Any]:
+    async def _majority_of_replies(self, request: Request, until: float) -> list[Any]:
         """Return the replies of all available members; raise unless they are a majority."""
         among = await self.members.reach(until)
-        limit = self.reply_limit(until)
-        found = await self.members.replies(among, lambda member: request(member, limit))
+        found = await self._replies(among, request, until)
         errors = {number: reply for number, reply in found.items() if isinstance(reply, StoreError)}
         if len(found) - len(errors) < self.members.majority:
             raise self.members.failure(errors, dict.fromkeys(found.keys() - errors.keys(), "answered"))
@@ -490,7 +502,8 @@ class QuorumStore(Store):
         number, _, inner = cursor.partition(":")
         index = int(number or 0)
         member = among[min(index, len(among) - 1)]
-        page: Page = await self.members.call(member.store.listing(pattern, inner, self.reply_limit(until)))
+        limit = min(until, self.runtime.now() + REPLY_TIMEOUT)
+        page: Page = await self.members.call(member.store.listing(pattern, inner, limit))
         if page.cursor:
             return page._replace(cursor=f"{index}:{page.cursor}")
         enough = len(self.members.all) - self.members.majority + 1
@@ -507,8 +520,7 @@ class QuorumStore(Store):
             among = await self.members.reach(until)
         except QuorumNotReached:
             among = self.members.available()
-        limit = self.reply_limit(until)
-        found = await self.members.replies(among, lambda member: member.store.facts(limit))
+        found = await self._replies(among, lambda member, limit: member.store.facts(limit), until)
         nodes = []
         for member in self.members.all:
             facts = found.get(member.number)

@@ -332,10 +332,7 @@ class EtcdStore(Store):
         fields = seen.meta.fields
         since = fields.get("since", wall_clock())
         meta = encoded(owner=fields.get("owner", ""), since=since, fence=seen.fence)
-        writes = [
-            put(lock_key(renewal.name), renewal.holder.encode(), lease),
-            put(meta_key(renewal.name), meta, lease),
-        ]
+        writes = [put(lock_key(renewal.name), renewal.holder.encode(), lease), put(meta_key(renewal.name), meta, lease)]
         conditions = [is_held_by(renewal.name, renewal.holder), is_unchanged(seen.meta)]
         if await self._write(renewal.name, conditions, writes, until) is None:
             return False
@@ -438,12 +435,7 @@ class EtcdStore(Store):
         self._client.reset()
 
     async def _read(self, name: str, until: float, own: str = "", most: int = 1) -> Snapshot:
-        reads = [
-            get(lock_key(name)),
-            get(meta_key(name)),
-            get_queue(name, most),
-            get(wait_key(name, own or "-")),
-        ]
+        reads = [get(lock_key(name)), get(meta_key(name)), get_queue(name, most), get(wait_key(name, own or "-"))]
         reply = await self._transact(name, [], reads, until)
         lock, meta, queue, mine = map(records_in, reply["responses"])
         waiting = int(reply["responses"][2]["response_range"].get("count", 0))

@@ -54,8 +54,8 @@ def grant_path(name: str, grant: str) -> str:
     return f"{lock_path(name)}/g-{grant}"
 
 
-def waiter_prefix(name: str, holder: str) -> str:
-    return f"{lock_path(name)}/w-{quote(holder, safe='')}-"
+def waiter_prefix(holder: str) -> str:
+    return f"w-{quote(holder, safe='')}-"
 
 
 class Node(NamedTuple):
@@ -94,9 +94,6 @@ class Node(NamedTuple):
         """Seconds since the node was created."""
         return max(0, now_ms - self.created_at_ms) / 1000
 
-    def with_ttl(self, ttl_ms: int) -> bytes:
-        return value(self.holder, self.owner, ttl_ms, self.attempt, self.grant)
-
 
 def value(holder: str, owner: str, ttl_ms: int, attempt: int = 0, grant: str = "") -> bytes:
     fields = {"holder": holder, "owner": owner, "ttl_ms": ttl_ms, "attempt": attempt, "grant": grant}
@@ -106,11 +103,6 @@ def value(holder: str, owner: str, ttl_ms: int, attempt: int = 0, grant: str = "
 def waiters_in(children: list[str]) -> list[str]:
     """The waiters among the children of a lock, in order."""
     return sorted((child for child in children if child.startswith("w-")), key=ticket_of)
-
-
-def grants_in(children: list[str]) -> list[str]:
-    """The grant ids among the children of a lock."""
-    return [child.removeprefix("g-") for child in children if child.startswith("g-")]
 
 
 def ticket_of(child: str) -> int:
@@ -133,6 +125,7 @@ class ZooKeeperMailbox:
     def __init__(self, store: ZooKeeperStore, runtime: Runtime, holder: str) -> None:
         self._store = store
         self._waker = runtime.waker()
+        self.wake = self._waker.wake
         self._holder = holder
         self.name, self.attempt, self.written_by = "", 0, 0
 
@@ -150,9 +143,6 @@ class ZooKeeperMailbox:
                 return values.GrantNotification(self.attempt, node.created_by)
             if not await self._waker.wait(until):
                 return None
-
-    def wake(self) -> None:
-        self._waker.wake()
 
     def close(self) -> None:
         self._store.boxes.pop(self._holder, None)
@@ -197,13 +187,12 @@ class ZooKeeperStore(Store):
         self, claim: Claim, enqueue: Enqueue, held: Node, ttl_left: float | None, until: float
     ) -> Queued | None:
         """Create or refresh the ticket. None if the lock changed meanwhile: its release may have missed the ticket."""
-        prefix = waiter_prefix(claim.name, claim.holder)
+        prefix = waiter_prefix(claim.holder)
         data = value(claim.holder, claim.owner, ceil(claim.ttl * 1000), enqueue.attempt)
-        own = next((child for child in await self._waiters(claim.name, until) if _has_prefix(child, prefix)), None)
+        own = next((child for child in await self._waiters(claim.name, until) if child.startswith(prefix)), None)
         if own is None:
-            created = await self._write(
-                lambda client: client.create_async(prefix, data, sequence=True, makepath=True), until
-            )
+            path = f"{lock_path(claim.name)}/{prefix}"
+            created = await self._write(lambda one: one.create_async(path, data, sequence=True, makepath=True), until)
             if created is None:
                 return None
             own = created.rpartition("/")[2]
@@ -221,7 +210,7 @@ class ZooKeeperStore(Store):
         """Replace the ended grant `old` by one for the first live waiter or for `claim`. False if the lock changed."""
         children = await self._children(lock_path(name), until)
         # Grant nodes without a holder's node are left over from an external deletion.
-        ended = grants_in(children) if old is None else [old.grant]
+        ended = [child[2:] for child in children if child.startswith("g-")] if old is None else [old.grant]
         for child in waiters_in(children):
             waiter = await self._node(f"{lock_path(name)}/{child}", until)
             if waiter is None:
@@ -269,8 +258,8 @@ class ZooKeeperStore(Store):
 
     async def _renew_node(self, name: str, held: Node, ttl: float, until: float, *, final: bool = False) -> bool:
         """Restart the ttl. Only a final renewal may shorten it."""
-        ttl_ms = ceil(ttl * 1000)
-        data = held.with_ttl(ttl_ms if final else max(held.ttl_ms, ttl_ms))
+        ttl_ms = ceil(ttl * 1000) if final else max(held.ttl_ms, ceil(ttl * 1000))
+        data = value(held.holder, held.owner, ttl_ms, held.attempt, held.grant)
 
         def change(transaction: Any) -> None:
             transaction.check(grant_path(name, held.grant), ANY_VERSION)
@@ -280,10 +269,10 @@ class ZooKeeperStore(Store):
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         released = await self._end_grant(name, holder, until)
-        prefix = waiter_prefix(name, holder)
+        prefix = waiter_prefix(holder)
         if not released:
             for child in await self._waiters(name, until):
-                if _has_prefix(child, prefix):
+                if child.startswith(prefix):
                     await self._delete(f"{lock_path(name)}/{child}", until)
         await self._delete(lock_path(name), until)  # fails while it has children
         return released
@@ -417,10 +406,6 @@ class ZooKeeperStore(Store):
 
 def _holder_of(claim: Claim) -> Holder:
     return claim.holder, claim.owner, ceil(claim.ttl * 1000)
-
-
-def _has_prefix(child: str, prefix: str) -> bool:
-    return child.startswith(prefix.rpartition("/")[2])
 
 
 def _too_busy(name: str) -> StoreUnavailable:
