@@ -20,9 +20,8 @@ from lockfast.errors import (
 from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.sqlite import location
-from lockfast.stores.sqlite.database import lock_error
 from lockfast.stores.sqlite.location import boot_id, default_path
-from lockfast.stores.sqlite.store import SqliteStore
+from lockfast.stores.sqlite.store import SqliteStore, lock_error
 from lockfast.values import Granted, Renewal, Taken
 from tests.sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 

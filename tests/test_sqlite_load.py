@@ -16,7 +16,7 @@ import lockfast
 import lockfast.aio
 from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.stores.sqlite import database
+from lockfast.stores.sqlite import store as sqlite_store
 from lockfast.stores.sqlite.store import SqliteStore
 from tests.sqlite_kit import LONG, claim
 from tests.support import lateness
@@ -151,7 +151,7 @@ def test_uncontended_cycle_is_fast(tmp_path: Path) -> None:
 
 
 def test_write_ahead_log_stays_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "LONGEST_LOG_BYTES", 100_000)
+    monkeypatch.setattr(sqlite_store, "LONGEST_LOG_BYTES", 100_000)
     path = tmp_path / "state" / "locks.db"
     store = SqliteStore(path, ThreadRuntime())
     longest = 0
@@ -175,9 +175,9 @@ def test_checkpoint_of_a_busy_file_is_postponed(tmp_path: Path) -> None:
     assert connection is not None
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        assert database.checkpoint(connection, str(path)) is False
+        assert sqlite_store.checkpoint(connection, str(path)) is False
         other.execute("ROLLBACK")
-        assert database.checkpoint(connection, str(path)) is True
+        assert sqlite_store.checkpoint(connection, str(path)) is True
     assert run(store.release("report", "one", LONG)) is True
     run(store.close())
 

@@ -47,40 +47,6 @@ def store_error(error: EtcdError, about: str) -> StoreError:
     )
 
 
-class Servers:
-    """The servers of one URL, tried in order, and the credentials for them."""
-
-    def __init__(self, url: str) -> None:
-        try:
-            parts = urlsplit(url)
-            hosts = parts.netloc.rpartition("@")[2].split(",")
-            tls = parts.scheme.lower() == "etcds"
-            self._urls = [_base_url(host, tls) for host in hosts]
-            user, password = unquote(parts.username or ""), unquote(parts.password or "")
-            if parts.path not in ("", "/") or parts.query or parts.fragment:
-                raise ValueError
-        except ValueError:
-            raise ConfigurationError(
-                "This etcd URL is not valid. It should look like etcd://user:password@host1:2379,host2:2379 "
-                "(etcds:// for TLS)."
-            ) from None
-        self.shown = clean(f"{parts.scheme.lower()}://{','.join(hosts)}")
-        self.credentials = {"name": user, "password": password} if user else None
-        self.token: str | None = None
-        self._first = 0
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {} if self.token is None else {"Authorization": self.token}
-
-    def in_order(self) -> list[str]:
-        return self._urls[self._first :] + self._urls[: self._first]
-
-    def failed(self, url: str) -> None:
-        """Start with the server after `url` from now on."""
-        self._first = (self._urls.index(url) + 1) % len(self._urls)
-
-
 def _base_url(host: str, tls: bool) -> str:
     parts = urlsplit(f"//{host}")
     if not parts.hostname or (parts.port is not None and parts.port < 1):
@@ -90,7 +56,10 @@ def _base_url(host: str, tls: bool) -> str:
 
 
 class EtcdClient:
-    """One etcd cluster. Invariant: `_sockets` has the socket of every open stream, and changes only under `_mutex`."""
+    """One etcd cluster: the servers of one URL, tried in order from `_first` on.
+
+    Invariant: `_sockets` has the socket of every open stream, and changes only under `_mutex`.
+    """
 
     def __init__(self, url: str, runtime: Runtime, flavour: str) -> None:
         try:
@@ -101,8 +70,22 @@ class EtcdClient:
             ) from error
         self._httpx: Any = httpx
         self._is_async = flavour == "asyncio"
-        self._servers = Servers(url)
-        self.shown = self._servers.shown
+        try:
+            parts = urlsplit(url)
+            hosts = parts.netloc.rpartition("@")[2].split(",")
+            self._urls = [_base_url(host, parts.scheme.lower() == "etcds") for host in hosts]
+            user, password = unquote(parts.username or ""), unquote(parts.password or "")
+            if parts.path not in ("", "/") or parts.query or parts.fragment:
+                raise ValueError
+        except ValueError:
+            raise ConfigurationError(
+                "This etcd URL is not valid. It should look like etcd://user:password@host1:2379,host2:2379 "
+                "(etcds:// for TLS)."
+            ) from None
+        self.shown = clean(f"{parts.scheme.lower()}://{','.join(hosts)}")
+        self._first = 0
+        self._credentials = {"name": user, "password": password} if user else None
+        self._headers: dict[str, str] = {}
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._http: Any = None
@@ -112,20 +95,20 @@ class EtcdClient:
 
     async def call(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
         """Return the reply; raise `EtcdError` for an error reply, `StoreUnavailable` if none came in time."""
-        if self._servers.credentials is not None and self._servers.token is None:
+        if self._credentials is not None and not self._headers:
             await self._authenticate(until)
         try:
             return await self._post(path, body, until)
         except EtcdError as error:
             expired = error.code == UNAUTHENTICATED or "user name is empty" in str(error)
-            if self._servers.credentials is None or not expired:
+            if self._credentials is None or not expired:
                 raise
             await self._authenticate(until)
             return await self._post(path, body, until)
 
     async def stream(self, path: str, body: dict[str, Any], until: float) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the parts of a streamed reply until `until`; `StoreUnavailable` if the connection ends before."""
-        base = self._servers.in_order()[0]
+        base = self._urls[self._first]
         lines = self._stream(base + path, body, self._limit(until))
         try:
             with self._translated():
@@ -133,7 +116,7 @@ class EtcdClient:
                     yield json.loads(line)
         except StoreUnavailable as error:
             if not self._cancelled and not isinstance(error.__cause__, self._httpx.ReadTimeout):
-                self._servers.failed(base)
+                self._failed(base)
                 raise
         finally:
             await lines.aclose()
@@ -162,22 +145,27 @@ class EtcdClient:
                 self._sockets.remove(socket)
 
     async def _authenticate(self, until: float) -> None:
-        self._servers.token = None
-        reply = await self._post("/v3/auth/authenticate", self._servers.credentials or {}, until)
-        self._servers.token = reply["token"]
+        self._headers = {}
+        reply = await self._post("/v3/auth/authenticate", self._credentials or {}, until)
+        self._headers = {"Authorization": reply["token"]}
 
     async def _post(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
-        for attempt, base in enumerate(urls := self._servers.in_order(), 1):
+        urls = self._urls[self._first :] + self._urls[: self._first]
+        for attempt, base in enumerate(urls, 1):
             try:
                 with self._translated():
-                    http, headers, limit = self._connected(), self._servers.headers, self._limit(until)
+                    http, headers, limit = self._connected(), self._headers, self._limit(until)
                     reply = http.post(base + path, json=body, headers=headers, timeout=limit)
                     return _decoded(await reply if self._is_async else reply)
             except StoreUnavailable as error:
-                self._servers.failed(base)
+                self._failed(base)
                 if error.outcome is Outcome.UNKNOWN or attempt == len(urls):
                     raise
         raise StoreUnavailable("No etcd server was given.")
+
+    def _failed(self, url: str) -> None:
+        """Start with the server after `url` from now on."""
+        self._first = (self._urls.index(url) + 1) % len(self._urls)
 
     def _limit(self, until: float) -> float:
         return max(LEAST_LIMIT, until - self._runtime.now())
@@ -210,7 +198,7 @@ class EtcdClient:
             return self._http
 
     async def _stream(self, url: str, body: dict[str, Any], limit: float) -> AsyncGenerator[str, None]:
-        reply = self._connected().stream("POST", url, json=body, headers=self._servers.headers, timeout=limit)
+        reply = self._connected().stream("POST", url, json=body, headers=self._headers, timeout=limit)
         if self._is_async:
             async with reply as response:
                 with self._registered(response):

@@ -1,8 +1,7 @@
 """The embedded store: locks between the processes of one user on one machine, in an SQLite file.
 
-- `store.py`: the port; one statement on the fast path, else one transaction
+- `store.py`: the port, and a connection shared by a client; retries, checkpoints, forks, errors
 - `transactions.py`: the rules for a lock and its queue
-- `database.py`: a connection shared by a client; retries, checkpoints, forks, errors
 - `connection.py`: opening the file, and the SQL of statements.sql and schema.sql
 - `inbox.py`: how waiters receive notifications, through named pipes
 - `location.py`: which file, which file system and which boot are safe to use

@@ -2,11 +2,11 @@
 
 Rules:
 
-- No busy handler (`timeout=0`): SQLite would sleep inside the call and block the event loop. `database.py` retries.
+- No busy handler (`timeout=0`): SQLite would sleep inside the call and block the event loop. The store retries.
 - WAL with `synchronous=NORMAL`: a commit reaches the operating system, and only a checkpoint syncs the disk. A killed
   process loses nothing. A power cut may lose the last commits but never damages the file; the next boot voids the lost
   grants anyway, and fences continue from the wall clock.
-- No automatic checkpoint: see `database.checkpoint`.
+- No automatic checkpoint: see `store.checkpoint`.
 - Small pages: a transaction changes one or two rows, and a commit writes whole pages.
 - `_sqlite3` instead of `sqlite3`, and no imports that a healthy file does not need: `lockfast run` uses this module.
 """
