@@ -11,7 +11,7 @@ import pytest
 
 from lockfast import LeaseLost, State, StoreUnavailable
 from lockfast.testing import Sandbox, Stuck
-from lockfast.testing.virtual_time import VirtualLoop
+from lockfast.testing.sandbox import VirtualLoop
 from tests.test_docs import fences
 
 pytest_plugins = ["pytester"]
@@ -69,7 +69,7 @@ def test_expired_lock_is_acquired_at_its_expiry(sandbox: Sandbox) -> None:
 
 
 def test_endless_wait_raises_instead_of_hanging(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockfast.testing.virtual_time.MOST_JUMPS", 500)
+    monkeypatch.setattr("lockfast.testing.sandbox.MOST_JUMPS", 500)
     sandbox.hold("door")
     with pytest.raises(Stuck, match="nothing can end the wait"):
         sandbox.locks.lock("door").acquire()
@@ -247,7 +247,7 @@ def test_tasks_hand_the_lock_off_in_order(sandbox: Sandbox) -> None:
 
 
 def test_loop_without_timers_and_events_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockfast.testing.virtual_time.REAL_PATIENCE", 0.01)
+    monkeypatch.setattr("lockfast.testing.sandbox.REAL_PATIENCE", 0.01)
     sandbox = Sandbox()
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(sandbox.clock)) as runner, pytest.raises(Stuck):
         runner.run(asyncio.Event().wait())

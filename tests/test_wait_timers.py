@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lockfast.runtime.asyncio import AsyncioRuntime, TaskWaker, Timers
-from lockfast.testing.virtual_time import Clock, VirtualLoop
+from lockfast.testing.sandbox import Clock, VirtualLoop
 
 
 class SuspendableClock:

@@ -17,7 +17,7 @@ from lockfast.errors import LeaseLost
 from lockfast.runtime.asyncio import AsyncioRuntime
 from lockfast.stores.redis.store import RedisStore
 from lockfast.stores.redis.transport.tasks import TaskInbox, TaskWire
-from lockfast.testing.virtual_time import Clock, VirtualLoop
+from lockfast.testing.sandbox import Clock, VirtualLoop
 from lockfast.values import Owner
 from tests.schedules.virtual_connection import LoopServer
 from verify.mutation import python

@@ -8,7 +8,7 @@ import asyncio
 from typing import Any
 
 from lockfast.stores.redis.protocol.resp import Reader, ReplyError
-from lockfast.testing.virtual_time import START
+from lockfast.testing.sandbox import START
 from verify.virtual_server import START_US, VirtualRedis
 
 LATENCY = 0.001

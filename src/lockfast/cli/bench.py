@@ -72,13 +72,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json([result._asdict() for result in results])
     else:
-        terminal.lines([[(f"{'':<42}{'median':>10}{'99 %':>10}{'per second':>12}", "dim")], *map(_line, results)])
+        lines = [[(f"{'':<42}{'median':>10}{'99 %':>10}{'per second':>12}", "dim")]]
+        for what, _, middle, slowest, rate in results:
+            times = f"{middle * 1000:>7.3f} ms{slowest * 1000:>7.3f} ms"
+            lines.append([(f"{what:<42}", ""), (times, "bold"), (f"{rate:>12,.0f}", "")])
+        terminal.lines(lines)
     return 0
-
-
-def _line(result: Result) -> list[tuple[str, str]]:
-    times = f"{result.median * 1000:>7.3f} ms{result.slowest * 1000:>7.3f} ms"
-    return [(f"{result.what:<42}", ""), (times, "bold"), (f"{result.per_second:>12,.0f}", "")]
 
 
 def _measured(what: str, seconds: float, sample: Callable[[], float]) -> Result:

@@ -122,22 +122,17 @@ def run(args: argparse.Namespace) -> int:
         # A second Ctrl-C must not interrupt the clean-up.
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
         url = args.url or f"sqlite:///{folder / 'locks.db'}"
-        _check_store(url)
+        if url.lower().startswith("memory:"):
+            raise ConfigurationError(
+                "The demo starts several processes, and memory:// exists in one only. Use another store."
+            )
+        with lockfast.connect(url, store_timeout=STORE_TIMEOUT) as locks:
+            locks.lock(NAME).inspect()  # fails now, not in the middle of the first act
         return _perform(Terminal(), crew, folder / "counter", url, QUICK if args.quick else FULL, own=not args.url)
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
-
-
-def _check_store(url: str) -> None:
-    """Fail now if the store cannot be used, not in the middle of the first act."""
-    if url.lower().startswith("memory:"):
-        raise ConfigurationError(
-            "The demo starts several processes, and memory:// exists in one only. Use another store."
-        )
-    with lockfast.connect(url, store_timeout=STORE_TIMEOUT) as locks:
-        locks.lock(NAME).inspect()
 
 
 def _perform(terminal: Terminal, crew: Crew, path: Path, url: str, pace: Pace, *, own: bool) -> int:
@@ -323,8 +318,14 @@ def judge(title: str, scene: Scene, total: int) -> Result:
 
 def explain(terminal: Terminal, order: Order, scene: Scene, result: Result) -> None:
     """Print the findings of an act."""
-    if scene.killed_at is not None:
-        _explain_kill(terminal, order, scene, scene.killed_at)
+    if scene.killed_at is not None and scene.successor is not None and scene.succeeded_at is not None:
+        after = scene.succeeded_at - scene.killed_at
+        _check(
+            terminal,
+            after <= (order.ttl or 0.0) + LATE,
+            f"{after:.2f}{NBSP}s after worker {VICTIM + 1} was killed, worker {scene.successor + 1} held the "
+            "lock: the lock of a dead process expires at the end of its ttl.",
+        )
     lost = f"{result.lost} were lost" if result.lost > 1 else "1 was lost" if result.lost == 1 else "none was lost"
     if result.lost < 0:
         lost = f"{-result.lost} too many"
@@ -358,18 +359,6 @@ def _explain_speed(terminal: Terminal, order: Order, scene: Scene) -> None:
         terminal,
         f"{'The queue is fair' if fair else 'The order was uneven this time'}: when the first worker had finished its "
         f"{scene.rounds_each} rounds, the others had done {', '.join(map(str, most))} and {last}.",
-    )
-
-
-def _explain_kill(terminal: Terminal, order: Order, scene: Scene, killed_at: float) -> None:
-    if scene.victim is None or scene.successor is None or scene.succeeded_at is None:
-        return
-    after = scene.succeeded_at - killed_at
-    _check(
-        terminal,
-        after <= (order.ttl or 0.0) + LATE,
-        f"{after:.2f}{NBSP}s after worker {scene.victim + 1} was killed, worker {scene.successor + 1} held the lock: "
-        "the lock of a dead process expires at the end of its ttl.",
     )
 
 

@@ -72,11 +72,16 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(args: argparse.Namespace, locks: lockfast.Locks, name: str) -> Iterator[Finding]:
     """Yield each finding as soon as it is known; stop if the store is unreachable."""
+    lock = locks.lock(name)
     try:
-        yield from _speed(locks, name)
+        connected = timed(lock.inspect)
+        yield Finding("connection", OK, f"{str(locks).strip('<>')}, connected in {duration(connected)}.")
+        trip = median(timed(lock.inspect) for _ in range(20))
     except LockError as error:
         yield Finding("connection", BAD, str(error))
         return
+    slow = f"{trip * 1000:.1f} ms: on a link this slow, timeouts may overrun by a few round trips."
+    yield Finding("round trip", NOTE, slow) if trip > SLOW else Finding("round trip", OK, f"{trip * 1000:.2f} ms.")
     yield from _server(locks)
     with connect(args) as other:
         for topic, check in (("locking", _exclusion), ("waiting", _handoff), ("force release", _force_release)):
@@ -95,15 +100,6 @@ def examine(args: argparse.Namespace, locks: lockfast.Locks, name: str) -> Itera
         yield Finding("key events", OK, "A holder is notified if its lock is deleted or overwritten.")
     else:
         yield Finding("key events", NOTE, "A holder whose lock is deleted or overwritten notices at its next renewal.")
-
-
-def _speed(locks: lockfast.Locks, name: str) -> Iterator[Finding]:
-    lock = locks.lock(name)
-    connected = timed(lock.inspect)
-    yield Finding("connection", OK, f"{str(locks).strip('<>')}, connected in {duration(connected)}.")
-    trip = median(timed(lock.inspect) for _ in range(20))
-    slow = f"{trip * 1000:.1f} ms: on a link this slow, timeouts may overrun by a few round trips."
-    yield Finding("round trip", NOTE, slow) if trip > SLOW else Finding("round trip", OK, f"{trip * 1000:.2f} ms.")
 
 
 def _server(locks: lockfast.Locks) -> Iterator[Finding]:

@@ -33,7 +33,9 @@ class Terminal:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stdout if stream is None else stream
-        self.live = _can_redraw(self.stream)
+        size = shutil.get_terminal_size()
+        plain = not self.stream.isatty() or os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI")
+        self.live = not plain and size.columns >= MIN_SIZE[0] and size.lines >= MIN_SIZE[1]
         self.color = self.live and not os.environ.get("NO_COLOR")
         try:
             self.symbols = bool("█░✓✗·".encode(self.stream.encoding or "ascii"))
@@ -159,10 +161,3 @@ def clipped(line: Line, width: int) -> Line:
         pieces.append((text[:width], style))
         width -= len(pieces[-1][0])
     return pieces
-
-
-def _can_redraw(stream: TextIO) -> bool:
-    if not stream.isatty() or os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI"):
-        return False
-    size = shutil.get_terminal_size()
-    return size.columns >= MIN_SIZE[0] and size.lines >= MIN_SIZE[1]

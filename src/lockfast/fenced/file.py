@@ -84,7 +84,12 @@ class FencedFile:
                 draft.replace(self._path)
         finally:
             draft.unlink(missing_ok=True)
-        _sync_folder(self._path.parent)
+        # Sync the folder too: the rename must survive a power failure.
+        fd = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def write_text(self, text: str) -> None:
         """Replace the file atomically, as UTF-8."""
@@ -139,12 +144,3 @@ class FencedFile:
 
     def __repr__(self) -> str:
         return f"<FencedFile {shown(self._shown)}, fence {self._fence}>"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename survive a power failure."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -13,7 +13,6 @@ Not guaranteed: protection from writers that do not use this module.
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.resources import files
 from math import ceil
 from typing import Any
@@ -24,11 +23,7 @@ from lockfast.stores.redis.keys import companion
 from lockfast.values import Seconds, seconds, shown
 
 Value = bytes | str | int | float
-
-
-@cache
-def _script() -> str:
-    return files(__package__).joinpath("write.lua").read_text("utf-8")
+SCRIPT = files(__package__).joinpath("write.lua").read_text("utf-8")
 
 
 class BaseWriter:
@@ -39,7 +34,7 @@ class BaseWriter:
     ) -> None:
         if not callable(getattr(client, "register_script", None)) or hasattr(client, "command_stack"):
             raise ConfigurationError(f"A writer needs a client of redis-py or valkey-py, not {shown(client)}.")
-        self._run = client.register_script(_script())
+        self._run = client.register_script(SCRIPT)
         self._fence = fence_of(fence)
         self._guard = guard
         self._keep = "" if keep is None else str(ceil(seconds(keep, "keep", least=0.001) * 1000))

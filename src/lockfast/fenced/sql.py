@@ -120,27 +120,23 @@ def _execute(connection: Any, statement: str, values: dict[str, Any]) -> Any:
         from sqlalchemy import text
 
         return connection.execute(text(statement), values)
-    call = _in_style(_style(connection), statement, values)
+    call = _in_style(connection, statement, values)
     cursor = connection.cursor() if hasattr(connection, "cursor") else connection
     cursor.execute(*call)
     return cursor
 
 
-def _style(connection: Any) -> str:
-    """The parameter style of the driver."""
+def _in_style(connection: Any, statement: str, values: dict[str, Any]) -> tuple[str, Any]:
+    """The statement and its values in the parameter style of the driver."""
     module = sys.modules.get(type(connection).__module__.partition(".")[0])
     style = getattr(module, "paramstyle", None)
-    if style not in ("qmark", "named", "format", "pyformat"):
-        raise ConfigurationError(
-            f"Pass a connection or cursor of a DB-API driver or of SQLAlchemy, not {shown(type(connection))}."
-        )
-    return str(style)
-
-
-def _in_style(style: str, statement: str, values: dict[str, Any]) -> tuple[str, Any]:
     if style == "named":
         return statement, values
     if style == "pyformat":
         return _PARAMETER.sub(r"%(\1)s", statement), values
+    if style not in ("qmark", "format"):
+        raise ConfigurationError(
+            f"Pass a connection or cursor of a DB-API driver or of SQLAlchemy, not {shown(type(connection))}."
+        )
     order = [values[name] for name in _PARAMETER.findall(statement)]
     return _PARAMETER.sub("?" if style == "qmark" else "%s", statement), order

@@ -15,17 +15,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockfast.testing.sandbox import Held, Sandbox
-    from lockfast.testing.virtual_time import Stuck
+    from lockfast.testing.sandbox import Held, Sandbox, Stuck
 
 __all__ = ["Held", "Sandbox", "Stuck"]
 
 
 def __getattr__(name: str) -> Any:
     """Load the sandbox on first use: the store contract does not need it."""
-    from importlib import import_module
+    if name in __all__:
+        from lockfast.testing import sandbox
 
-    modules = {"Sandbox": "sandbox", "Held": "sandbox", "Stuck": "virtual_time"}
-    if name in modules:
-        return getattr(import_module(f"{__name__}.{modules[name]}"), name)
+        return getattr(sandbox, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
