@@ -31,6 +31,7 @@ README_NOTE = """\
 Each value is a ratio: the side after “against” counts as 1. Lower is better, unless the target is “≥”. **CPU** is the
 CPU time of the client, **wall** the elapsed time, **p50** the median. “Two cores”: one for the client, one for the
 server. The raw socket is not a lock but a lower limit: it sends `SET` and `DEL` and ignores the replies."""
+MORE_FIGURES = "[Benchmarks](docs/benchmarks.md) has all figures, how to read them, and where lockfast loses."
 Found = Mapping[str, Any]
 
 
@@ -140,8 +141,7 @@ def with_table(text: str, found: Found) -> str:
             f"![{figure['title']}](docs/assets/bench/{_plot(claim, at)})",
             laid_out(("scenario", "comparison", "ratio", "target", ""), list(_readme_rows(found))),
             README_NOTE,
-            f"Measured by `make bench` in one run ({run}).",
-            "[All figures](docs/benchmarks.md), how to read them, and where lockfast loses.",
+            f"Measured by `make bench` in one run ({run}).\n{MORE_FIGURES}",
             MARKS[1],
         ]
     )

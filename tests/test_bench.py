@@ -334,6 +334,24 @@ def test_the_page_lists_losses() -> None:
     assert "z was not measured in some: not installed" in text
 
 
+def test_the_readme_shows_two_targets_of_a_claim_and_all_missed_ones() -> None:
+    report = Report("handoff", "two processes")
+    for what, measured in (("first", 0.4), ("late", 0.7), ("second", 0.5), ("third", 0.3)):
+        report.target(what, measured, 0.6)
+    figure = {"title": "waits", "unit": "ms", "values": {"lockfast": 2.0}, "less_is_better": True}
+    found = {
+        "circumstances": {"system": "Linux", "load": "none"},
+        "claims": {"handoff": {**report.as_json(), "figures": [figure]}},
+    }
+    text = pages.with_table("\n".join(pages.MARKS), found)
+    rows = [[cell.strip() for cell in line.split("|")[2:6]] for line in text.splitlines() if "two processes" in line]
+    assert rows == [
+        ["first", "0.4×", "≤ 0.6×", "ok"],
+        ["late", "0.7×", "≤ 0.6×", "**missed**"],
+        ["second", "0.5×", "≤ 0.6×", "ok"],
+    ]
+
+
 @pytest.mark.parametrize("name", CLAIMS)
 def test_every_claim_has_a_title_and_a_measure_function(name: str) -> None:
     claim = import_module(f"bench.{name}")
