@@ -449,7 +449,7 @@ async def test_compat_lock_waits_in_lockfasts_queue(k: Kit) -> None:
 async def test_lock_without_a_timeout_is_renewed_and_expires_after_a_crash(
     k: Kit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lockfast.compat.redis_py.lock.UNLIMITED", 2.4)
+    monkeypatch.setattr("lockfast.compat.redis_py.UNLIMITED", 2.4)
     client = k.client()
     for options in ({}, {"token": "mine"}):
         lock = lock_of(k, "ours", client)
