@@ -70,11 +70,6 @@ def encode(kind: str, value: Any = None) -> bytes:
     return json.dumps([kind, value]).encode() + b"\n"
 
 
-def decode(line: bytes) -> tuple[str, Any]:
-    kind, value = json.loads(line)
-    return kind, value
-
-
 def write_counter(path: Path, number: int) -> None:
     """Replace the file atomically: a killed worker has either written or not. Read plus write is not atomic, which is
     why the workers need a lock."""
@@ -101,7 +96,7 @@ def main(path: Path) -> int:
 
 def _read_orders(orders: SimpleQueue[Order | None]) -> None:
     for line in sys.stdin.buffer:
-        orders.put(Order(*decode(line)[1]))
+        orders.put(Order(*json.loads(line)[1]))
     orders.put(None)
     time.sleep(EXIT_TIMEOUT)
     os._exit(1)
@@ -129,10 +124,10 @@ def _carry_out(order: Order, path: Path, locks: lockfast.Locks) -> None:
 def _lock_for(order: Order, locks: lockfast.Locks) -> Iterator[int]:
     if order.ttl is None:
         yield 0
-        return
-    with locks.lock(NAME, ttl=order.ttl, timeout=TIMEOUT) as lease:
-        _send(HOLDS, lease.fence)
-        yield lease.fence
+    else:
+        with locks.lock(NAME, ttl=order.ttl, timeout=TIMEOUT) as lease:
+            _send(HOLDS, lease.fence)
+            yield lease.fence
 
 
 class Worker:
@@ -171,7 +166,7 @@ class Worker:
             raise self._exited()
         *lines, self._unread = (self._unread + new).split(b"\n")
         for line in lines:
-            kind, value = decode(line)
+            kind, value = json.loads(line)
             if kind == FAILED:
                 raise LockError(f"Worker {self.number} failed: {value}")
             yield kind, value

@@ -80,7 +80,6 @@ class Bench:
         return await self.poll(granted, rule)
 
     async def mailbox(self, store: Store, holder: str) -> Mailbox:
-        """Open a mailbox of `store`."""
         box = store.mailbox(holder)
         self._boxes.append(box)
         await box.open(self.until())
@@ -194,10 +193,9 @@ async def queue_order(bench: Bench) -> None:
     stores = bench.store(), bench.store()
     holder = bench.claim("first")
     fence = await bench.acquire(stores[0], holder)
-    waiting = [
-        (claim, (await bench.enqueue(stores[at % 2], claim))[0]) for at, claim in enumerate(map(bench.claim, "abcde"))
-    ]
-    for claim, box in waiting:
+    claims = [bench.claim(label) for label in "abcde"]
+    boxes = [(await bench.enqueue(stores[at % 2], claim))[0] for at, claim in enumerate(claims)]
+    for claim, box in zip(claims, boxes, strict=True):
         await stores[0].release(bench.name, holder.holder, bench.until())
         attempted = await stores[1].acquire(bench.claim("new"), None, bench.until())
         as_a(Taken, attempted, "a lock that was handed off is denied to a newcomer")
@@ -241,15 +239,13 @@ async def renewal(bench: Bench) -> None:
     """A renewal extends the holder's own grant and nothing else."""
     store, claim, stranger = bench.store(), bench.claim("a", ttl=5), bench.claim("b")
     await bench.acquire(store, claim)
-    batch = [Renewal(bench.name, claim.holder, LONG), Renewal(bench.name, stranger.holder, 2 * LONG)]
-    batch.append(Renewal(bench.name + ":free", claim.holder, LONG))
-    answers = await store.renew(batch, bench.until())
-    equal(answers, [True, False, False], "each renewal of a batch has its own answer")
+    own = Renewal(bench.name, claim.holder, LONG)
+    batch = [own, own._replace(holder=stranger.holder, ttl=2 * LONG), own._replace(name=bench.name + ":free")]
+    equal(await store.renew(batch, bench.until()), [True, False, False], "each renewal of a batch has its own answer")
     left = (await bench.inspect(store)).ttl_left or 0
     more(left, LONG / 2, "a renewal sets the ttl that it names")
     more(LONG + 0.001, left, "a stranger's renewal changes nothing")
-    late = [Renewal(bench.name, claim.holder, 1.0)]
-    equal(await store.renew(late, bench.until()), [True], "a renewal with a shorter ttl is valid")
+    equal(await store.renew([own._replace(ttl=1.0)], bench.until()), [True], "a renewal with a shorter ttl is valid")
     as_a(Granted, await store.acquire(claim, None, bench.until()), "a repeated claim is granted")
     more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "neither of them shortens a grant")
     free = await store.inspect(bench.name + ":free", bench.until())
@@ -260,17 +256,15 @@ async def final_renewal(bench: Bench) -> None:
     """The holder's final renewal sets the expiry, earlier or later than before; nobody else can."""
     store, claim, stranger = bench.store(), bench.claim("a", ttl=LONG), bench.claim("b")
     await bench.acquire(store, claim)
-    batch = [
-        Renewal(bench.name, claim.holder, LONG / 4, final=True),
-        Renewal(bench.name, stranger.holder, 1, final=True),
-    ]
+    own = Renewal(bench.name, claim.holder, LONG / 4, final=True)
+    batch = [own, own._replace(holder=stranger.holder, ttl=1)]
     equal(await store.renew(batch, bench.until()), [True, False], "each renewal of a batch has its own answer")
     left = (await bench.inspect(store)).ttl_left or 0
     more(LONG / 4 + 0.001, left, "a final renewal may shorten a grant")
     more(left, LONG / 8, "a stranger's final renewal changes nothing")
-    equal(await store.renew([batch[0]._replace(ttl=LONG)], bench.until()), [True], "a final renewal may be repeated")
+    equal(await store.renew([own._replace(ttl=LONG)], bench.until()), [True], "a final renewal may be repeated")
     more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a final renewal may extend a grant")
-    equal(await store.renew([batch[0]._replace(ttl=BRIEF)], bench.until()), [True], "a final renewal may shorten again")
+    equal(await store.renew([own._replace(ttl=BRIEF)], bench.until()), [True], "a final renewal may shorten again")
     await bench.acquire_expired(store, stranger, "the grant expires after its final renewal")
 
 

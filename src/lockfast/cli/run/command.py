@@ -15,8 +15,7 @@ Rules:
   of this package imports typing, argparse, logging, threading or pathlib at its top.
 - The library takes over an unrenewed lease before its first renewal is due, with the same holder id and fence.
 - A lease at risk counts as lost early enough to end the command before another client can hold the lock.
-- A signal ends the wait for the lock and leaves no ticket in the queue.
-- While it waits, the command writes only to a terminal: one status line, which it erases at the end.
+- A signal ends the wait for the lock and leaves no ticket in the queue. The status line goes only to a terminal.
 - One thread supervises the command and waits on one pipe. Every event is a byte there: a signal number, or 0 for a
   change of the lease. Signals are forwarded to the whole group. After a loss no process of the group survives.
 - If the terminal stops the command (Ctrl-Z), lockfast stops too, so that the shell shows its prompt. If another process
@@ -76,9 +75,7 @@ def run(words: list[str]) -> int:
         wake = WakePipe()
         wake.catch_signals()
         lease = _acquire_at_once(options)
-        if lease is not None:
-            return _supervise(options, process, lease, wake)
-        return _with_library(options, process, wake)
+        return _with_library(options, process, wake) if lease is None else _supervise(options, process, lease, wake)
     finally:
         process.close()
 
@@ -247,11 +244,8 @@ def _acquire(options: Options, wake: WakePipe) -> CommandLease:
 
 
 def _acquire_once(options: Options, locks: lockfast.Locks, lock_options: dict[str, Any]) -> CommandLease:
-    at_most = lock_options.pop("max_hold")
-    at_least = options.at_least or 0.0
-    once = locks.once(
-        options.name, every=options.once_per, at_least=at_least, at_most=at_most, busy="skip", **lock_options
-    )
+    lock_options |= {"at_least": options.at_least or 0.0, "at_most": lock_options.pop("max_hold")}
+    once = locks.once(options.name, every=options.once_per, busy="skip", **lock_options)
     lease = once.__enter__()
     if not lease:
         raise Busy(f"{lease}." if sys.stderr.isatty() and not options.quiet else "")
