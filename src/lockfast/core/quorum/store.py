@@ -294,7 +294,6 @@ class QuorumStore(Store):
     async def _claim(
         self, record: ClaimRecord, among: Sequence[Member], votes: Votes, mailbox: QuorumMailbox | None, until: float
     ) -> Granted | None:
-
         def request(member: Member, limit: float) -> Coroutine[Any, Any, Answer]:
             enqueue = None if mailbox is None else mailbox.enqueue(member, votes.attempt)
             return member.store.acquire(record.claim, enqueue, limit)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from socket import SHUT_RDWR
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -90,8 +90,7 @@ class EtcdClient:
         self._mutex = runtime.mutex()
         self._http: Any = None
         self._sockets: list[Any] = []
-        self._cancelled = False
-        self._closed = False
+        self._cancelled = self._closed = False
 
     async def call(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
         """Return the reply; raise `EtcdError` for an error reply, `StoreUnavailable` if none came in time."""
@@ -223,10 +222,8 @@ class EtcdClient:
 
 
 def _shut_down(socket: Any) -> None:
-    try:
+    with suppress(OSError):  # the server has closed it
         socket.shutdown(SHUT_RDWR)
-    except OSError:
-        pass  # the server has closed it
 
 
 def _decoded(response: Any) -> dict[str, Any]:

@@ -36,7 +36,6 @@ ROOT = b"lockfast/"
 ROUNDS = 50  # how often an operation starts again after a lost race, which means progress for another client
 MOST_SHOWN = 1000
 PAGE = 50
-LEAVE_WITHIN = 0.3  # seconds that `cancel_waits` gives the waiters to leave the queue
 RENEWALS_PER_READ = 40  # locks read in one transaction; etcd allows 128 operations
 
 Operations = list[dict[str, Any]]
@@ -87,6 +86,11 @@ class Record(NamedTuple):
         )
 
     @property
+    def waiter(self) -> str:
+        """The holder id of a waiter's key."""
+        return self.key.rpartition(b"\0")[2].decode("utf-8", "replace")
+
+    @property
     def owner(self) -> values.Owner | None:
         return values.Owner.decode(str(self.fields.get("owner", "")))
 
@@ -125,10 +129,6 @@ class Snapshot(NamedTuple):
 
 def encoded(**fields: Any) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def holder_in(record: Record) -> str:
-    return record.key.rpartition(b"\0")[2].decode("utf-8", "replace")
 
 
 def is_free(name: str) -> dict[str, Any]:
@@ -253,14 +253,13 @@ class EtcdStore(Store):
     async def _grant_free(self, claim: Claim, seen: Snapshot, until: float) -> Granted | None:
         """Grant a free lock to the claim if no other waiter is first, else to that waiter."""
         head = seen.queue[0] if seen.queue else None
-        if head is not None and holder_in(head) != claim.holder:
+        if head is not None and head.waiter != claim.holder:
             await self._hand_off(claim.name, [is_free(claim.name)], head, until)
             return None
         lease = await self._lease(claim.holder, claim.ttl, until)
         is_first = has_no_waiters(claim.name) if head is None else is_unchanged(head)
         conditions = [is_free(claim.name), is_first]
-        revision = await self._grant(claim.name, conditions, claim.holder, claim.owner, lease, until)
-        return None if revision is None else Granted(revision)
+        return await self._grant(claim.name, conditions, claim.holder, claim.owner, lease, until)
 
     async def _enqueue(
         self, claim: Claim, enqueue: Enqueue, seen: Snapshot, lock: Record, until: float
@@ -275,28 +274,29 @@ class EtcdStore(Store):
         box = self._boxes.get(claim.holder)
         if box is not None:
             box.name, box.revision, box.attempt = claim.name, revision, enqueue.attempt
-        first = bool(seen.queue) and holder_in(seen.queue[0]) == claim.holder
+        first = bool(seen.queue) and seen.queue[0].waiter == claim.holder
         position = 0 if first or not seen.queue else max(1, seen.waiting - (seen.own is not None))
         ticket = revision if seen.own is None else seen.own.created
         return Queued(ticket, position, await self._ttl_left(lock.lease, until))
 
     async def _grant(
         self, name: str, conditions: Operations, holder: str, owner: str, lease: int, until: float
-    ) -> int | None:
-        """Grant the lock to `holder` if all conditions hold; return the fence."""
+    ) -> Granted | None:
+        """Grant the lock to `holder` if all conditions hold. The revision is the fence."""
         writes = [
             put(lock_key(name), holder.encode(), lease),
             put(meta_key(name), encoded(owner=owner, since=wall_clock(), fence=None), lease),
             delete(wait_key(name, holder)),
         ]
-        return await self._write(name, conditions, writes, until)
+        revision = await self._write(name, conditions, writes, until)
+        return None if revision is None else Granted(revision)
 
     async def _hand_off(self, name: str, conditions: Operations, head: Record, until: float) -> bool:
         """Grant the lock to the first waiter if the conditions hold. Remove the waiter if its lease has expired."""
         try:
             owner = str(head.fields.get("owner", ""))
             conditions = [*conditions, is_unchanged(head)]
-            return await self._grant(name, conditions, holder_in(head), owner, head.lease, until) is not None
+            return await self._grant(name, conditions, head.waiter, owner, head.lease, until) is not None
         except _LeaseExpired:
             await self._transact(name, [is_unchanged(head)], [delete(head.key)], until)
             return False
@@ -376,15 +376,15 @@ class EtcdStore(Store):
             return None
         lease = await self._lease(claim.holder, claim.ttl, until)
         conditions = [is_held_by(claim.name, old_holder)]
-        revision = await self._grant(claim.name, conditions, claim.holder, claim.owner, lease, until)
-        if revision is None:
+        granted = await self._grant(claim.name, conditions, claim.holder, claim.owner, lease, until)
+        if granted is None:
             await self._end_lease(claim.holder, until)
-        return None if revision is None else Granted(revision)
+        return granted
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         seen = await self._read(name, until, most=MOST_SHOWN)
         now = wall_clock()
-        waiters = tuple(values.WaiterInfo(clean(holder_in(one)), one.owner, one.age(now) or 0.0) for one in seen.queue)
+        waiters = tuple(values.WaiterInfo(clean(one.waiter), one.owner, one.age(now) or 0.0) for one in seen.queue)
         info = LockInfo(name, fence=seen.fence, waiters=waiters, waiting=seen.waiting)
         if seen.lock is None or seen.holder is None:
             return info
@@ -420,9 +420,8 @@ class EtcdStore(Store):
         )
 
     async def cancel_waits(self) -> None:
-        """Cancel all waits, and give the waiters a moment to leave the queue."""
         self._client.cancel_streams()
-        give_up_at = self._runtime.now() + LEAVE_WITHIN
+        give_up_at = self._runtime.now() + 0.3  # the waiters get a moment to leave the queue
         while self._boxes and self._runtime.now() < give_up_at:
             await self._runtime.sleep(0.005)
 

@@ -204,21 +204,16 @@ class SqliteMailbox:
 
 
 class Inbox(ABC):
-    """The part that both flavours share. Invariants: `_boxes` has every open mailbox by its holder id, and changes only
+    """The part that both flavours share. Invariants: `boxes` has every open mailbox by its holder id, and changes only
     under `_mutex`; `_pipe` is None before the first mailbox opens and after `close` or a fork."""
 
     def __init__(self, folder: str, runtime: Runtime) -> None:
         self._folder = folder
         self.runtime = runtime
         self._mutex = runtime.mutex()
-        self._boxes: dict[str, SqliteMailbox] = {}
+        self.boxes: dict[str, SqliteMailbox] = {}
         self._pipe: Pipe | None = None
         self._closed = False
-
-    @property
-    def in_use(self) -> bool:
-        """Whether any acquisition still has a mailbox here."""
-        return bool(self._boxes)
 
     @property
     def address(self) -> str:
@@ -229,7 +224,7 @@ class Inbox(ABC):
         with self._mutex:
             if self._pipe is None and not self._closed:
                 self._pipe = self._new_pipe()
-            self._boxes[box.holder] = box
+            self.boxes[box.holder] = box
 
     def _new_pipe(self) -> Pipe:
         try:
@@ -244,14 +239,14 @@ class Inbox(ABC):
 
     def unregister(self, box: SqliteMailbox) -> None:
         with self._mutex:
-            if self._boxes.get(box.holder) is box:
-                del self._boxes[box.holder]
+            if self.boxes.get(box.holder) is box:
+                del self.boxes[box.holder]
 
     def channel_to(self, address: str, holder: str) -> Channel | None:
         """Connect to a waiter; None if it is gone."""
         if address != self.address:
             return open_channel(self._folder, address)
-        return self if holder in self._boxes else None
+        return self if holder in self.boxes else None
 
     def send(self, holder: str, notification: Notification) -> bool:
         """Put a notification into the mailbox of `holder`, if it is still open, and wake its waiter.
@@ -260,7 +255,7 @@ class Inbox(ABC):
         and releases the grant itself.
         """
         with self._mutex:
-            box = self._boxes.get(holder)
+            box = self.boxes.get(holder)
             if box is not None:
                 box.notifications.append(notification)
                 self._wake(box)
@@ -294,7 +289,7 @@ class Inbox(ABC):
 
     def reset(self, *, forked: bool) -> None:
         """Drop all mailboxes: their waiters ended with the parent process or the event loop."""
-        self._boxes = {}
+        self.boxes = {}
         if forked:
             self._mutex = self.runtime.mutex()
             self._close_pipe(remove=False)

@@ -48,7 +48,6 @@ log = logging.getLogger("lockfast")
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
-LEAVE_WITHIN = 0.3  # seconds that `cancel_waits` gives the waiters to leave the queue
 SWEEP_EVERY = 256  # requests between two sweeps; each checks twice as many locks, so it keeps up with any load
 FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.005
 CHECK_LOG_EVERY = 256  # uses of the connection between two checks of the log's size
@@ -396,10 +395,9 @@ class SqliteStore(Store):
         return await self._database.run(work, until, even_closed=even_closed)
 
     async def cancel_waits(self) -> None:
-        """Cancel all waits, and give the waiters a moment to leave the queue."""
         self._inbox.close()
-        give_up_at = self._runtime.now() + LEAVE_WITHIN
-        while self._inbox.in_use and self._runtime.now() < give_up_at:
+        give_up_at = self._runtime.now() + 0.3  # the waiters get a moment to leave the queue
+        while self._inbox.boxes and self._runtime.now() < give_up_at:
             await self._runtime.sleep(0.002)
 
     async def close(self) -> None:

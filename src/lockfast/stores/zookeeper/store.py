@@ -33,7 +33,6 @@ from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Que
 
 ROOT = "/lockfast"
 ROUNDS = 50  # how often an operation starts again after a lost race, which means progress for another client
-LEAVE_WITHIN = 0.3  # seconds that `cancel_waits` gives the waiters to leave the queue
 ANY_VERSION = -1
 MOST_SHOWN = 200
 PAGE = 50
@@ -340,11 +339,10 @@ class ZooKeeperStore(Store):
         return Facts("zookeeper", persistence=Persistence.FILE)
 
     async def cancel_waits(self) -> None:
-        """Cancel all waits, and give the waiters a moment to leave the queue."""
         self.waits_cancelled = True
         for box in list(self.boxes.values()):
             box.wake()
-        give_up_at = self._runtime.now() + LEAVE_WITHIN
+        give_up_at = self._runtime.now() + 0.3  # the waiters get a moment to leave the queue
         while self.boxes and self._runtime.now() < give_up_at:
             await self._runtime.sleep(0.005)
 
