@@ -24,12 +24,12 @@ from lockfast.values import Granted, Queued, Renewal, Taken, clean
 
 log = logging.getLogger("lockfast")
 
-# Seconds
-REPLY_TIMEOUT = 0.25  # that a member may take to reply before it gets no more requests
-PROBE_TIMEOUT = 1.0  # that each request of a probe may take
-POLL = 0.01  # between two checks for a majority: silent members may have replied while we were suspended
-STRAGGLER_TIMEOUT = 0.25  # that the first request waits for the last connections once a majority is connected
 MAX_PENDING_RELEASES = 10_000
+# Seconds:
+REPLY_TIMEOUT = 0.25  # a member that takes longer to reply gets no more requests
+PROBE_TIMEOUT = 1.0  # for each request of a probe
+POLL = 0.01  # between two checks for a majority: silent members may have replied while we were suspended
+STRAGGLER_TIMEOUT = 0.25  # how long the first request waits for the last connections once a majority is connected
 
 
 class Member:

@@ -16,10 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from lockfast.core.lease_state import valid_until
 from lockfast.values import LockInfo
 
-LEAD_US = 5_000
-"""Microseconds between the members' clocks and a proposed fence: usually more than a request needs to arrive."""
-MIN_VALIDITY = 0.25
-"""Share of the ttl that must be left when the last vote has been counted."""
+LEAD_US = 5_000  # between the members' clocks and a proposed fence: usually more than a request needs to arrive
+MIN_VALIDITY = 0.25  # share of the ttl that must be left when the last vote has been counted
 
 
 def majority(count: int) -> int:

@@ -12,15 +12,11 @@ Rules:
 - A lease is renewed when a majority renews it, and lost when no majority can. Members that have forgotten a renewed
   lease get it back, so that others may fail later.
 - Not promised: order. Each member has its own queue, and the queues can differ.
-
-A waiter has a ticket in each member's queue. A release reaches all members, and each hands its vote to the first waiter
-in its own queue: nearly always the same waiter, which then has a majority without another request. If the queues
-differ, the vote can be split. Then each contender inspects the members, and all but the one with the most votes pass
-their votes to the next waiter.
-
+- A waiter has a ticket on each member. A release makes each member hand its vote to the first waiter in its own queue:
+  nearly always the same one, which then has a majority without another request.
 - A vote counts only if it answers the current attempt, so old and new votes never add up to a majority.
-- A split vote does not wait for a ttl. After a random delay, contenders that are behind yield. A contender that stays
-  ahead without a majority yields too: it may lack members that others can reach.
+- A split vote does not wait for a ttl. After a random delay, each contender inspects the members, and those that are
+  behind yield. A contender that stays ahead without a majority yields too: it may lack members that others can reach.
 - A waiter is first in the queue if it is first on as many members as it lacks. Fewer could report a holder that most
   members no longer have.
 - A member whose inbox fails is left out and reconnected in the background; the wait continues on the others.
@@ -53,8 +49,7 @@ RECHECK = 0.25  # least seconds between two inspections by a contender that has 
 MAX_TIMES_AHEAD = 3  # how often a contender that is ahead in a split vote waits for the others before it yields too
 
 
-Request = Callable[[Member, float], Coroutine[Any, Any, Any]]
-"""Send a request to a member; its reply must arrive before the given moment."""
+Request = Callable[[Member, float], Coroutine[Any, Any, Any]]  # a member, and the moment when its reply is too late
 
 
 class ClaimRecord:

@@ -419,8 +419,7 @@ def _close(database: Database, inbox: Inbox, pid: int) -> None:
 
 
 _stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
-_fork_mutex = threading.Lock()
-"""Held while `_stores` changes, and from before a fork until after it."""
+_fork_mutex = threading.Lock()  # held while `_stores` changes, and from before a fork until after it
 
 
 def _before_fork() -> None:

@@ -37,8 +37,7 @@ ANY_VERSION = -1
 MOST_SHOWN = 200
 PAGE = 50
 
-Holder = tuple[str, str, int]
-"""Holder id, owner, and ttl in milliseconds."""
+Holder = tuple[str, str, int]  # holder id, owner, and ttl in milliseconds
 
 
 def lock_path(name: str) -> str:
