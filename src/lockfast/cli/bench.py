@@ -93,7 +93,6 @@ def _measured(what: str, seconds: float, sample: Callable[[], float]) -> Result:
 
 
 def timed(operation: Callable[[], object]) -> float:
-    """Seconds that `operation` takes."""
     started = time.perf_counter()
     operation()
     return time.perf_counter() - started

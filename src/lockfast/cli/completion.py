@@ -27,7 +27,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def options_of(command: str) -> list[str]:
-    """The long options of a command."""
     if command == RUN:
         return sorted(word for word in (*FLAGS, *VALUES) if word.startswith("--"))
     from importlib import import_module

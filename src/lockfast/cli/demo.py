@@ -317,7 +317,6 @@ def judge(title: str, scene: Scene, total: int) -> Result:
 
 
 def explain(terminal: Terminal, order: Order, scene: Scene, result: Result) -> None:
-    """Print the findings of an act."""
     if scene.killed_at is not None and scene.successor is not None and scene.succeeded_at is not None:
         after = scene.succeeded_at - scene.killed_at
         _check(

@@ -79,7 +79,6 @@ def write_counter(path: Path, number: int) -> None:
 
 
 def main(path: Path) -> int:
-    """Carry out orders until stdin ends."""
     orders: SimpleQueue[Order | None] = SimpleQueue()
     threading.Thread(target=_read_orders, args=[orders], daemon=True).start()
     try:
@@ -222,7 +221,6 @@ class Crew:
         return received
 
     def kill(self, index: int) -> None:
-        """End a worker with SIGKILL."""
         self._pipes.unregister(self.workers[index].stdout)
         self.workers[index].kill()
 

@@ -66,10 +66,8 @@ def _nothing(args: argparse.Namespace, message: str) -> int:
 
 def _confirmed(seen: LockInfo) -> bool:
     held, left = times(seen)
-    print(
-        f"{clean(seen.name)} is held by {owner_text(seen.owner)} for {held}, ttl left {left}; {seen.waiting} waiting.",
-        file=sys.stderr,
-    )
+    holder = f"held by {owner_text(seen.owner)} for {held}"
+    print(f"{clean(seen.name)} is {holder}, ttl left {left}; {seen.waiting} waiting.", file=sys.stderr)
     if not sys.stdin.isatty():
         report("there is no terminal to confirm on; use --yes to release the lock anyway.", USAGE)
         return False

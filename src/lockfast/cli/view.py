@@ -85,7 +85,6 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def lock_table(terminal: Terminal, infos: Sequence[LockInfo]) -> list[Line]:
-    """A heading and one line per lock."""
     rows = [_row(info) for info in infos]
     widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
     if terminal.live:

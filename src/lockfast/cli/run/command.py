@@ -104,9 +104,7 @@ def _supervise(options: Options, process: CommandProcess, lease: UnrenewedLease 
     code = LOST
     try:
         terminal.give(process.pid)
-        process.start(
-            {"LOCKFAST_NAME": options.name, "LOCKFAST_FENCE": str(lease.fence), "LOCKFAST_HOLDER": lease.holder}
-        )
+        process.start(LOCKFAST_NAME=options.name, LOCKFAST_FENCE=str(lease.fence), LOCKFAST_HOLDER=lease.holder)
         code = supervisor.run()
     except NotStarted as error:
         code = error.code
@@ -333,7 +331,6 @@ class WakePipe:
                 signal.signal(number, lambda number, frame: None)
 
     def wait(self, seconds: float) -> bytes:
-        """Wait up to `seconds` for events."""
         select.select([self._read], [], [], max(0.0, seconds))
         try:
             return os.read(self._read, 4096)

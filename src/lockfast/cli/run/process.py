@@ -56,8 +56,8 @@ class CommandProcess:
         os.close(alive_read)
         _make_group(self.pid)
 
-    def start(self, environment: dict[str, str]) -> None:
-        """Execute the command, or raise `NotStarted`."""
+    def start(self, **environment: str) -> None:
+        """Execute the command with these variables, or raise `NotStarted`."""
         variables = [f"{name}={value}" for name, value in environment.items()]
         try:
             os.write(self._start, "\0".join(variables).encode("utf-8", "surrogateescape") + b"\n")
