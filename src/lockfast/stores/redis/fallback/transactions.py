@@ -66,9 +66,10 @@ class TransactionWire(Wire, Protocol):
 class TransactionStore(RedisStore):
     """`ports.Store` on Redis or Valkey, without scripts."""
 
+    wire: TransactionWire
+
     def __init__(self, wire: TransactionWire, runtime: Runtime, *, topology: Topology = Topology.SINGLE) -> None:
         super().__init__(wire, PollingInbox(runtime), topology=topology)
-        self._transaction_wire = wire
         self._runtime = runtime
         self._mutex = FairMutex(runtime)
 
@@ -185,8 +186,8 @@ class TransactionStore(RedisStore):
         raise _TooManyRaces
 
     async def _exchange(self, requests: Sequence[bytes], until: float, on: Any = None) -> tuple[Any, list[Any]]:
-        posted = await self._transaction_wire.post(requests, until, on)
-        return posted[0], await self._transaction_wire.collect(posted, until)
+        posted = await self.wire.post(requests, until, on)
+        return posted[0], await self.wire.collect(posted, until)
 
     async def _read(self, requests: Sequence[bytes], until: float) -> tuple[Any, list[Any]]:
         """`_exchange` for requests that change nothing, so its outcome is never unknown."""

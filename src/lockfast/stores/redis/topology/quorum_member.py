@@ -248,17 +248,18 @@ class ThreadMemberInbox(ThreadInbox):
 class RedisMember(RedisStore):
     """`ports.MemberStore` on Redis or Valkey."""
 
+    wire: TaskMemberWire | ThreadMemberWire
+    inbox: TaskMemberInbox | ThreadMemberInbox
+
     def __init__(self, wire: TaskMemberWire | ThreadMemberWire, inbox: TaskMemberInbox | ThreadMemberInbox) -> None:
         super().__init__(wire, inbox, reasserts=True)
-        self._member_wire = wire
-        self._member_inbox = inbox
 
     @property
     def silent_since(self) -> float | None:
-        return self._member_wire.silent_since
+        return self.wire.silent_since
 
     async def connect(self, until: float) -> bool:
-        return await self._member_wire.connect(until)
+        return await self.wire.connect(until)
 
     async def identity(self, until: float) -> Facts:
         # A quorum does not wait for replies beyond a majority, so it could miss that a script must be loaded.
@@ -280,7 +281,7 @@ class RedisMember(RedisStore):
         return  # `release` above does not use prepared requests
 
     async def connect_inbox(self, until: float) -> None:
-        await self._member_inbox.connect_link(until)
+        await self.inbox.connect_link(until)
 
 
 def redis_member(factory: ConnectionFactory, runtime: Runtime, flavour: str) -> RedisMember:

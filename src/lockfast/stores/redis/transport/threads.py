@@ -236,15 +236,12 @@ class ThreadLink:
 
     def close(self) -> None:
         """Close the socket once nobody reads it: a reader could otherwise poll() a reused descriptor."""
-        self.fail("the connection was closed")
-        if self.reading.acquire(timeout=1.0):
-            self._connection.disconnect()
-            self.reading.release()
+        self.disconnect("the connection was closed", patience=1.0)
 
-    def disconnect(self, why: str) -> None:
+    def disconnect(self, why: str, patience: float = 0.0) -> None:
         """Like `close`, without blocking: if a thread reads, the next connect closes the socket."""
         self.fail(why)
-        if self.reading.acquire(blocking=False):
+        if self.reading.acquire(timeout=patience):
             self._connection.disconnect()
             self.reading.release()
 
@@ -318,7 +315,7 @@ class ThreadWire(ThreadConnector):
     async def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Any:
         link = self._link
         if before or link is None or link.error is not None or self._mutex.locked():
-            link, replies = self._send([*before, request], until)
+            link, replies = await self.post([*before, request], until)
             return await self._reply(link, replies[-1], until)
         # The common case, in as few calls as possible: an uncontended lock runs it twice.
         pending = PendingReply()
@@ -358,16 +355,6 @@ class ThreadWire(ThreadConnector):
         self, requests: Sequence[bytes], until: float, on: ThreadLink | None = None
     ) -> tuple[ThreadLink, list[PendingReply]]:
         """Send several requests, on the link `on` if given. `collect` returns their replies."""
-        return self._send(requests, until, on)
-
-    async def collect(self, posted: tuple[ThreadLink, list[PendingReply]], until: float) -> list[Any]:
-        link, replies = posted
-        await self._reply(link, replies[-1], until)  # replies arrive in order
-        return [pending.value for pending in replies]
-
-    def _send(
-        self, requests: Sequence[bytes], until: float, on: ThreadLink | None = None
-    ) -> tuple[ThreadLink, list[PendingReply]]:
         mutex = self._mutex
         if not mutex.acquire(False) and not mutex.acquire(timeout=max(0.0, until - self.runtime.now())):
             raise StoreUnavailable("Other threads kept the connection busy, so nothing was sent. Try again.")
@@ -387,6 +374,11 @@ class ThreadWire(ThreadConnector):
             return link, replies
         finally:
             mutex.release()
+
+    async def collect(self, posted: tuple[ThreadLink, list[PendingReply]], until: float) -> list[Any]:
+        link, replies = posted
+        await self._reply(link, replies[-1], until)  # replies arrive in order
+        return [pending.value for pending in replies]
 
     def _open(self, until: float) -> ThreadLink:
         started = self.runtime.now()
