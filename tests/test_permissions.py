@@ -147,7 +147,7 @@ class TestSufficient:
 
     def test_silent_inbox_is_pinged(self, server: Server, flavour: Flavour, monkeypatch: pytest.MonkeyPatch) -> None:
         """Normally after ten seconds, here much sooner. A denied PING is an answer too."""
-        monkeypatch.setattr("lockfast.stores.redis.transport.inbox.MAX_SILENCE", 0.05)
+        monkeypatch.setattr("lockfast.stores.redis.transport.connect.MAX_SILENCE", 0.05)
         for number, without in enumerate((None, "+ping")):
             user, name = f"billing{number}", f"billing:report{number}"
             server.raw("ACL", "SETUSER", user, *rules_for("billing:", without))

@@ -114,7 +114,12 @@ def store_of_client(client: Any, runtime: Runtime, flavour: str, given: Mapping[
     _check_client(client, flavour)
     builder = StoreBuilder(runtime, flavour, options)
     if hasattr(client, "nodes_manager"):
-        return _store_of_cluster_client(client, builder)
+        nodes = list(client.nodes_manager.startup_nodes.values())
+        pool = nodes[0]  # on asyncio a node has the attributes of a pool
+        if flavour == "threads":
+            pool = client.get_redis_connection(client.get_default_node()).connection_pool
+        seeds = [(node.host, node.port) for node in nodes]
+        return builder.cluster_store(seeds, pool.connection_class, pool.connection_kwargs)
     return _store_of_pool(client.connection_pool, builder)
 
 
@@ -231,15 +236,6 @@ def _store_of_sentinel_url(url: str, builder: StoreBuilder) -> tuple[Store, str]
     )
     managed = library.SentinelManagedSSLConnection if tls else library.SentinelManagedConnection
     return builder.sentinel_store(sentinels, managed, settings)
-
-
-def _store_of_cluster_client(client: Any, builder: StoreBuilder) -> tuple[Store, str]:
-    nodes = list(client.nodes_manager.startup_nodes.values())
-    seeds = [(node.host, node.port) for node in nodes]
-    if builder.flavour == "asyncio":
-        return builder.cluster_store(seeds, nodes[0].connection_class, nodes[0].connection_kwargs)
-    pool = client.get_redis_connection(client.get_default_node()).connection_pool
-    return builder.cluster_store(seeds, pool.connection_class, pool.connection_kwargs)
 
 
 def _reject_service(options: RedisOptions) -> None:

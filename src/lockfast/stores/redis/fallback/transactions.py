@@ -148,7 +148,8 @@ class TransactionStore(RedisStore):
         reads = [read for keys in all_keys for read in (*grant_reads(keys), pack(b"ZCARD", keys.queue))]
         async with self._mutex.held(until):
             _, replies = await self._read([UNWATCH, MULTI, *reads, EXEC], until)
-        values = self._executed(replies, names[0])
+        self._check(replies, names[0])
+        values = replies[-1]
         width = len(reads) // len(names)
         return [_info(name, *values[at * width : (at + 1) * width]) for at, name in enumerate(names)]
 
@@ -179,7 +180,8 @@ class TransactionStore(RedisStore):
                 if not writes:
                     return answer
                 _, replies = await self._exchange([MULTI, *writes, EXEC], until, on=connection)
-            if self._executed(replies, name) is not None:
+            self._check(replies, name)  # in order: the reason why a command was not queued comes before EXEC's error
+            if replies[-1] is not None:
                 return answer
             if self._runtime.now() >= until:
                 raise StoreUnavailable(f"Others kept changing the lock {shown(name)}; nothing was written. Try again.")
@@ -197,11 +199,6 @@ class TransactionStore(RedisStore):
             if error.outcome is Outcome.NOT_DONE:
                 raise
             raise StoreUnavailable("The server did not answer in time; nothing was changed. Try again.") from error
-
-    def _executed(self, replies: Sequence[Any], name: str) -> Any:
-        """The reply to EXEC; None after a lost race."""
-        self._check(replies, name)  # in order: the reason why a command was not queued comes before EXEC's error
-        return replies[-1]
 
     def _check(self, replies: Sequence[Any], name: str, accepted: str | None = None) -> None:
         for reply in replies:

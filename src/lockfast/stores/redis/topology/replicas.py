@@ -145,15 +145,12 @@ class AcknowledgedStore(RedisStore):
         count = await self._count_acks(claim.ttl, until)
         if count >= self._acks.replicas:
             return Granted(answer.fence, count)
-        raise await self._undo(claim, count)
-
-    async def _undo(self, claim: Claim, count: int) -> StoreUnavailable:
         outcome, state = Outcome.NOT_DONE, "was released again"
         try:
             await super().release(claim.name, claim.holder, self._runtime.now() + UNDO_TIMEOUT)
         except StoreError:
             outcome, state = Outcome.UNKNOWN, "is being released"
-        return StoreUnavailable(f"The lock {shown(claim.name)} {state}: {self._shortfall(count)}", outcome=outcome)
+        raise StoreUnavailable(f"The lock {shown(claim.name)} {state}: {self._shortfall(count)}", outcome=outcome)
 
     def _shortfall(self, count: int) -> str:
         acks = self._acks

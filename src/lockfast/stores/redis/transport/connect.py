@@ -1,19 +1,31 @@
-"""Connecting through redis-py, shared by threads and asyncio: time limits, and what a failure means.
+"""What connections do in both flavours: connect through redis-py, fail, receive notifications.
 
-redis-py's connection classes connect, negotiate TLS and authenticate. Then the link takes over their socket.
+redis-py's connection classes connect, negotiate TLS and authenticate. Then the link takes over their socket. An inbox
+is one subscribed connection on which a client receives all its notifications. Each acquisition has a mailbox, its end
+of the inbox. In a cluster an inbox subscribes to one sharded channel per slot with a waiter, at the node of that slot,
+and scripts publish to it with SPUBLISH; otherwise to one channel.
+
+Rules:
+
+- If a mailbox may have missed a notification, `wait` returns None, and the core repeats its request.
+- Replies to SSUBSCRIBE arrive in the order of the requests. When a slot moves, the server ends the subscription.
+- A sharded channel without waiters stays subscribed for later use, until there are `MAX_CHANNELS`.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from lockfast.errors import Outcome, StoreError, StoreRefused, StoreUnavailable
 from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol.error_replies import DENIED, code_of
-from lockfast.values import clean
+from lockfast.stores.redis.protocol.notifications import notification_in, shard_channel, subscribe_request
+from lockfast.stores.redis.protocol.resp import ReplyError, pack
+from lockfast.values import Notification, clean
 
 ConnectionFactory = Callable[[float], Any]
 """Makes a redis-py connection, not yet connected, with a connect timeout in seconds."""
@@ -25,6 +37,8 @@ MAX_SILENCE = 10.0  # an inbox without data sends PING: notifications to a dead 
 INITIAL_GRACE = 1.0  # before the first connection: TCP, TLS and the handshake take several round trips
 MIN_GRACE = 0.08
 CLOSE_TIMEOUT = 0.3  # for waiters to leave the queue when the store closes
+
+MAX_CHANNELS = 1000
 
 
 def grace_after(connect_seconds: float) -> float:
@@ -137,3 +151,177 @@ def no_reply(why: str) -> StoreUnavailable:
         "lock.inspect().",
         outcome=Outcome.UNKNOWN,
     )
+
+
+class ShardChannels:
+    """`subscribed`: the subscribed channels. `pending`: one pending reply per unanswered SSUBSCRIBE, in order."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.subscribed: set[str] = set()
+        self.pending: deque[Any] = deque()
+
+    def channel(self, slot: int) -> str:
+        return shard_channel(slot, self._address)
+
+    def request(self, channel: str, in_use: set[str]) -> bytes:
+        """The request to subscribe to `channel`. With too many channels, it also unsubscribes from the unused ones."""
+        request = subscribe_request(channel)
+        if len(self.subscribed) < MAX_CHANNELS:
+            return request
+        idle = self.subscribed - in_use
+        self.subscribed -= idle
+        return request + pack(b"SUNSUBSCRIBE", *(one.encode() for one in idle)) if idle else request
+
+    def settle(self, reply: Any) -> bool:
+        """Whether this is a reply to SSUBSCRIBE, which is passed to the caller that waits for it."""
+        if not isinstance(reply, ReplyError) and not (isinstance(reply, list) and reply[0] == b"ssubscribe"):
+            return False
+        if self.pending:
+            self.pending.popleft().settle(reply)
+        return True
+
+
+def ended_channel(reply: Any) -> str:
+    """The channel whose subscription the server ended; empty for any other reply.
+
+    >>> ended_channel([b"sunsubscribe", b"lockfast:inbox:x:{1}", 0])
+    'lockfast:inbox:x:{1}'
+    """
+    if not isinstance(reply, list) or len(reply) < 2 or reply[0] != b"sunsubscribe" or reply[1] is None:
+        return ""
+    return str(reply[1].decode("utf-8", "replace"))
+
+
+class BaseInbox(BaseConnector[LinkT]):
+    """`store.Inbox`. A mailbox in `mailboxes` receives its notifications as long as the link works."""
+
+    sharded = False
+    address = ""
+    _heard_at = _pinged_at = 0.0
+
+    def reset(self, *, forked: bool) -> None:
+        self._shards = ShardChannels("")
+        self.mailboxes: dict[str, BaseMailbox[LinkT]] = {}
+        super().reset(forked=forked)
+
+    @abstractmethod
+    async def _subscribe(self, link: LinkT, shards: ShardChannels, request: bytes, until: float) -> None:
+        """Send SSUBSCRIBE and wait for its reply; raise the error in it."""
+
+    @abstractmethod
+    def _ping(self, link: LinkT, now: float) -> None: ...
+
+    async def open_channel(self, slot: int, until: float) -> tuple[LinkT, str]:
+        """Subscribe to the channel of a cluster slot; return the connection and the channel."""
+        until = min(until, self.runtime.now() + self._max_wait)
+        link, shards = await self.open_link(until), self._shards
+        channel = shards.channel(slot)
+        if channel not in shards.subscribed:
+            in_use = {mailbox.channel for mailbox in tuple(self.mailboxes.values())}
+            await self._subscribe(link, shards, shards.request(channel, in_use), until)
+            shards.subscribed.add(channel)
+        return link, channel
+
+    def receive(self, reply: Any, shards: ShardChannels) -> None:
+        self._heard_at = self.runtime.now()
+        if self.sharded and shards.settle(reply):
+            return
+        if self.sharded and (ended := ended_channel(reply)):
+            shards.subscribed.discard(ended)
+            for mailbox in tuple(self.mailboxes.values()):
+                if mailbox.channel == ended:
+                    mailbox.slot_moved()
+        found = notification_in(reply)
+        if found is not None:
+            self.notify(*found)
+
+    def notify(self, holder: str, notification: Notification) -> None:
+        self._heard_at = self.runtime.now()
+        mailbox = self.mailboxes.get(holder)
+        if mailbox is not None:
+            mailbox.deliver(notification)
+
+    def check_alive(self, link: LinkT) -> None:
+        """Send PING on a silent connection, and fail it if the server does not answer."""
+        now = self.runtime.now()
+        if now - self._heard_at < MAX_SILENCE:
+            return
+        if self._pinged_at <= self._heard_at:
+            self._ping(link, now)
+        elif now - self._pinged_at > STALE_AFTER:
+            link.fail("the inbox has received nothing for too long")
+
+    async def close(self) -> None:
+        """Close the connection, and give waiters the time to leave the queue."""
+        await super().close()
+        deadline = self.runtime.now() + CLOSE_TIMEOUT
+        while self.mailboxes and self.runtime.now() < deadline:
+            await self.runtime.sleep(0.002)
+
+
+class BaseMailbox(ABC, Generic[LinkT]):
+    """`ports.Mailbox`. `_link` is the connection at the last request; `channel` is set if it belongs to one `slot`."""
+
+    __slots__ = ("_inbox", "_link", "_notifications", "channel", "holder", "slot")
+
+    def __init__(self, inbox: BaseInbox[LinkT], holder: str, slot: int | None = None) -> None:
+        self._inbox = inbox
+        self.holder = holder
+        self.slot = slot
+        self.channel = ""
+        self._notifications: deque[Notification] = deque()
+        self._link: LinkT | None = None
+
+    @property
+    def address(self) -> str:
+        return self.channel or self._inbox.address
+
+    @property
+    def connected(self) -> bool:
+        link = self._link
+        return link is not None and link.error is None and bool(self.channel or not self._inbox.sharded)
+
+    async def open(self, until: float) -> None:
+        self._inbox.mailboxes[self.holder] = self
+        if self.slot is None or not self._inbox.sharded:
+            self._link = await self._inbox.open_link(until)
+        else:
+            self._link, self.channel = await self._inbox.open_channel(self.slot, until)
+
+    async def receive(self, until: float) -> Notification | None:
+        """Return the next notification; None once `until` has passed or the mailbox is not `connected`."""
+        link = self._link
+        self._prepare_sleep()
+        if not self._notifications and link is not None and self.connected:
+            self._inbox.check_alive(link)
+            await self._sleep(link, until)
+        return self._notifications.popleft() if self._notifications else None
+
+    async def wait(self, until: float) -> Notification | None:
+        notification = await self.receive(until)
+        if notification is None and not self.connected:
+            self._link = await self._inbox.open_link(until)
+        return notification
+
+    def deliver(self, notification: Notification) -> None:
+        self._notifications.append(notification)
+        self.wake()
+
+    def slot_moved(self) -> None:
+        """The slot moved to another node, so the server ended the subscription."""
+        self.channel = ""
+        self.wake()
+
+    def close(self) -> None:
+        self._inbox.mailboxes.pop(self.holder, None)
+
+    @abstractmethod
+    def wake(self) -> None: ...
+
+    def _prepare_sleep(self) -> None:
+        """Forget earlier wake-ups. The notifications are checked after this."""
+
+    @abstractmethod
+    async def _sleep(self, link: LinkT, until: float) -> None:
+        """Return when woken, when the link fails or when `until` has passed."""

@@ -25,8 +25,7 @@ from lockfast.ports import Runtime, Waker
 from lockfast.stores.redis.protocol import notifications
 from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
 from lockfast.stores.redis.transport import connect
-from lockfast.stores.redis.transport.connect import STALE_AFTER, BaseConnector, ConnectionFactory, no_reply
-from lockfast.stores.redis.transport.inbox import BaseInbox, BaseMailbox, ShardChannels
+from lockfast.stores.redis.transport.connect import BaseConnector, BaseInbox, BaseMailbox, ShardChannels, no_reply
 from lockfast.stores.redis.watch import WatchConnection
 
 # Connections of the parent process, never collected: __del__ would write to its TLS connection, or warn.
@@ -98,7 +97,7 @@ class TaskLink(asyncio.Protocol):
         self._timer, self._timer_at = None, math.inf
         if next_deadline < math.inf:
             self._set_timer(next_deadline, now)
-        if overdue and now - self._pending[0][1] > STALE_AFTER:
+        if overdue and now - self._pending[0][1] > connect.STALE_AFTER:
             self.fail("it has not answered for too long")
 
     def post(self, requests: Sequence[bytes], until: float) -> list[asyncio.Future[Any]]:
@@ -156,7 +155,7 @@ def _fail(future: asyncio.Future[Any], why: str) -> None:
     future.exception()  # marks it as retrieved: a cancelled caller, or one of a batch, never looks
 
 
-async def connect_task_link(new_connection: ConnectionFactory, runtime: Runtime, limit: float) -> TaskLink:
+async def connect_task_link(new_connection: connect.ConnectionFactory, runtime: Runtime, limit: float) -> TaskLink:
     """Connect through redis-py and take over the transport."""
     limit = max(connect.MIN_CONNECT_TIME, limit)
     connection = new_connection(limit)

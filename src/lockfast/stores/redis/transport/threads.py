@@ -37,8 +37,7 @@ from lockfast.ports import Runtime, Waker
 from lockfast.stores.redis.protocol import notifications
 from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
 from lockfast.stores.redis.transport import connect
-from lockfast.stores.redis.transport.connect import STALE_AFTER, BaseConnector, no_reply
-from lockfast.stores.redis.transport.inbox import BaseInbox, BaseMailbox, ShardChannels
+from lockfast.stores.redis.transport.connect import BaseConnector, BaseInbox, BaseMailbox, ShardChannels, no_reply
 from lockfast.stores.redis.watch import WatchConnection
 
 # Seconds that one system call may block. A blocking read is one call; poll() and a read are two.
@@ -347,7 +346,7 @@ class ThreadWire(ThreadConnector):
             return pending.value
         if link.error is not None:
             raise link.error
-        if link.unanswered and self.runtime.now() - link.unanswered[0].sent_at > STALE_AFTER:
+        if link.unanswered and self.runtime.now() - link.unanswered[0].sent_at > connect.STALE_AFTER:
             link.fail("it has not answered for too long")
         raise no_reply("it did not answer in time")
 
