@@ -51,10 +51,8 @@ def reply_of(error: Exception) -> ReplyError:
     text = clean(str(error), 200)
     if code or "ResponseError" in kinds:
         return ReplyError(f"{code} {text}" if code and not text.startswith(code) else text)
-    raise StoreUnavailable(
-        f"The server did not answer, so the outcome of the request is unknown. Repeat it. [{text}]",
-        outcome=Outcome.UNKNOWN,
-    ) from error
+    problem = f"The server did not answer, so the outcome of the request is unknown. Repeat it. [{text}]"
+    raise StoreUnavailable(problem, outcome=Outcome.UNKNOWN) from error
 
 
 class WatchedKey:
@@ -91,10 +89,8 @@ def _lost_race(error: Exception, outcome: Outcome) -> bool:
     if not any(kind.__name__ == "WatchError" for kind in type(error).__mro__):
         return False
     if "Error occurred" in str(error):
-        raise StoreUnavailable(
-            f"The connection broke inside a transaction; its outcome: {outcome.value}. Repeat the call.",
-            outcome=outcome,
-        ) from error
+        problem = f"The connection broke inside a transaction; its outcome: {outcome.value}. Repeat the call."
+        raise StoreUnavailable(problem, outcome=outcome) from error
     return True
 
 

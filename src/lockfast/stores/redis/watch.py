@@ -121,8 +121,6 @@ class WatchConnections:
 class WatchedKeyValue:
     """`ports.WatchedValue`."""
 
-    __slots__ = ("_connection", "_connections", "_key", "value")
-
     def __init__(self, connections: WatchConnections, connection: WatchConnection, key: str) -> None:
         self._connections = connections
         self._connection = connection

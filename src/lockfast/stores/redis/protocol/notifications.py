@@ -17,7 +17,6 @@ from lockfast.stores.redis.protocol.resp import Feed, ReplyError, bulks, pack
 from lockfast.values import AUX_PREFIX, FirstNotification, GrantNotification
 
 PING = pack(b"PING")
-_MESSAGES = (b"message", b"smessage")
 
 
 def new_address(runtime: Runtime) -> str:
@@ -95,7 +94,7 @@ def notification_in(reply: Any) -> tuple[str, GrantNotification | FirstNotificat
     """
     try:
         kind, _, text = reply
-        if kind not in _MESSAGES:
+        if kind not in (b"message", b"smessage"):
             return None
         words = text.decode("ascii").split(" ")
         if len(words) == 3:

@@ -176,10 +176,8 @@ class AcknowledgedStore(RedisStore):
         """The number of acknowledgements. If there are too few, raise but keep the grant, for a retry."""
         count = await self._count_acks(ttl, until)
         if count < self._acks.replicas:
-            raise StoreUnavailable(
-                f"The renewal of the lease on {shown(name)} does not count: {self._shortfall(count)}",
-                outcome=Outcome.UNKNOWN,
-            )
+            problem = f"The renewal of the lease on {shown(name)} does not count: {self._shortfall(count)}"
+            raise StoreUnavailable(problem, outcome=Outcome.UNKNOWN)
         return count
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:

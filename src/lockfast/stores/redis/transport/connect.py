@@ -1,4 +1,4 @@
-"""What connections do in both flavours: connect through redis-py, fail, receive notifications.
+"""Connections in both flavours: connect through redis-py, fail, receive notifications.
 
 redis-py's connection classes connect, negotiate TLS and authenticate. Then the link takes over their socket. An inbox
 is one subscribed connection on which a client receives all its notifications. Each acquisition has a mailbox, its end

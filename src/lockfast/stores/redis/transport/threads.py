@@ -28,7 +28,7 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from math import inf
 from typing import Any
 
@@ -222,14 +222,12 @@ class ThreadLink:
         """Mark the connection as failed and wake every waiting thread."""
         if self.error is None:
             self.error = no_reply(why)
-        try:
+        with suppress(OSError):
             if self._tls is None:
                 self._socket.shutdown(socket.SHUT_RDWR)  # ends the poll() or recv() of the reader
             else:
                 # The method of SSLSocket would let the reader continue in plain text.
                 socket.socket.shutdown(self._tls, socket.SHUT_RDWR)
-        except OSError:
-            pass
         for pending in tuple(self.sleepers):
             pending.wake()
 
