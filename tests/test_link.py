@@ -10,7 +10,8 @@ import pytest
 
 from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.stores.redis.transport.threads import PendingReply, ThreadLink, ThreadWire
+from lockfast.stores.redis.transport.connect import PendingReply
+from lockfast.stores.redis.transport.threads import ThreadLink, ThreadWire
 
 
 @pytest.fixture

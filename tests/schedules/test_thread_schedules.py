@@ -22,7 +22,8 @@ from lockfast.runtime.base import run
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.stores.redis.protocol.resp import Reader, pack
 from lockfast.stores.redis.transport import connect, threads
-from lockfast.stores.redis.transport.threads import SLICE, PendingReply, ThreadInbox, ThreadLink, ThreadWire
+from lockfast.stores.redis.transport.connect import PendingReply
+from lockfast.stores.redis.transport.threads import SLICE, ThreadInbox, ThreadLink, ThreadWire
 from lockfast.values import Claim, Granted, GrantNotification
 from tests.schedules.scheduler import Choice, ScheduledLock, ScheduledRuntime, Scheduler, every_schedule
 from verify.mutation import python

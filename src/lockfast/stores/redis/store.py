@@ -52,12 +52,9 @@ class Connection(Protocol):
 class Wire(Connection, Protocol):
     """One connection that carries the requests of many callers, in order."""
 
-    grace: float
-    """Seconds that a reply may take on this connection, with a wide margin."""
-    pushes: bool
-    """Whether the server can send messages that answer no request (RESP3)."""
-    on_push: Callable[[Any], None] | None
-    """Receives those messages."""
+    grace: float  # seconds that a reply may take on this connection, with a wide margin
+    pushes: bool  # whether the server can send messages that answer no request (RESP3)
+    on_push: Callable[[Any], None] | None  # receives those messages
 
     def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
         """Send the requests `before` and then `request`; return its reply and drop the others.

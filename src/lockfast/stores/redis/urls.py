@@ -48,7 +48,9 @@ def pool_of_url(url: str, flavour: str) -> Any:
         pool.connection_class(**pool.connection_kwargs)  # redis-py checks the options only here
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
         # The cause is dropped, because its message may quote the URL with the password.
-        raise _unreadable(ONE_SERVER, _unknown_option(plain, str(error))) from None
+        options = parse_qs(urlsplit(plain).query)
+        unknown = next((name for name in options if f"keyword argument '{name}'" in str(error)), None)
+        raise _unreadable(ONE_SERVER, unknown) from None
     return pool
 
 
@@ -70,11 +72,6 @@ def _as_redis_url(url: str) -> str:
     if not (len(parts.path) > 1 if parts.scheme == "unix" else _DATABASE.fullmatch(parts.path)):
         raise _unreadable(ONE_SERVER)
     return plain
-
-
-def _unknown_option(url: str, why: str) -> str | None:
-    """The option of the URL that redis-py rejected as an unexpected keyword argument."""
-    return next((name for name in parse_qs(urlsplit(url).query) if f"keyword argument '{name}'" in why), None)
 
 
 def _unreadable(form: str, unknown_option: str | None = None) -> ConfigurationError:

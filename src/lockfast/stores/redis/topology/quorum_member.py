@@ -26,9 +26,9 @@ from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.protocol import replies
 from lockfast.stores.redis.protocol.resp import pack
 from lockfast.stores.redis.store import RedisStore, release_request
-from lockfast.stores.redis.transport.connect import ConnectionFactory
+from lockfast.stores.redis.transport.connect import ConnectionFactory, PendingReply
 from lockfast.stores.redis.transport.tasks import TaskInbox, TaskWire
-from lockfast.stores.redis.transport.threads import PendingReply, ThreadInbox, ThreadLink, ThreadWire
+from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadLink, ThreadWire
 from lockfast.values import AUX_PREFIX, Claim
 
 _this_thread = threading.local()

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from lockfast.errors import Outcome, StoreError, StoreRefused, StoreUnavailable
-from lockfast.ports import Runtime
+from lockfast.ports import Runtime, Waker
 from lockfast.stores.redis.protocol.error_replies import DENIED, code_of
 from lockfast.stores.redis.protocol.notifications import notification_in, shard_channel, subscribe_request
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
@@ -48,6 +48,29 @@ def grace_after(connect_seconds: float) -> float:
     (0.08, 0.6, 1.0)
     """
     return min(INITIAL_GRACE, max(MIN_GRACE, 2 * connect_seconds))
+
+
+class PendingReply:
+    """A reply that a thread or task waits for. The reader sets `value` and `ready`.
+
+    Every request of a thread makes one, so the initial values are class attributes.
+    """
+
+    ready = False
+    value: Any = None
+    sent_at = 0.0
+    waker: Waker | None = None
+
+    def settle(self, value: Any) -> None:
+        self.value = value
+        self.ready = True
+        self.wake()
+
+    def wake(self) -> bool:
+        waker = self.waker  # read once: the waiting thread removes it when it stops waiting
+        if waker is not None:
+            waker.wake()
+        return waker is not None
 
 
 class Link(Protocol):
@@ -159,7 +182,7 @@ class ShardChannels:
     def __init__(self, address: str) -> None:
         self._address = address
         self.subscribed: set[str] = set()
-        self.pending: deque[Any] = deque()
+        self.pending: deque[PendingReply] = deque()
 
     def channel(self, slot: int) -> str:
         return shard_channel(slot, self._address)

@@ -25,7 +25,7 @@ from lockfast.ports import Runtime, Waker
 from lockfast.stores.redis.protocol import notifications
 from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
 from lockfast.stores.redis.transport import connect
-from lockfast.stores.redis.transport.connect import BaseConnector, BaseInbox, BaseMailbox, ShardChannels, no_reply
+from lockfast.stores.redis.transport.connect import BaseInbox, BaseMailbox, PendingReply, ShardChannels, no_reply
 from lockfast.stores.redis.watch import WatchConnection
 
 # Connections of the parent process, never collected: __del__ would write to its TLS connection, or warn.
@@ -170,7 +170,7 @@ async def connect_task_link(new_connection: connect.ConnectionFactory, runtime: 
     return TaskLink(connection, runtime)
 
 
-class TaskConnector(BaseConnector[TaskLink]):
+class TaskConnector(connect.BaseConnector[TaskLink]):
     """All callers share one attempt to connect, and a cancelled caller does not stop it."""
 
     _task: asyncio.Task[TaskLink] | None = None
@@ -283,11 +283,10 @@ class TaskInbox(TaskConnector, BaseInbox[TaskLink]):
         shards = ShardChannels(address)
         link.subscribed = True
         if not self.sharded:
-            answer = _Answer(self.runtime.waker())
-            link.on_push, link.on_failure = answer.settle, answer.waker.wake
-            link.send(notifications.subscribe_request(address))
+            answer = PendingReply()
+            link.on_push, link.on_failure = answer.settle, lambda: answer.settle(None)
             try:
-                await answer.wait(link, self.runtime.now() + limit)
+                await self._confirm(link, notifications.subscribe_request(address), answer, self.runtime.now() + limit)
             except BaseException:
                 link.fail("the server did not confirm the subscription")
                 raise
@@ -299,10 +298,17 @@ class TaskInbox(TaskConnector, BaseInbox[TaskLink]):
         return link
 
     async def _subscribe(self, link: TaskLink, shards: ShardChannels, request: bytes, until: float) -> None:
-        answer = _Answer(self.runtime.waker())
+        answer = PendingReply()
         shards.pending.append(answer)
+        await self._confirm(link, request, answer, until)
+
+    async def _confirm(self, link: TaskLink, request: bytes, answer: PendingReply, until: float) -> None:
+        answer.waker = waker = self.runtime.waker()
         link.send(request)
-        await answer.wait(link, until)
+        await waker.wait(until)
+        error = link.error or notifications.subscribe_error(answer.value, answer.ready)
+        if error is not None:
+            raise error
 
     def _wake_all(self) -> None:
         for mailbox in self.mailboxes.values():
@@ -313,25 +319,6 @@ class TaskInbox(TaskConnector, BaseInbox[TaskLink]):
     def _ping(self, link: TaskLink, now: float) -> None:
         self._pinged_at = now
         link.send(notifications.PING)
-
-
-class _Answer:
-    """The reply to a subscription, and the waker of the task that waits for it."""
-
-    def __init__(self, waker: Waker) -> None:
-        self.waker = waker
-        self.value: Any = None
-        self.ready = False
-
-    def settle(self, value: Any) -> None:
-        self.value, self.ready = value, True
-        self.waker.wake()
-
-    async def wait(self, link: TaskLink, until: float) -> None:
-        await self.waker.wait(until)
-        error = link.error or notifications.subscribe_error(self.value, self.ready)
-        if error is not None:
-            raise error
 
 
 class TaskMailbox(BaseMailbox[TaskLink]):

@@ -33,11 +33,11 @@ from math import inf
 from typing import Any
 
 from lockfast.errors import StoreError, StoreUnavailable, closed_error
-from lockfast.ports import Runtime, Waker
+from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol import notifications
 from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
 from lockfast.stores.redis.transport import connect
-from lockfast.stores.redis.transport.connect import BaseConnector, BaseInbox, BaseMailbox, ShardChannels, no_reply
+from lockfast.stores.redis.transport.connect import BaseConnector, BaseInbox, BaseMailbox, PendingReply, no_reply
 from lockfast.stores.redis.watch import WatchConnection
 
 # Seconds that one system call may block. A blocking read is one call; poll() and a read are two.
@@ -45,29 +45,6 @@ SLICE = 0.25
 # Bytes per read. Nearly all replies are short. Under TLS a whole record must be read, as poll() ignores the rest.
 PLAIN_READ, TLS_READ = 4096, 65536
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-
-class PendingReply:
-    """A reply that a thread waits for. The reader sets `value` and `ready`.
-
-    Every request makes one, so the initial values are class attributes.
-    """
-
-    ready = False
-    value: Any = None
-    sent_at = 0.0
-    waker: Waker | None = None
-
-    def settle(self, value: Any) -> None:
-        self.value = value
-        self.ready = True
-        self.wake()
-
-    def wake(self) -> bool:
-        waker = self.waker  # read once: the waiting thread removes it when it stops waiting
-        if waker is not None:
-            waker.wake()
-        return waker is not None
 
 
 class ThreadLink:
@@ -405,7 +382,7 @@ class ThreadInbox(ThreadConnector, BaseInbox[ThreadLink]):
 
     def _open(self, until: float) -> ThreadLink:
         self.address = notifications.new_address(self.runtime)
-        shards = ShardChannels(self.address)
+        shards = connect.ShardChannels(self.address)
         subscribed = PendingReply()
         subscribed.ready = self.sharded
 
@@ -428,7 +405,7 @@ class ThreadInbox(ThreadConnector, BaseInbox[ThreadLink]):
         self._shards = shards
         return link
 
-    async def _subscribe(self, link: ThreadLink, shards: ShardChannels, request: bytes, until: float) -> None:
+    async def _subscribe(self, link: ThreadLink, shards: connect.ShardChannels, request: bytes, until: float) -> None:
         answer = PendingReply()
         with self._mutex:
             shards.pending.append(answer)
