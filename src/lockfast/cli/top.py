@@ -103,21 +103,18 @@ class View:
         rows = lock_table(terminal, sorted(infos, key=SORTS[self.sort]))
         limit = len(rows) if height is None else max(1, height - HEADER_AND_FOOTER)
         hidden = len(rows) - limit
-        lines = [self._heading(infos), [], *rows[:limit]]
         if hidden > 0:
-            lines[-1] = [(f"and {hidden + 1} more", "dim")]
-        return lines
-
-    def _heading(self, infos: Sequence[LockInfo]) -> Line:
+            rows[limit - 1 :] = [[(f"and {hidden + 1} more", "dim")]]
         held = sum(info.locked for info in infos)
         waiting = sum(info.waiting for info in infos)
-        return [
+        heading = [
             ("lockfast", "bold"),
             (f"  {held} held, {waiting} waiting, ", ""),
             (f"at least {self.rate:.1f} hand-offs/s", "cyan"),
             (f"  by {self.sort}", "dim"),
             ("" if self.pattern == "*" else f"  only {clean(self.pattern)}", "yellow"),
         ]
+        return [heading, [], *rows]
 
     def footer(self) -> Line:
         if self.filter_input is not None:

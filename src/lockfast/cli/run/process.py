@@ -41,7 +41,12 @@ class CommandProcess:
 
     def __init__(self, command: list[str], grace: float) -> None:
         self._command = command
-        _reserve_standard_streams()
+        # Open /dev/null for closed standard streams, lest a pipe gets one of their numbers. The command does not
+        # inherit them: its closed streams stay closed.
+        spare = 0
+        while spare <= 2:
+            spare = os.open(os.devnull, os.O_RDWR)
+        os.close(spare)
         start_read, self._start = os.pipe()
         self._failure, failure_write = os.pipe()
         self.pid = os.fork()
@@ -136,15 +141,6 @@ def end_group(group: int, grace: float) -> None:
             signal_group(group, signal.SIGKILL)
             return
         time.sleep(POLL)
-
-
-def _reserve_standard_streams() -> None:
-    """Open /dev/null for closed standard streams, lest a pipe gets one of their numbers. The command does not inherit
-    them: its closed streams stay closed."""
-    spare = 0
-    while spare <= 2:
-        spare = os.open(os.devnull, os.O_RDWR)
-    os.close(spare)
 
 
 def _make_group(pid: int) -> None:
