@@ -74,6 +74,8 @@ class BaseLease:
 
     def _not_acquired(self, error: BaseException | None = None) -> None:
         """The acquisition failed, or timed out if there is no `error`."""
+        if self._core.fence:
+            return  # granted, and released again
         self._core.caller = None  # a task keeps its error, and that this lease: it must not keep the task
         if error is None:
             self._event(EventKind.TIMED_OUT, self._started)

@@ -33,7 +33,7 @@ from lockfast.core import local_handoff
 from lockfast.core.acquire import Grant
 from lockfast.core.lease_state import ALIVE, LOST, RELEASED
 from lockfast.core.local_handoff import ClaimTerms
-from lockfast.core.release import force_release
+from lockfast.core.release import clean_up, force_release
 from lockfast.core.retry import retry
 from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
 from lockfast.runtime.base import run
@@ -205,6 +205,8 @@ class BaseLock(Generic[LeaseT]):
             session.ensure_open()
         queue = session.local_queues.queue(self._name)
         lease = self._lease_class(self)  # before the answer: every step after it delays the caller
+        acquiring = session.acquiring
+        acquiring[lease] = None
         try:
             grant = await local_handoff.acquire(
                 session.ports,
@@ -214,26 +216,28 @@ class BaseLock(Generic[LeaseT]):
                 blocking=wait != 0.0,
                 local=options.local_handoff,
             )
+            if grant is None:
+                lease._not_acquired()
+                if frame is None:
+                    return None
+                raise self._timeout_error()
+            try:
+                lease._begin(grant)
+                queue.last_lease = lease._core
+                if not session.closed:
+                    if frame is not None:
+                        self._enter_scope(lease, frame)
+                    return lease
+            except BaseException:  # interrupted: nobody would release it
+                await self._undo(grant, lease)
+                raise
+            await lease._release()  # closed during the wait: `close()` may not have seen this lease
+            raise closed_error()
         except BaseException as error:
             lease._not_acquired(error)
             raise
-        if grant is None:
-            lease._not_acquired()
-            if frame is None:
-                return None
-            raise self._timeout_error()
-        try:
-            lease._begin(grant)
-            queue.last_lease = lease._core
-            if not session.closed:
-                if frame is not None:
-                    self._enter_scope(lease, frame)
-                return lease
-        except BaseException:  # interrupted: nobody would release it
-            await self._undo(grant, lease)
-            raise
-        await lease._release()  # closed during the wait: `close()` may not have seen this lease
-        raise closed_error()
+        finally:
+            del acquiring[lease]
 
     async def _undo(self, grant: Grant, lease: LeaseT) -> None:
         """Release a grant after an interrupt, because nobody has its lease."""
@@ -243,6 +247,18 @@ class BaseLock(Generic[LeaseT]):
             if scope.lease is lease:
                 self._scopes.remove(scope)
         await local_handoff.return_grant(self._session.ports, grant)
+
+    async def _abandon(self, lease: BaseLease) -> None:
+        """Release a lease whose block was left, or that nobody received, because of an interrupt."""
+        core, session = lease._core, self._session
+        session.keepalive.unwatch(core)
+        self._scopes = [scope for scope in self._scopes if scope.lease is not lease]
+        self._forget(lease)
+        core.release()
+        if core.state is RELEASED and not core.cleared:
+            if lease._shared_grant is not None:
+                lease._shared_grant.end()
+            await clean_up(session.ports, core.name, core.holder, core.ttl, inline=False)
 
     def _enter_scope(self, lease: LeaseT, frame: FrameType) -> Scope[LeaseT]:
         scope = Scope(lease._core.caller, frame, lease)
@@ -265,7 +281,7 @@ class BaseLock(Generic[LeaseT]):
         if lease is not None and not self._has(lease):
             table, caller = self._leases, lease._core.caller
             if len(table) >= MOST_CALLERS:  # callers that let their leases expire
-                for one in [one for one, leases in table.items() if not any(lease.remaining for lease in leases)]:
+                for one in [one for one, leases in list(table.items()) if not any(held.remaining for held in leases)]:
                     table.pop(one, None)
             table.setdefault(caller, []).append(lease)
         return lease
@@ -371,10 +387,16 @@ class Lock(BaseLock[Lease]):
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """Return a lease; None if the lock stayed taken for `timeout` seconds, or at all if not `blocking`."""
+        lease = None
         try:
-            return self._remember(run(self._acquire(blocking, timeout)))
+            lease = run(self._acquire(blocking, timeout))
+            return self._remember(lease)
         except LockError:
             self._session.wait_for_exit()
+            raise
+        except BaseException:
+            if lease is not None:
+                run(self._abandon(lease))
             raise
 
     def release(self) -> bool:
@@ -418,7 +440,14 @@ class Lock(BaseLock[Lease]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(self._exit_scope(sys._getframe(1)), error)
+        scopes = self._scopes[:]
+        try:
+            self._leave(self._exit_scope(sys._getframe(1)), error)
+        except KeyboardInterrupt:  # before the release began: the lease would be renewed for ever
+            ended = [scope for scope in scopes if scope not in self._scopes] or scopes[-1:]
+            for scope in ended if len(scopes) == 1 or len(ended) < len(scopes) else ():
+                run(self._abandon(scope.lease))
+            raise
 
     def _leave(self, lease: Lease, error: BaseException | None) -> None:
         """End the block of `lease`; never masks the body's own error."""

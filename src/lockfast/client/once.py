@@ -120,13 +120,18 @@ class BaseOnce(Generic[LeaseT]):
         lease = await self._lock._acquire(waits, None)
         if lease is None and waits:
             raise self._lock._timeout_error()
-        if lease is not None:
-            lease._keep_until = runtime.now() + self._schedule.at_least
-        scope: Scope[LeaseT | Skipped] = Scope(
-            runtime.caller(), frame, self._skip(await self._inspect()) if lease is None else lease
-        )
-        self._scopes.append(scope)
-        return scope
+        try:
+            if lease is not None:
+                lease._keep_until = runtime.now() + self._schedule.at_least
+            scope: Scope[LeaseT | Skipped] = Scope(
+                runtime.caller(), frame, self._skip(await self._inspect()) if lease is None else lease
+            )
+            self._scopes.append(scope)
+            return scope
+        except BaseException:
+            if lease is not None:
+                await self._lock._abandon(lease)
+            raise
 
     async def _inspect(self) -> LockInfo:
         try:

@@ -50,22 +50,22 @@ class Reentrant(BaseLock[LeaseT]):
             # Leases of a parent process or of a closed event loop are not ours, so their levels are dropped.
             state = State.RELEASED if held.inherited else held.state
             if state in ALIVE:
-                self._levels[caller] = held, depth + 1
                 if frame is not None:
                     self._enter_scope(held, frame)
+                self._levels[caller] = held, depth + 1
                 return held
             if state is State.LOST:
                 raise held._lost_error()
             del self._levels[caller]
+        if len(self._levels) >= MOST_CALLERS:  # callers that let their leases expire
+            for one in [one for one, (held, _) in list(self._levels.items()) if not held.remaining]:
+                self._levels.pop(one, None)
         try:
             lease = await super()._acquire(blocking, timeout, frame)
         except BaseException:
             caller = None  # a task keeps its error, and that this frame: it must not keep the task
             raise
         if lease is not None:
-            if len(self._levels) >= MOST_CALLERS:  # callers that let their leases expire
-                for one in [one for one, (held, _) in list(self._levels.items()) if not held.remaining]:
-                    self._levels.pop(one, None)
             self._levels[caller] = lease, 1
         return lease
 

@@ -42,6 +42,9 @@ CALLBACK_WORKERS = 16
 CLOSES_WITHIN = BUDGET + 1.0
 """Seconds that `close()` takes at most: the budget for releases, and a moment to disconnect."""
 
+ACQUIRING_END_WITHIN = 0.5
+"""Seconds that `close()` waits for acquisitions under way: a claim that was sent may be granted."""
+
 _exiting: list[bool] = []
 """Not empty once the program exits."""
 sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -85,6 +88,8 @@ class Session:
         self.default_options = checked(owner, {})
         self.keepalive = Keepalive(self.ports)
         self.local_queues = LocalQueues(self.runtime)
+        self.acquiring: dict[Any, None] = {}
+        """The leases of acquisitions under way."""
         self.callbacks = BackgroundTasks(self.runtime, "callback", CALLBACK_WORKERS)
         self._closing = SingleFlight(self.runtime, "close")
 
@@ -174,6 +179,9 @@ class Session:
             try:
                 for claim in self.local_queues.close():
                     await clean_up(self.ports, claim.name, claim.holder, claim.ttl, inline=True)
+                give_up_at = self.runtime.now() + ACQUIRING_END_WITHIN
+                while self.acquiring and self.runtime.now() < give_up_at:
+                    await self.runtime.sleep(0.002)  # they clean up, for which they need the store
                 await self.keepalive.release([*self._left_behind, *self.keepalive.held()])
             finally:
                 await self.store.close()

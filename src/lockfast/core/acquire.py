@@ -170,7 +170,7 @@ class Acquisition:
                 if type(answer) is Granted:
                     grant = self._grant(answer.fence, answer.acknowledged)
                     if runtime.now() < grant.valid_until - self._spare:
-                        return grant
+                        return self._finished(grant)
                     if self._send_once_more():
                         continue
                 elif type(answer) is Queued:
@@ -181,7 +181,7 @@ class Acquisition:
                     self._ticket = answer.ticket
                     notified = await self._wait_for_notification(answer)
                     if notified is not None:
-                        return notified
+                        return self._finished(notified)
                 else:
                     self._traces, self._late_since = traces, None
                 if self._is_over() or (type(answer) is Taken and not await self._open_mailbox()) or self._is_over():
@@ -192,11 +192,17 @@ class Acquisition:
         except BaseException as error:  # including cancellation and KeyboardInterrupt: nothing may be left behind
             await self._clean_up(inline=not isinstance(error, StoreUnavailable))
             raise
-        finally:  # as few calls as possible: a KeyboardInterrupt here would lose the grant
+        finally:  # after `_finished()` without a call: a KeyboardInterrupt here would lose the grant
             if self._blocking:
                 self._history.contended = self.queued
             if self._mailbox is not None:
                 self._mailbox.close()
+
+    def _finished(self, grant: Grant) -> Grant:
+        if self._mailbox is not None:
+            self._mailbox.close()
+            self._mailbox = None
+        return grant
 
     def _event(self, kind: EventKind) -> None:
         if self._emit is not None:

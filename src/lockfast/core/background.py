@@ -64,6 +64,7 @@ class SingleFlight:
         self._name = name
         self._mutex = runtime.mutex()
         self._started = False
+        self._running = False
         self._ended = False
         self._waiting: list[Waker] = []
 
@@ -78,16 +79,22 @@ class SingleFlight:
                 self._waiting.append(waker)
             self._started = True
         if waker is None:
-            await self._runtime.finish(lambda: self._run(work), self._name, patience)
+            try:
+                await self._runtime.finish(lambda: self._run(work), self._name, patience)
+            except BaseException:
+                if not self._running:
+                    self._started = False  # interrupted before the work began
+                raise
         else:
             await waker.wait(self._runtime.now() + patience)
 
     async def _run(self, work: Work) -> None:
+        self._running = True
         try:
             await work()
             self._ended = True
         except BaseException:
-            self._started = False
+            self._started = self._running = False
             raise
         finally:
             with self._mutex:

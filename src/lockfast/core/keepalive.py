@@ -148,20 +148,17 @@ class Keepalive:
 
     def _start(self) -> bool:
         """Start an actor; False if another thread did."""
-        with self._mutex:
-            if self._active:
-                return False
-            self._active = True
-            self._waker = self._waker or self._runtime.waker()
-        self._spawn()
-        return True
-
-    def _spawn(self) -> None:
-        started = False
-        try:
+        ours = started = False
+        try:  # an interrupt at any point must not leave `_active` set without an actor
+            with self._mutex:
+                if self._active:
+                    return False
+                self._active = ours = True
+                self._waker = self._waker or self._runtime.waker()
             started = self._runtime.spawn(self._run, "keepalive")
+            return True
         finally:
-            if not started:
+            if ours and not started:
                 self._active = False  # the next lease tries again; until then leases are not renewed and expire
 
     async def _run(self) -> None:
@@ -183,8 +180,9 @@ class Keepalive:
         finally:
             with self._mutex:
                 retired = self._retire()
+                self._active = False
             if not retired:
-                self._spawn()
+                self._start()
 
     def _of_callers(self, state: CallerState) -> list[LeaseState]:
         """The leases whose thread or task is in that state."""

@@ -109,16 +109,17 @@ class TaskWaker:
         self._future: asyncio.Future[bool] | None = None
 
     def wake(self, *, in_loop: bool = False) -> None:
-        if in_loop or threading.get_ident() == self._thread:
-            future = self._future
-            if future is None or future.done():
-                self._called = True
-            else:
-                future.set_result(True)
-            return
-        with suppress(RuntimeError):  # the loop is closed, and its waits with it
-            # `in_loop`, because the loop may run in another thread by now.
-            self._timers.loop.call_soon_threadsafe(partial(self.wake, in_loop=True))
+        try:
+            if in_loop or threading.get_ident() == self._thread:
+                future = self._future
+                if future is None or future.done():
+                    self._called = True
+                else:
+                    future.set_result(True)
+            else:  # `in_loop`, because the loop may run in another thread by now
+                self._timers.loop.call_soon_threadsafe(partial(self.wake, in_loop=True))
+        except RuntimeError:
+            pass  # the loop is closed, and its waits with it
 
     def wait(self, until: float | None) -> asyncio.Future[bool]:
         future: asyncio.Future[bool] = asyncio.Future(loop=self._timers.loop)

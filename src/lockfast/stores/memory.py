@@ -306,10 +306,13 @@ class MemoryStore(Store):
         with self._hub.mutex:
             return self._hub.space.force_release(name, holder, self._runtime.now())
 
-    async def close(self) -> None:
+    async def cancel_waits(self) -> None:
         self.closed = True
         for box in list(self._hub.boxes.values()):
             box.wake()
+
+    async def close(self) -> None:
+        await self.cancel_waits()
 
     def reset(self, *, forked: bool) -> None:
         if forked:
