@@ -57,9 +57,6 @@ class Reentrant(BaseLock[LeaseT]):
             if state is State.LOST:
                 raise held._lost_error()
             del self._levels[caller]
-        if len(self._levels) >= MOST_CALLERS:  # callers that let their leases expire
-            for one in [one for one, (held, _) in list(self._levels.items()) if not held.remaining]:
-                self._levels.pop(one, None)
         try:
             lease = await super()._acquire(blocking, timeout, frame)
         except BaseException:
@@ -67,6 +64,14 @@ class Reentrant(BaseLock[LeaseT]):
             raise
         if lease is not None:
             self._levels[caller] = lease, 1
+            try:
+                if len(self._levels) > MOST_CALLERS:  # callers that let their leases expire
+                    for one in [one for one, (held, _) in list(self._levels.items()) if not held.remaining]:
+                        self._levels.pop(one, None)
+            except BaseException:  # interrupted: the caller does not get the lease
+                self._levels.pop(caller, None)
+                await self._abandon(lease)
+                raise
         return lease
 
     def _leave_level(self, caller: Hashable) -> bool:

@@ -170,7 +170,7 @@ class Acquisition:
                 if type(answer) is Granted:
                     grant = self._grant(answer.fence, answer.acknowledged)
                     if runtime.now() < grant.valid_until - self._spare:
-                        return self._finished(grant)
+                        return grant if self._mailbox is None else self._finished(grant, self._mailbox)
                     if self._send_once_more():
                         continue
                 elif type(answer) is Queued:
@@ -181,7 +181,7 @@ class Acquisition:
                     self._ticket = answer.ticket
                     notified = await self._wait_for_notification(answer)
                     if notified is not None:
-                        return self._finished(notified)
+                        return notified if self._mailbox is None else self._finished(notified, self._mailbox)
                 else:
                     self._traces, self._late_since = traces, None
                 if self._is_over() or (type(answer) is Taken and not await self._open_mailbox()) or self._is_over():
@@ -198,10 +198,9 @@ class Acquisition:
             if self._mailbox is not None:
                 self._mailbox.close()
 
-    def _finished(self, grant: Grant) -> Grant:
-        if self._mailbox is not None:
-            self._mailbox.close()
-            self._mailbox = None
+    def _finished(self, grant: Grant, mailbox: Mailbox) -> Grant:
+        mailbox.close()
+        self._mailbox = None
         return grant
 
     def _event(self, kind: EventKind) -> None:
