@@ -22,7 +22,7 @@ CLAIM_SENT, QUEUED, GRANTED, TIMED_OUT, UNAVAILABLE = itertools.islice(EventKind
 RENEWED, AT_RISK, LOST, RELEASED, HANDED_OFF, FORCE_RELEASED = itertools.islice(EventKind, 5, None)
 WAIT = 0.2
 """Seconds of a wait or a hold whose time an event must report."""
-CALLS_PER_CYCLE = 48
+CALLS_PER_CYCLE = 49
 """Most calls of Python functions in `with locks.lock(name)` on memory:// without an observer."""
 
 

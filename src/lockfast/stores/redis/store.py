@@ -155,7 +155,7 @@ class RedisStore(Store):
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._capabilities[self.wire.pushes]
+        return self._capabilities[self.wire.pushes] if self.substitute is None else self.substitute.capabilities
 
     def _all_capabilities(self, *, replica_acks: bool = False) -> tuple[Capabilities, Capabilities]:
         """Without and with RESP3, which is known once the wire is connected.
@@ -234,9 +234,14 @@ class RedisStore(Store):
         self.prepared_releases[key] = (release_request(claim.name, claim.holder), (PING,) if self._ping_last else ())
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
+        if self.substitute is not None:
+            return await self.substitute.renew(renewals, until)
         name = renewals[0].name
         track = scripts.TRACK if self.capabilities.change_events else ()
-        reply = await self._run(scripts.RENEW, scripts.renew_request(renewals), name, until, track)
+        try:
+            reply = await self._run(scripts.RENEW, scripts.renew_request(renewals), name, until, track)
+        except (StoreRefused, StoreProtocolError) as denial:
+            return await self._fall_back(denial, lambda store: store.renew(renewals, until))
         if not isinstance(reply, list) or len(reply) != len(renewals):
             raise _unexpected(name, reply)
         return [answer == 1 for answer in reply]

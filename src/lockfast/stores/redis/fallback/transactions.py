@@ -210,7 +210,7 @@ class FallbackStore(RedisStore):
     """Uses scripts until the server denies them to this account, then transactions.
 
     A transaction also answers the request that was denied. If transactions are denied too, the error is the one about
-    scripts, because they are the better mode. `acquire` and `release` call `_fall_back` themselves."""
+    scripts, because they are the better mode. `acquire`, `release` and `renew` call `_fall_back` themselves."""
 
     def __init__(self, wire: TransactionWire, inbox: Inbox, runtime: Runtime, *, topology: Topology, reasserts: bool):
         self._transactions = TransactionStore(wire, runtime, topology=topology)
@@ -251,9 +251,6 @@ class FallbackStore(RedisStore):
         except (StoreRefused, StoreProtocolError) as denial:
             return await self._fall_back(denial, lambda _: transaction(*args, **kwargs))
 
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
-        return await self._either(super().renew, self._transactions.renew, renewals, until)
-
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         return await self._either(super().adopt, self._transactions.adopt, claim, old_holder, until)
 
@@ -270,10 +267,6 @@ class FallbackStore(RedisStore):
         with suppress(StoreRefused, StoreProtocolError):
             await self.inspect("lockfast", until)  # changes nothing; a denial switches before the facts are read
         return await self._either(super().facts, self._transactions.facts, until)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return super().capabilities if self.substitute is None else self.substitute.capabilities
 
     def disconnect(self) -> None:
         self._script_inbox.drop()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -41,6 +42,10 @@ REFRESH_INTERVAL = 0.1  # seconds
 REFRESH_TIMEOUT = 0.5  # seconds for one node to send the slot map
 FIRST_MAP_POLL = 0.005  # seconds between two checks whether another caller has fetched the first map
 MAX_REDIRECTS = 5
+
+
+class _Migrating(StoreUnavailable):
+    """The slot is moving: the node answered, so it has not failed."""
 
 
 def slot_owners(reply: Any, asked_host: str) -> dict[int, Address]:
@@ -175,7 +180,7 @@ class ClusterStore(Store):
         return self._node(address)
 
     async def _refresh(self, until: float) -> None:
-        """Fetch the slot map, unless another caller does or just did. Without any map, wait for it."""
+        """Fetch the slot map, unless another caller is fetching it or just has. If there is no map yet, wait."""
         while True:
             with self._mutex:
                 mine = not self._refreshing and self._runtime.now() - self._refreshed_at >= REFRESH_INTERVAL
@@ -214,8 +219,12 @@ class ClusterStore(Store):
                         "redis+cluster://."
                     )
                 continue
+            try:
+                before, self._owners = self._owners, slot_owners(reply, node.host)
+            except (TypeError, ValueError, IndexError, AttributeError):
+                problem = StoreProtocolError("A node of the cluster sent a slot map that cannot be read. Try again.")
+                continue
             self._stale = False
-            before, self._owners = self._owners, slot_owners(reply, node.host)
             for address in set(before.values()) - set(self._owners.values()):
                 self._node(address).store.disconnect()  # a former master: its waiters move
             return
@@ -235,6 +244,8 @@ class ClusterStore(Store):
                 if not asking:
                     self._owners[slot] = address
                     self._stale = True
+            except _Migrating:
+                raise
             except StoreUnavailable:
                 node.failed = self._stale = True
                 raise
@@ -264,7 +275,7 @@ class ClusterStore(Store):
                 raise ValueError("a claim can be enqueued only while its mailbox is open")
             if node.importing:
                 name = shown(claim.name)
-                raise StoreUnavailable(f"The lock {name} is moving to another node, so nothing was changed. Try again.")
+                raise _Migrating(f"The lock {name} is moving to another node, so nothing was changed. Try again.")
             address = await box.open_at(node, keys_of(claim.name).slot, until)
             return await node.store.acquire(claim, enqueue._replace(address=address), until)
 
@@ -337,7 +348,8 @@ class ClusterStore(Store):
             by_slot.setdefault(keys_of(renewal.name).slot, []).append(number)
         by_node: dict[ClusterNode, list[list[int]]] = {}
         for slot, numbers in by_slot.items():
-            by_node.setdefault(await self._owner(slot, until), []).append(numbers)
+            with suppress(StoreUnavailable):  # a slot without an owner must not cost the other leases their renewal
+                by_node.setdefault(await self._owner(slot, until), []).append(numbers)
         sent = []
         for node in sorted(by_node, key=_failed):
             requests: list[bytes] = []

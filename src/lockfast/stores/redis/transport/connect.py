@@ -111,8 +111,9 @@ class BaseConnector(ABC, Generic[LinkT]):
         return link is not None and link.error is None
 
     def drop(self) -> None:
-        if self._link is not None:
-            self._link.disconnect("the server is not the master any more")
+        link = self._link  # another thread may close it
+        if link is not None:
+            link.disconnect("the server is not the master any more")
 
     async def open_link(self, until: float) -> LinkT:
         """Return the link; connect if necessary and allowed."""

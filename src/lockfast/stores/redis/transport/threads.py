@@ -133,10 +133,11 @@ class ThreadLink:
                 if not self.reading.locked():
                     self.wake_sleeper()
 
-    def read(self, pending: PendingReply, until: float, now: float) -> bool:
+    def read(self, pending: PendingReply, until: float, now: float, *, once: bool = False) -> bool:
         """Read for all threads until `pending` is ready, the link has failed, or `until` has passed.
 
-        Returns False at once if another thread reads.
+        With `once`, read at most once: replies to other threads could arrive for ever. Returns False at once if another
+        thread reads.
         """
         reads = False
         try:
@@ -147,6 +148,8 @@ class ThreadLink:
                 if (self._tls is not None or until - now < SLICE) and not self._await_readable(until):
                     break
                 self.read_once()
+                if once:
+                    break
                 if not pending.ready:
                     now = self._runtime.now()
             return True
@@ -321,7 +324,11 @@ class ThreadWire(ThreadConnector):
             return pending.value
         if link.error is not None:
             raise link.error
-        if link.unanswered and self.runtime.now() - link.unanswered[0].sent_at > connect.STALE_AFTER:
+        try:
+            oldest = link.unanswered[0]
+        except IndexError:  # a reader has just taken the last one
+            oldest = pending
+        if self.runtime.now() - oldest.sent_at > connect.STALE_AFTER:
             link.fail("it has not answered for too long")
         raise no_reply("it did not answer in time")
 
@@ -371,7 +378,7 @@ class ThreadWire(ThreadConnector):
     def poll_events(self) -> None:
         link = self._link
         if link is not None and link.error is None:
-            link.read(PendingReply(), 0.0, 0.0)
+            link.read(PendingReply(), 0.0, 0.0, once=True)
 
 
 class ThreadInbox(ThreadConnector, BaseInbox[ThreadLink]):
