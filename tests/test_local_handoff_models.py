@@ -94,6 +94,14 @@ def test_a_first_notification_before_the_grant_in_one_inbox_is_detected() -> Non
         assert _rule(report) == "FT", f"{report.violation} {report.trace}"
 
 
+def test_older_fence_after_a_newer_one_is_found() -> None:
+    """A notification from before a restart arrives after a grant from after it."""
+    rule = "notification.fence < self._history.last_fence"
+    with python(Acquisition, "_wait_for_notification", rule, "False"):
+        report = Explorer(local_handoff_models.restart(first_wait=True)).run(most_seconds=100.0)
+    assert _rule(report) == "FT", f"{report.violation} {report.trace}"
+
+
 def test_a_block_of_fences_after_a_flush_is_above_all_earlier_fences() -> None:
     server = VirtualRedis()
     server.load([ACQUIRE.text])

@@ -53,10 +53,12 @@ def overrun() -> Model:
     return _model("overrun", "no task has to release in time", [Client("A", tasks(None, None, None))], 3.3)
 
 
-def restart() -> Model:
-    clients = [Client("A", tasks(None, None)), Client("B", user())]
+def restart(*, first_wait: bool = False) -> Model:
+    """`first_wait`: no client has waited before, so the first requests do not enqueue."""
+    clients = [Client("A", tasks(None, None), listening=not first_wait), Client("B", user(), listening=not first_wait)]
+    name = "local hand-off: restart, first wait" if first_wait else "local hand-off: restart"
     about = "the server loses everything; its fences continue from its clock"
-    return Model("local hand-off: restart", clients, {"restart": 1}, 0.3, about=about, rules=DATA_LOSS_RULES)
+    return Model(name, clients, {"restart": 1}, 0.3, about=about, rules=DATA_LOSS_RULES)
 
 
 def quick() -> list[Model]:
@@ -89,6 +91,7 @@ def full() -> list[Model]:
         _model("lost reply", "to one of three tasks", [Client("A", three)], 1.1, lose_reply=1),
         _model("lost notification", "two tasks and another process", pair, 1.1, lose_notification=1),
         restart(),
+        restart(first_wait=True),
         _model("two processes, crash", "two tasks and another process", pair, 3.2, crash=1),
         _model("two processes, pause", "two tasks and another process", pair, 3.2, pause=1),
         _model("two by two", "two processes of two tasks", [Client("A", two), Client("B", two)], 0.3, crash=1),
