@@ -5,14 +5,14 @@ that `release()` and the end of a `with` block find theirs and never another's.
 
 Rules of blocks:
 
-- Each entry of a `with` block has its own `Scope`, and a block ends its own: that of its frame, or of its `ExitStack`.
-  So a generator that holds the lock in the same thread keeps its lease.
+- Each `with` block that is entered has a `Scope`, identified by its stack frame or its `ExitStack`. Leaving a block
+  ends the scope with the same identity, never that of a suspended generator in the same thread.
 - A context manager of the user may enter the lock in one function and leave it in another. Such a block ends the
-  innermost scope of its thread or task, but never that of a generator, of an `ExitStack`, or of a function that is
-  still running.
-- The body of an `async with` is cancelled when its lease is lost, as `asyncio.timeout` does it. A task never cancels
-  itself, because it would meet the cancellation in its own clean-up. A loss can be detected in another thread while
-  the body ends, so the event loop decides what to do, where bodies end.
+  innermost scope, preferring its own thread or task and functions that have returned; never that of a generator or an
+  `ExitStack`.
+- The body of an `async with` is cancelled when its lease is lost, as `asyncio.timeout` does it. The cancellation is
+  always scheduled on the event loop. If the task itself notices the loss, a direct cancellation would hit its own
+  clean-up; if another thread does, the body may be ending at that moment.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Scope(Generic[T]):
             task.cancel("the lease was lost")
 
     def end(self, error: BaseException | None) -> bool:
-        """The body has ended. True if `error` is the cancellation of `cancel_body()` and nothing else cancelled it."""
+        """The body has ended. True if `cancel_body()` caused `error`, and nobody else cancelled the task."""
         before, self._cancelling = self._cancelling, -1
         if not self._cancelled:
             return False
@@ -114,14 +114,14 @@ class Scope(Generic[T]):
 
     @property
     def ends_itself(self) -> bool:
-        """Whether only the block itself can end it: it is an `ExitStack`, or stands in a generator."""
+        """True for a block in a generator or an `ExitStack`: only its own exit ends it."""
         return self._code is None or bool(self._code.co_flags & _GENERATOR)
 
 
 def block_id(frame: FrameType) -> int:
     """Identify the block that `frame` enters or leaves.
 
-    The list of an `ExitStack` identifies it: `pop_all()` moves the list to another stack.
+    The list of callbacks identifies an `ExitStack`, because `pop_all()` moves that list to another stack.
     """
     if frame.f_globals is _CONTEXTLIB:
         callbacks = getattr(frame.f_locals.get("self"), "_exit_callbacks", None)
@@ -249,7 +249,7 @@ class BaseLock(Generic[LeaseT]):
         await local_handoff.return_grant(self._session.ports, grant)
 
     async def _abandon(self, lease: BaseLease) -> None:
-        """Release a lease whose block was left, or that nobody received, because of an interrupt."""
+        """After an interrupt: release a lease whose block was left, or that never reached the caller."""
         core, session = lease._core, self._session
         session.keepalive.unwatch(core)
         self._scopes = [scope for scope in self._scopes if scope.lease is not lease]
@@ -386,7 +386,7 @@ class Lock(BaseLock[Lease]):
     _is_async = False
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
-        """Return a lease; None if the lock stayed taken for `timeout` seconds, or at all if not `blocking`."""
+        """Return a lease; None if the lock is still taken after `timeout` seconds, or at once if not `blocking`."""
         lease = None
         try:
             lease = run(self._acquire(blocking, timeout))
@@ -443,10 +443,10 @@ class Lock(BaseLock[Lease]):
         scopes = self._scopes[:]
         try:
             self._leave(self._exit_scope(sys._getframe(1)), error)
-        except KeyboardInterrupt:  # before the release began: the lease would be renewed for ever
-            ended = [scope for scope in scopes if scope not in self._scopes] or scopes[-1:]
-            for scope in ended if len(scopes) == 1 or len(ended) < len(scopes) else ():
-                run(self._abandon(scope.lease))
+        except KeyboardInterrupt:  # perhaps before the release began: then the lease would be renewed for ever
+            ended = [scope for scope in scopes if scope not in self._scopes] or scopes
+            if len(ended) == 1:  # else other threads ended theirs at the same time
+                run(self._abandon(ended[0].lease))
             raise
 
     def _leave(self, lease: Lease, error: BaseException | None) -> None:
@@ -483,7 +483,7 @@ class AsyncLock(BaseLock[AsyncLease]):
     _is_async = True
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> AsyncLease | None:
-        """Return a lease; None if the lock stayed taken for `timeout` seconds, or at all if not `blocking`."""
+        """Return a lease; None if the lock is still taken after `timeout` seconds, or at once if not `blocking`."""
         return self._remember(await self._acquire(blocking, timeout))
 
     async def release(self) -> bool:

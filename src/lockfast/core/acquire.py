@@ -9,9 +9,10 @@
 
 Rules:
 
-- The ttl of a grant counts from the moment its request was sent. If the grant arrives by notification, it counts from
-  the last request that the store answered with "queued". The notification must carry the attempt number of that
-  request, and a fence greater than every earlier one of this connection. Otherwise it is stale.
+- The ttl of a grant counts from the moment its request was sent; for a notification, from the last request that the
+  store answered with "queued".
+- A notification is stale and ignored unless it carries the attempt number of that request, and a fence that is not
+  below the greatest that this connection has seen.
 - An answer may arrive after the ttl has passed, for example because the process was stopped. An expired grant is never
   returned: the claim is sent again, and if the grant still exists, that extends it.
 - A request without an answer has an unknown outcome. Sending it again is harmless. Before None is returned, the grant
@@ -40,12 +41,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("lockfast")
 
 POLL_AFTER = 1.0
-"""Seconds after which the first waiter polls: a notification may be lost, and other programs send none. The waiter at
-position n (0 is the first) polls after (n + 1) times that, which keeps the load of a long queue low."""
+"""Seconds after which the first waiter polls: a notification may be lost, and other lock libraries that use the same
+key send none. The waiter at position n (0 is the first) polls after (n + 1) times that, which keeps the load of a long
+queue low."""
 
 EXPIRY_SLACK = 0.002
+"""Seconds after the end of the holder's ttl at which the first waiter polls."""
 EXPIRY_STAGGER = 0.004
-"""Seconds after the end of the holder's ttl at which the first waiter polls, and per position behind it."""
+"""Seconds that each further waiter adds to that."""
 
 REQUEST_TIMEOUT = 5.0
 """Seconds after which an unanswered request is sent again, unless a deadline comes sooner."""
@@ -113,9 +116,10 @@ class History:
 class Acquisition:
     """One claim on its way through the store.
 
-    Invariant: `_traces` is True while the store may hold a grant or a ticket of the claim. `spare` are the seconds of
-    ttl beyond those that the lease needs. `history` is what this connection knows of the lock: if it is contended, the
-    first request enqueues; else it only claims, which is cheaper for a free lock.
+    Invariant: `_traces` is True while the store may hold a grant or a ticket of the claim. `spare` is the extra ttl
+    that is requested for a shared grant; it does not count as validity of the lease. `history` is what this connection
+    knows of the lock: if it is contended, the first request enqueues; else it only claims, which is cheaper for a free
+    lock.
     """
 
     # Initial values are class attributes, which makes construction cheap.
@@ -192,7 +196,7 @@ class Acquisition:
         except BaseException as error:  # including cancellation and KeyboardInterrupt: nothing may be left behind
             await self._clean_up(inline=not isinstance(error, StoreUnavailable))
             raise
-        finally:  # after `_finished()` without a call: a KeyboardInterrupt here would lose the grant
+        finally:  # On success there is no mailbox, so no call: a KeyboardInterrupt during one would lose the grant.
             if self._blocking:
                 self._history.contended = self.queued
             if self._mailbox is not None:
@@ -219,9 +223,9 @@ class Acquisition:
         return tuple.__new__(Grant, (claim, fence, sent_at, until, acknowledged, self.queued, 0, None))
 
     def _send_once_more(self) -> bool:
-        """A grant expired before its answer arrived: whether to send again even if the deadline has passed.
+        """A grant had expired on arrival. True the first time: send once more, even past the deadline.
 
-        Raise if every grant of `store_timeout` seconds did.
+        Raise if every grant has arrived expired for `store_timeout` seconds.
         """
         now = self._runtime.now()
         if self._late_since is None:
@@ -244,7 +248,7 @@ class Acquisition:
         await self._pause_or_raise(error, self._silent_since, self._failures)
 
     async def _open_mailbox(self) -> bool:
-        """Subscribe before enqueueing: if nobody receives a notification, the store grants the lock to the next waiter.
+        """Subscribe before enqueueing: a waiter that is not subscribed is skipped.
 
         False if the deadline passed first. Then the store's last answer counts: the lock is taken.
         """
@@ -266,7 +270,8 @@ class Acquisition:
     async def _pause_or_raise(self, error: StoreUnavailable, silent_since: float, failures: int) -> None:
         now = self._runtime.now()
         if self._deadline.gives_up(now, silent_since):
-            # A caller that does not wait still gets a second attempt: an idle connection may have died unnoticed.
+            # A caller that does not wait still gets a second attempt, unless the first took half of the grace: an idle
+            # connection may have died unnoticed.
             if self._blocking or failures > 1 or now - silent_since > self._store.grace / 2:
                 raise error
             return

@@ -5,8 +5,8 @@ Rules:
 - A lease is renewed every third of its ttl, together with all leases that are due soon: one request, many leases.
 - A slow renewal continues elsewhere (`renewal.py`), so that this loop still detects losses.
 - However many leases are lost at once, a single worker cleans up.
-- The actor, as that thread or task is called here, lives while anything is held. If its task is cancelled, it does not
-  release leases of tasks that still run: it waits for tasks that are ending, and starts another actor for the others.
+- The actor, as that thread or task is called here, lives while anything is held. If its task is cancelled, it waits
+  for tasks that are ending, releases the leases of tasks that have ended, and starts another actor for the rest.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger("lockfast")
 EARLY = 1 / 24
 """Share of its ttl by which a renewal may be sent early to join a batch."""
 FIRST_RENEWAL = 1.0
-"""Seconds to the first renewal if the store reports external changes: it does so only for locks that were renewed."""
+"""Seconds to the first renewal with a store that reports external changes: it does so only after a renewal."""
 LINGER = 1.0
 """Seconds that an idle actor stays, so that frequent acquisitions do not start one each time."""
 LONGEST_SLEEP = 1.0
-"""After a suspension timers fire late, so the actor looks at the clock at least this often."""
+"""After the machine was suspended, timers fire late, so the actor looks at the clock at least this often."""
 POLL_EVENTS_EVERY = 0.25
 """Seconds after which the actor processes unsolicited messages of the store, if no request does."""
 ENDING_POLL = 0.005
@@ -171,7 +171,10 @@ class Keepalive:
             raise
 
     async def _shut_down(self) -> None:
-        """The actor was cancelled, perhaps with all other tasks: the last chance to send requests."""
+        """After a cancellation: release the leases of ended tasks, and leave the rest to another actor.
+
+        If the event loop is shutting down, this is the last chance to send requests.
+        """
         try:
             while self._of_callers(CallerState.ENDING):
                 self._select_due(self._runtime.now())
@@ -222,7 +225,7 @@ class Keepalive:
     def _poll_events(self) -> None:
         try:
             self._store.poll_events()
-        except Exception as error:  # the next request meets it too, and then it is handled
+        except Exception as error:  # the next request meets the same error, and handles it
             log.debug("Could not read the events of the store: %s", error)
 
     def _retire_after(self, idle_for: float) -> bool:
@@ -283,7 +286,7 @@ class Keepalive:
             elif lease.renews:
                 if changed and (None in changed or lease.name in changed):
                     lease.next_renewal = now
-                early = lease.ttl * EARLY if state is HELD else 0.0  # a retry keeps its pause
+                early = lease.ttl * EARLY if state is HELD else 0.0  # after a failure, keep the pause
                 if lease.next_renewal <= now + early:
                     due.append(lease)
                     any_due = any_due or lease.next_renewal <= now

@@ -4,24 +4,24 @@ For that the store grants a *shared grant*: one holder id, a block of fences, an
 Its leases follow one another: a release hands the shared grant to the first waiter of the same *local queue*, which is
 one name on one connection.
 
-    state of the local queue                                a new acquisition
-    nobody claims or holds the lock                         claims an individual lease
-    somebody claims or holds an individual lease, or the
-    last shared grant was handed off                        claims a shared grant
-    somebody claims a shared grant, can hand one off, or
-    waits                                                   waits in the local queue
+A new acquisition does the first of these that applies:
+
+    waits in the local queue     if another one waits there, claims a shared grant, or holds one that can be handed off
+    claims a shared grant        if another one claims or holds the lock, or the last shared grant was handed off
+    claims an individual lease   otherwise
 
 Rules:
 
 - A shared grant is handed off for `SPAN` seconds after it was granted. Then it is released to the store, so a remote
   waiter waits at most for that span plus the last hold.
-- A handed-off lease is valid for as long as a fresh one, because `EXTRA` is requested on top of the ttl. Only leases
-  with the same ttl follow one another, so a crash never blocks others for longer than that ttl and `EXTRA`.
+- A handed-off lease is valid for as long as a fresh one, because `EXTRA` is requested on top of the ttl. A waiter
+  with another ttl is not handed the grant, so a crash blocks others for at most ttl + `EXTRA`.
 - Each lease has its own fence, greater than the one before and less than that of any later grant.
 - Local waiters are served first come, first served. A waiter that is not served within its patience leaves the local
   queue and claims the lock from the store.
-- Of the shared grants that waited in the store's queue, only the first within two spans is handed off. So however many
-  tickets a process has there, a remote waiter waits at most twice the local hold time plus one span.
+- A process may have several tickets in the store's queue. A shared grant from there is handed off only if no other
+  span began within the last two; otherwise it serves one lease and is released. So at most half of the time that a
+  remote waiter waits for this process, plus one span, goes to local hand-offs.
 - A lost lease, or one whose last renewal failed, is not handed off: the next waiter claims the lock from the store.
 
 Threads run concurrently, so waiters, shared claims and the shared grant change under the mutex of the queue, and wakers
@@ -47,12 +47,13 @@ EXTRA = SPAN / (1 - DRIFT) + 0.0005
 """Seconds of ttl requested on top, so that the last lease of the span is valid for as long as the first."""
 PATIENCE = 0.1
 LONG_PATIENCE = 1.0
-"""Seconds that a local waiter waits before it claims the lock itself; the longer if waiters were served recently."""
+"""Seconds that a local waiter waits before it claims the lock itself; `LONG_PATIENCE` if waiters were served
+recently."""
 FEWEST_FENCES = 16
 MOST_FENCES = 8_192
-"""A block has about twice the fences that the last shared grant used. Fences come from the store's clock in
-microseconds, and a store that lost its data continues from that clock. So reserved fences must not be further ahead of
-it than a restart takes."""
+"""The bounds of a block, which has about twice the fences that the last shared grant used. Fences are microseconds of
+the store's clock, and a block reserves some of the future. A store that restarts without its data continues at its
+clock, so a block must be shorter than a restart takes, or fences would repeat."""
 
 
 MOST_IDLE = 1000
@@ -149,11 +150,11 @@ class LocalQueue(History):
     """The local waiters of one name on one connection.
 
     Invariants: a waiter in `_waiters` has no grant; a closed queue has no waiters; while somebody waits and nobody
-    claims a shared grant, the first waiter was woken or its patience ends.
+    claims a shared grant, the first waiter has been woken, or wakes when its patience runs out.
 
-    `_shared_claims` maps the holder id of a shared claim under way to whether its grant must not be handed off if it
-    waits in the store's queue. `claiming` has the holder ids of individual claims under way, and `last_lease` is the
-    lease that was granted last: an acquisition that meets any of them is not alone.
+    `_shared_claims` maps the holder id of each shared claim under way to True if its grant is for one lease only,
+    should the claim have to wait in the store's queue. `claiming` has the holder ids of individual claims under way,
+    and `last_lease` is the lease that was granted last: an acquisition that meets any of them is not alone.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -185,7 +186,7 @@ class LocalQueue(History):
             if self.closed:
                 raise closed_error()
             if self._retired:
-                return None  # a queue that `close()` does not see must not have waiters
+                return None  # it is not in the table any more, so `LocalQueues.close()` could not wake its waiters
             if not self._waiters and not self._may_hand_off(now):
                 return self._shared_claim(runtime, now) if ports.store.capabilities.fence_blocks else None
             waiter = LocalWaiter(runtime, terms, now, LONG_PATIENCE if self._serves else PATIENCE)
@@ -370,7 +371,7 @@ async def acquire(
     try:
         return await _claim_shared(ports, queue, terms, deadline, entered)
     except BaseException:
-        queue.shared_claim_failed(entered.holder)  # again, if it was interrupted before it could do so
+        queue.shared_claim_failed(entered.holder)  # `_claim_shared` may have been interrupted first; twice is harmless
         raise
 
 

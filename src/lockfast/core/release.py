@@ -3,9 +3,10 @@
 Rules:
 
 - A release is idempotent and is retried within its budget. The caller waits at most `BUDGET` seconds.
-- A release that was not answered by then continues in the background, and so does the clean-up after a cancelled or
-  timed-out acquisition, until the store answers or the ttl has removed the grant.
-- If the name must stay taken for a while (`keep_until`), the grant stays in the store with that ttl and is not renewed.
+- After that it continues in the background until the store answers or the grant has expired. So does the clean-up
+  after a cancelled or timed-out acquisition.
+- With `keep_until`, a release does not delete the grant: it lets it expire at that moment, for jobs that must not run
+  again at once.
 - A force release ends only the lease that was inspected, never that of the next holder. After a lost reply, a retry
   that finds nothing means that the first request worked.
 """
@@ -42,8 +43,10 @@ async def release(
     store, runtime, emit = ports
     started = runtime.now()
     lease.check(started)
-    # A RELEASED lease that is not cleared: an earlier release failed, and its clean-up may still run.
-    maybe_done = not (valid := lease.release()) and lease.state is State.RELEASED
+    valid = lease.release()
+    # If the lease was RELEASED already and is not cleared, an earlier release failed. Its clean-up may have freed the
+    # lock, so finding nothing counts as done.
+    maybe_done = not valid and lease.state is State.RELEASED
     if lease.cleared:
         return False  # released, handed off or lost before
     ours = valid or maybe_done
@@ -81,7 +84,7 @@ async def release(
 
 
 async def _end(ports: Ports, name: str, holder: str, keep_until: float, until: float) -> bool:
-    """Remove the grant, or let it end at `keep_until`. A retry requests the time that is left."""
+    """Remove the grant, or let it expire at `keep_until`: a retry computes the ttl again."""
     keep = keep_until - ports.runtime.now()
     if keep <= 0:
         return await ports.store.release(name, holder, until)

@@ -158,10 +158,11 @@ class RedisStore(Store):
         return self._capabilities[self.wire.pushes] if self.substitute is None else self.substitute.capabilities
 
     def _all_capabilities(self, *, replica_acks: bool = False) -> tuple[Capabilities, Capabilities]:
-        """Without and with RESP3, which is known once the wire is connected.
+        """Return the capabilities without and with RESP3; which apply is known once the wire is connected.
 
-        There are no fence blocks where a failover can happen: two masters may grant for a moment, and then only their
-        clocks order the fences. The fences of a block are as old as its grant.
+        After a failover two masters may grant for a moment, and only their clocks order the fences. A fence of a block
+        may be used long after it was reserved, so it could be lower than one that the other master granted before.
+        Where a failover can happen, there are therefore no fence blocks.
         """
         single = self._topology is Topology.SINGLE and not (replica_acks or self._reasserts)
         first = Capabilities(fence_blocks=single, replica_acks=replica_acks, reassert=self._reasserts, values=True)
@@ -218,10 +219,10 @@ class RedisStore(Store):
     def _prepare_release(self, claim: Claim, position: int) -> None:
         """Build a waiter's release while it waits, and perhaps put a PING in front of it.
 
-        A server writes to its clients in reverse order of their first output: without the PING, the notification to
-        the next waiter would leave after the reply to the release. The reply to the PING is already waiting to be
-        written, so the notification leaves first, which takes a fifth off the time from release to grant. In a queue,
-        where the PING would be a third request per acquisition, every second release has one.
+        A server writes first to the client whose output came last. With a PING, this client has output before the
+        script notifies the next waiter, so the notification is written first. That takes a fifth off the time from
+        release to grant. If others are ahead in the queue, only every second release has a PING, because it is a third
+        request per acquisition.
         """
         key = claim.name, claim.holder
         if key in self.prepared_releases:
@@ -317,7 +318,7 @@ class RedisStore(Store):
     async def _recover(
         self, reply: ReplyError, script: Script, request: bytes, name: str, until: float, before: Sequence[bytes]
     ) -> Any:
-        """Resend the script's text if the server does not have it; raise the error for any other reply."""
+        """Repeat the request with the script's text if the server lacks the script; raise any other error."""
         if code_of(str(reply)) == "NOSCRIPT":
             repeated = await self.wire.request(script.in_full(request), until, before)
             if type(repeated) is not ReplyError:

@@ -1,11 +1,13 @@
-"""The rules for a lock and its queue. Each public function is the work of one transaction.
+"""The rules for a lock and its queue. Each public function runs inside one transaction.
 
-- A transaction that finds a lock free grants it to the first waiter that can be reached. A waiter loses its ticket if
-  its process is dead, or if it did not refresh the ticket for its whole ttl.
-- A grant to a waiter is valid only after the commit. So a transaction opens the channel to the waiter before, which
-  proves that the waiter is alive, and collects notifications for its caller to send after the commit.
-- A waiter that becomes first in the queue is notified how long the holder may still hold.
-- fence = max(last + 1, wall time in µs): it grows even if the file is lost or the wall clock is set back.
+- `acquire`, `release` and `force_release` grant a free lock to the first waiter that can be reached. A waiter is
+  removed from the queue if its process is dead, or if it did not repeat its claim within its ttl. If it returns with
+  its ticket, it gets its old position.
+- A grant to a waiter is valid only after the commit. So before the grant a transaction opens the channel to the waiter,
+  which proves that the waiter is alive. The code that runs the transaction sends the notifications after the commit.
+- The new first waiter is notified how much of the holder's ttl is left.
+- fence = max(last + count, wall time in µs), where count is the number of fences that the grant reserves, usually 1. It
+  grows if the file is lost, or if the wall clock is set back, but not after both.
 """
 
 from __future__ import annotations

@@ -1,24 +1,26 @@
 """The wire and the inbox for threads: each is one connection, shared by all threads of a client.
 
 There is no reader thread. Among the threads that wait for replies, one reads the socket for all of them; when its own
-reply is there, it wakes another one, which reads next.
+reply is there, it wakes another one, which reads next. The `async def` functions here never suspend: the runner for
+threads runs them to their end, and an `await` blocks the thread.
 
 Rules:
 
-- Requests leave in one order and replies arrive in it. If a caller stops waiting, its entry stays in `unanswered`: the
-  late reply is dropped, and the caller's clean-up, sent next, is executed after the request that it cleans up.
+- Replies arrive in the order of the requests. If a caller stops waiting, its entry stays in `unanswered`, so that its
+  late reply is matched to it and dropped. A clean-up that it sends afterwards is executed after the abandoned request.
 - No wake-up is lost. A waiting thread registers in `sleepers` and then tries once more to read. A reader stops
   reading and then wakes a sleeper. A thread that leaves while nobody reads wakes a sleeper too.
-- The kernel limits every read and write to `SLICE`, so the reader checks the clock; shorter waits use poll(). One
-  thread may send while another reads, except under TLS, where OpenSSL forbids it and a mutex separates them.
+- A socket timeout ends each blocking call after `SLICE`, so that the reader can check its deadline; that saves a system
+  call over poll() and recv(). Shorter waits, and TLS, use poll().
+- One thread may send while another reads, except under TLS, where OpenSSL forbids it and a mutex separates them.
 - An I/O error, or an interrupt during a read or a write, fails the link for every caller. So does a timeout if some
   request is unanswered for `STALE_AFTER` seconds.
 """
 
 from __future__ import annotations
 
-# redis-py needs this codec to connect. If one thread imported it then while another forked, the child would wait for
-# that import for ever.
+# redis-py needs this codec to connect. Imported here and not at the first connect, because a fork during that import
+# would leave the child waiting for the import lock for ever.
 import encodings.idna  # noqa: F401
 import select
 import socket
@@ -136,8 +138,8 @@ class ThreadLink:
     def read(self, pending: PendingReply, until: float, now: float, *, once: bool = False) -> bool:
         """Read for all threads until `pending` is ready, the link has failed, or `until` has passed.
 
-        With `once`, read at most once: replies to other threads could arrive for ever. Returns False at once if another
-        thread reads.
+        With `once`, stop after one read, for a caller that expects no reply: replies to other threads could keep it
+        reading for ever. Returns False at once if another thread reads.
         """
         reads = False
         try:
@@ -216,7 +218,7 @@ class ThreadLink:
         self.disconnect("the connection was closed", patience=1.0)
 
     def disconnect(self, why: str, patience: float = 0.0) -> None:
-        """Like `close`, without blocking: if a thread reads, the next connect closes the socket."""
+        """Fail the link and close its socket; if a thread still reads after `patience`, the next connect closes it."""
         self.fail(why)
         if self.reading.acquire(timeout=patience):
             self._connection.disconnect()
@@ -298,7 +300,7 @@ class ThreadWire(ThreadConnector):
         pending = PendingReply()
         pending.sent_at = now = self.runtime.now()
         try:
-            with self._mutex:  # after acquire(), an interrupt could leave it locked for ever
+            with self._mutex:  # not acquire() and try: an interrupt between them would leave it locked for ever
                 link.unanswered.append(pending)
                 try:
                     sent = link.write(request)
