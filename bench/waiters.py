@@ -84,7 +84,7 @@ class _Queue:
         for _ in range(how_many):
             holder = f"w{next(self._ids)}"
             claim = Claim(self._name, holder, WAIT_SECONDS, "bench:1:")
-            run(self._locks.store.acquire(claim, Enqueue(INBOX, 1, None), self._locks.runtime.now() + 5))
+            run(self._locks.session.store.acquire(claim, Enqueue(INBOX, 1, None), self._locks.session.runtime.now() + 5))
             self._line.append(holder)
 
     def burst(self) -> float:
@@ -93,7 +93,7 @@ class _Queue:
         self._server.raw("CONFIG", "RESETSTAT")
         for _ in range(BURST):
             holder = self._line.pop(0)
-            run(self._locks.store.release(self._name, holder, self._locks.runtime.now() + 5))
+            run(self._locks.session.store.release(self._name, holder, self._locks.session.runtime.now() + 5))
         stats: str = self._server.raw("INFO", "commandstats")
         self._enqueue(BURST)
         found = re.search(r"cmdstat_evalsha:calls=(\d+),usec=(\d+)", stats)

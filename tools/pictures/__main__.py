@@ -72,7 +72,7 @@ def _waiting(target: Target) -> None:
     shown = _screen(target, ["run", "deploy:web", "--", "make", "deploy"])
     until(lambda: "position 1 of 1" in shown.plain, "the line", 20)
     time.sleep(2.2)
-    text = shown.look()
+    text = shown.read()
     shown.type("\x03")
     shown.end()
     shown.close()
@@ -89,7 +89,7 @@ def _top(target: Target) -> None:
     worker = threading.Thread(target=_busy, args=(target.url, stop), daemon=True)
     worker.start()
     shown = _screen(target, ["top", "--every", "0.5"])
-    frames: Callable[[], list[str]] = lambda: shown.look().split("\x1b[H")  # noqa: E731
+    frames: Callable[[], list[str]] = lambda: shown.read().split("\x1b[H")  # noqa: E731
     until(lambda: len(frames()) > 8 and "import:customers" in ESCAPES.sub("", frames()[-2]), "a full frame", 20)
     text = "\x1b[?1049h\x1b[H" + frames()[-2]
     shown.type("q")
