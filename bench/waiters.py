@@ -84,7 +84,8 @@ class _Queue:
         for _ in range(how_many):
             holder = f"w{next(self._ids)}"
             claim = Claim(self._name, holder, WAIT_SECONDS, "bench:1:")
-            run(self._locks.session.store.acquire(claim, Enqueue(INBOX, 1, None), self._locks.session.runtime.now() + 5))
+            session = self._locks.session
+            run(session.store.acquire(claim, Enqueue(INBOX, 1, None), session.runtime.now() + 5))
             self._line.append(holder)
 
     def burst(self) -> float:
