@@ -97,3 +97,28 @@ def test_an_interrupt_at_any_point_of_an_acquisition_leaves_nothing_behind(valke
             assert left == (0, {}, [], []), f"point {number}"
         lock.__exit__(None, None, None)
     assert number > 15
+
+
+def test_an_interrupt_while_a_block_ends_leaves_no_lease_that_is_renewed(valkey: Server) -> None:
+    """At every point but the entry of `__exit__` itself, which no Python code can protect."""
+    number = 1
+    with lockfast.connect(valkey.url) as locks:
+        lock = locks.lock("door")
+        with lock:
+            pass
+        while True:
+            number += 1
+            interrupt = Interrupt(number)
+            lock.__enter__()
+            try:
+                sys.setprofile(interrupt)
+                lock.__exit__(None, None, None)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.setprofile(None)
+            if not interrupt.raised:
+                break
+            assert (locks.session.keepalive.held(), lock._scopes) == ([], []), f"point {number}"
+            until(lambda: valkey.raw("EXISTS", "door") == 0, f"a released lock after point {number}")
+    assert number > 10

@@ -339,24 +339,33 @@ class ThreadWire(ThreadConnector):
     ) -> tuple[ThreadLink, list[PendingReply]]:
         """Send several requests, on the link `on` if given. `collect` returns their replies."""
         mutex = self._mutex
-        if not mutex.acquire(False) and not mutex.acquire(timeout=max(0.0, until - self.runtime.now())):
+        if not mutex.locked():
+            with mutex:  # as in `request()`; only a contended mutex needs a time limit
+                return self._post(requests, until, on)
+        if not mutex.acquire(timeout=max(0.0, until - self.runtime.now())):
             raise StoreUnavailable("Other threads kept the connection busy, so nothing was sent. Try again.")
         try:
-            link = self._link
-            if on is not None:
-                link = connect.same_link(on, link)
-            elif link is None or link.error is not None:
-                if not self.on_demand:
-                    raise connect.not_connected()
-                link = self._connect(until)
-            replies = [PendingReply() for _ in requests]
-            now = self.runtime.now()
-            for pending in replies:
-                pending.sent_at = now
-            link.send(b"".join(requests), until, replies)
-            return link, replies
+            return self._post(requests, until, on)
         finally:
             mutex.release()
+
+    def _post(
+        self, requests: Sequence[bytes], until: float, on: ThreadLink | None
+    ) -> tuple[ThreadLink, list[PendingReply]]:
+        """Under the mutex: connect if necessary, and send."""
+        link = self._link
+        if on is not None:
+            link = connect.same_link(on, link)
+        elif link is None or link.error is not None:
+            if not self.on_demand:
+                raise connect.not_connected()
+            link = self._connect(until)
+        replies = [PendingReply() for _ in requests]
+        now = self.runtime.now()
+        for pending in replies:
+            pending.sent_at = now
+        link.send(b"".join(requests), until, replies)
+        return link, replies
 
     async def collect(self, posted: tuple[ThreadLink, list[PendingReply]], until: float) -> list[Any]:
         link, replies = posted
