@@ -7,6 +7,7 @@ from types import FrameType
 import pytest
 
 import lockfast
+from lockfast.runtime.base import run
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
@@ -122,3 +123,15 @@ def test_an_interrupt_while_a_block_ends_leaves_no_lease_that_is_renewed(valkey:
             assert (locks.session.keepalive.held(), lock._scopes) == ([], []), f"point {number}"
             until(lambda: valkey.raw("EXISTS", "door") == 0, f"a released lock after point {number}")
     assert number > 10
+
+
+def test_an_abandoned_lease_leaves_the_scopes_of_other_threads_alone() -> None:
+    """Another thread may be adding its scope to the list at that moment."""
+    with lockfast.connect("memory://") as locks:
+        lock = locks.lock("door")
+        scopes = lock._scopes
+        lease = lock.__enter__()
+        run(lock._abandon(lease))
+        assert lock._scopes is scopes
+        assert scopes == []
+        assert not lock.locked()

@@ -243,22 +243,25 @@ class BaseLock(Generic[LeaseT]):
         """Release a grant after an interrupt, because nobody has its lease."""
         self._session.keepalive.unwatch(lease._core)
         lease._core.release()
-        for scope in tuple(self._scopes):
-            if scope.lease is lease:
-                self._scopes.remove(scope)
+        self._drop_scopes(lease)
         await local_handoff.return_grant(self._session.ports, grant)
 
     async def _abandon(self, lease: BaseLease) -> None:
         """After an interrupt: release a lease whose block was left, or that never reached the caller."""
         core, session = lease._core, self._session
         session.keepalive.unwatch(core)
-        self._scopes = [scope for scope in self._scopes if scope.lease is not lease]
+        self._drop_scopes(lease)
         self._forget(lease)
         core.release()
         if core.state is RELEASED and not core.cleared:
             if lease._shared_grant is not None:
                 lease._shared_grant.end()
             await clean_up(session.ports, core.name, core.holder, core.ttl, inline=False)
+
+    def _drop_scopes(self, lease: BaseLease) -> None:
+        for scope in tuple(self._scopes):  # the list stays the same: other threads add to it
+            if scope.lease is lease:
+                self._scopes.remove(scope)
 
     def _enter_scope(self, lease: LeaseT, frame: FrameType) -> Scope[LeaseT]:
         scope = Scope(lease._core.caller, frame, lease)

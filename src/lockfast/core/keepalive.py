@@ -181,10 +181,8 @@ class Keepalive:
                 await self._runtime.sleep(ENDING_POLL)
             await self.release(self._of_callers(CallerState.ENDED))
         finally:
-            with self._mutex:
-                retired = self._retire()
-                self._active = False
-            if not retired:
+            self._active = False  # before `_held` is read, as in `_retire()`
+            if self._held and not self._closed:
                 self._start()
 
     def _of_callers(self, state: CallerState) -> list[LeaseState]:
