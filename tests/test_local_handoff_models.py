@@ -32,13 +32,13 @@ def search(name: str) -> Report:
 def handoffs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record the waiters that are handed the lock."""
     seen: list[Any] = []
-    shipped = local_handoff.SharedGrant.next
+    shipped = local_handoff.PooledGrant.next
 
-    def recorded(self: local_handoff.SharedGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
+    def recorded(self: local_handoff.PooledGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
         seen.append(local_waiter)
         return shipped(self, local_waiter, now)
 
-    monkeypatch.setattr(local_handoff.SharedGrant, "next", recorded)
+    monkeypatch.setattr(local_handoff.PooledGrant, "next", recorded)
     return seen
 
 
@@ -50,14 +50,14 @@ def test_local_handoff_keeps_the_rules_in_every_interleaving(name: str, handoffs
     assert handoffs
 
 
-def _same_fence(self: local_handoff.SharedGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
+def _same_fence(self: local_handoff.PooledGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
     return Grant(
-        self.claim._replace(owner=local_waiter.terms.owner), self._used, now, now + self.claim.ttl, shared_grant=self
+        self.claim._replace(owner=local_waiter.terms.owner), self._used, now, now + self.claim.ttl, pooled_grant=self
     )
 
 
 def _too_long(shipped: Callable[..., Grant]) -> Callable[..., Grant]:
-    def next_grant(self: local_handoff.SharedGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
+    def next_grant(self: local_handoff.PooledGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
         grant = shipped(self, local_waiter, now)
         return grant._replace(valid_until=grant.valid_until + 0.06)
 
@@ -65,18 +65,18 @@ def _too_long(shipped: Callable[..., Grant]) -> Callable[..., Grant]:
 
 
 def test_a_repeated_fence_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_handoff.SharedGrant, "next", _same_fence)
+    monkeypatch.setattr(local_handoff.PooledGrant, "next", _same_fence)
     assert _rule(search("local hand-off: three tasks")) == "FT"
 
 
 def test_a_lease_that_stays_held_after_its_hand_off_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_handoff.SharedGrant, "end", lambda _: None)
+    monkeypatch.setattr(local_handoff.PooledGrant, "end", lambda _: None)
     with python(local_handoff.LocalQueue, "hand_off", "if not lease.release(handed_off=True):", "if False:"):
         assert _rule(search("local hand-off: three tasks")) is not None
 
 
-def test_a_lease_that_outlasts_its_shared_grant_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_handoff.SharedGrant, "next", _too_long(local_handoff.SharedGrant.next))
+def test_a_lease_that_outlasts_its_pooled_grant_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_handoff.PooledGrant, "next", _too_long(local_handoff.PooledGrant.next))
     monkeypatch.setattr(local_handoff, "EXTRA", 0.0005)
     assert _rule(Explorer(local_handoff_models.overrun()).run(most_seconds=50.0)) is not None
 
@@ -113,8 +113,8 @@ def test_a_block_of_fences_after_a_flush_is_above_all_earlier_fences() -> None:
     assert server.execute(acquire_request(Claim("door", "B1", TTL, "", fences=5_000), None)) - 5_000 >= last
 
 
-class SharedGrants:
-    """Shared grants of one local queue, one after another. `fences` records the sizes of their blocks."""
+class PooledGrants:
+    """Pooled grants of one local queue, one after another. `fences` records the sizes of their blocks."""
 
     def __init__(self) -> None:
         self.local_queue = local_handoff.LocalQueues(ThreadRuntime()).queue("door")
@@ -122,17 +122,17 @@ class SharedGrants:
 
     def one(self, now: float, *, queued: bool, handoffs: int) -> bool:
         """Grant one, and hand it off that often if it may be. Return whether it may."""
-        shared_claim = self.local_queue._shared_claim(ThreadRuntime(), now)
-        self.fences.append(shared_claim.fences)
-        claim = Claim("door", shared_claim.holder, TTL, "")
-        shared_grant = local_handoff.SharedGrant(
-            self.local_queue, claim, Grant(claim, 1_000_000, now, now + TTL), shared_claim.fences, now
+        pooled_claim = self.local_queue._pooled_claim(ThreadRuntime(), now)
+        self.fences.append(pooled_claim.fences)
+        claim = Claim("door", pooled_claim.holder, TTL, "")
+        pooled_grant = local_handoff.PooledGrant(
+            self.local_queue, claim, Grant(claim, 1_000_000, now, now + TTL), pooled_claim.fences, now
         )
-        self.local_queue.shared_granted(shared_grant, queued, now)
-        if shared_grant.had_span:
-            shared_grant.handoffs = handoffs
-        self.local_queue.end_shared(shared_grant)
-        return shared_grant.had_span
+        self.local_queue.pooled_granted(pooled_grant, queued, now)
+        if pooled_grant.had_span:
+            pooled_grant.handoffs = handoffs
+        self.local_queue.end_pooled(pooled_grant)
+        return pooled_grant.had_span
 
 
 class SlowStore:
@@ -149,19 +149,19 @@ class SlowStore:
         return Granted(1_000_000, None)
 
 
-def test_a_shared_grant_that_arrives_too_late_for_its_first_lease_is_claimed_again() -> None:
+def test_a_pooled_grant_that_arrives_too_late_for_its_first_lease_is_claimed_again() -> None:
     """Its extra time belongs to the leases that it is handed off to."""
     runtime: Any = SimpleNamespace(time=100.0, mutex=Lock, new_holder_id=lambda: "A1")
     runtime.now = lambda: runtime.time
     store: Any = SlowStore(runtime, [TTL + 0.02, 0.001])
     local_queue = local_handoff.LocalQueues(runtime).queue("door")
-    shared_claim = local_queue._shared_claim(runtime, 100.0)
-    claiming = local_handoff._claim_shared(
+    pooled_claim = local_queue._pooled_claim(runtime, 100.0)
+    claiming = local_handoff._claim_pooled(
         Ports(store, runtime),
         local_queue,
         local_handoff.ClaimTerms("door", TTL, ""),
         Deadline(None, 60.0),
-        shared_claim,
+        pooled_claim,
     )
     grant = run(claiming)
     assert grant is not None
@@ -171,7 +171,7 @@ def test_a_shared_grant_that_arrives_too_late_for_its_first_lease_is_claimed_aga
 
 def test_no_unused_fences_are_reserved_while_others_wait() -> None:
     """Otherwise fences run ahead of the clock, and a server that lost them would grant lower ones."""
-    grants = SharedGrants()
+    grants = PooledGrants()
     assert [grants.one(at, queued=True, handoffs=500) for at in (0.0, 0.2, 0.25, 0.26, 0.27)] == [
         True,
         True,
@@ -182,7 +182,7 @@ def test_no_unused_fences_are_reserved_while_others_wait() -> None:
 
 
 def test_a_block_that_was_too_small_does_not_make_the_next_one_smaller() -> None:
-    grants = SharedGrants()
+    grants = PooledGrants()
     for at, queued in ((0.0, True), (0.2, True), (0.25, True), (0.26, False), (0.261, False)):
         grants.one(at, queued=queued, handoffs=500)
     assert grants.fences == [local_handoff.FEWEST_FENCES, 1000, 1000, local_handoff.FEWEST_FENCES, 1000]

@@ -199,7 +199,7 @@ def unlimited_local_handoff(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("unlimited_local_handoff")
 @scenario
 async def test_a_local_hand_off(d: Driver) -> None:
-    """The first holder has a lease of its own, the second a shared grant, and the third is handed that."""
+    """The first holder has a lease of its own, the second a pooled grant, and the third is handed that."""
     recorder, locks, _ = observed(d)
     gates = [d.gate() for _ in range(2)]
     fences: list[int] = []
@@ -211,13 +211,13 @@ async def test_a_local_hand_off(d: Driver) -> None:
 
     first = await done(locks.lock("thing").acquire())
     contenders = [d.start(member, 0)]
-    await d.until(lambda: QUEUED in recorder.kinds, "the shared claim")
+    await d.until(lambda: QUEUED in recorder.kinds, "the pooled claim")
     contenders.append(d.start(member, 1))
     queue = locks.session.local_queues.queue("thing")
     await d.until(lambda: queue._waiters, "a local waiter")
     await pause(d, WAIT)
     await done(first.release())
-    await d.until(lambda: fences, "the shared grant")
+    await d.until(lambda: fences, "the pooled grant")
     recorder.clear()
     gates[0].open()
     await d.until(lambda: len(fences) == 2, "the hand-off")
@@ -233,11 +233,11 @@ async def test_a_local_hand_off(d: Driver) -> None:
 
 @pytest.mark.usefixtures("unlimited_local_handoff")
 @scenario
-async def test_a_shared_grant_reports_the_fence_of_its_lease(d: Driver) -> None:
+async def test_a_pooled_grant_reports_the_fence_of_its_lease(d: Driver) -> None:
     recorder, locks, _ = observed(d)
     first = await done(locks.lock("thing").acquire())
     waiter = d.start(hold, locks.lock("thing"))
-    await d.until(lambda: QUEUED in recorder.kinds, "the shared claim")
+    await d.until(lambda: QUEUED in recorder.kinds, "the pooled claim")
     recorder.clear()
     await done(first.release())
     fence = await waiter.result()
@@ -252,7 +252,7 @@ async def test_a_local_wait_that_times_out(d: Driver) -> None:
     waiter = d.start(hold, locks.lock("thing"))
     await d.until(lambda: QUEUED in recorder.kinds, "the claim of the first")
     shared = d.start(hold, locks.lock("thing"))
-    await d.until(lambda: recorder.kinds.count(QUEUED) == 2, "the shared claim")
+    await d.until(lambda: recorder.kinds.count(QUEUED) == 2, "the pooled claim")
     recorder.clear()
     assert await done(locks.lock("thing").acquire(timeout=WAIT)) is None
     assert recorder.kinds == [TIMED_OUT]

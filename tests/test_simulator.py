@@ -27,7 +27,7 @@ def test_no_seed_breaks_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("seed", [211, 378, 3539, 8445])
 def test_seeds_of_past_failures(seed: int) -> None:
-    """A request sent after the timeout; a ticket that a late request moved to the end of the queue; a shared grant that
+    """A request sent after the timeout; a ticket that a late request moved to the end of the queue; a pooled grant that
     arrived too late for its first lease."""
     assert not simulate(seed).violation
 

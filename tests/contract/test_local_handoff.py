@@ -71,11 +71,11 @@ async def local_waiters(d: Driver, count: int) -> None:
 
 
 async def sharing(d: Driver, *options: dict[str, Any]) -> list[Member]:
-    """One member per set of options: the first holds a shared grant, the others are its local waiters."""
+    """One member per set of options: the first holds a pooled grant, the others are its local waiters."""
     plain = await done(d.lock().acquire())
     assert d.locks.session.store.capabilities.fence_blocks
     first = Member(d, **options[0])
-    await d.queue_length(d.lock(), 1)  # there are other local waiters, so it claims a shared grant
+    await d.queue_length(d.lock(), 1)  # there are other local waiters, so it claims a pooled grant
     members = [first]
     for number, chosen in enumerate(options[1:], 1):
         members.append(Member(d, **chosen))
@@ -115,10 +115,10 @@ async def test_handed_off_lease_is_valid_for_its_whole_ttl(d: Driver) -> None:
     await first.leave()
     lease = await second.acquired(d)
     assert lease.ttl == 10
-    age = lease._shared_grant._age
+    age = lease._pooled_grant._age
     assert lease._core.valid_until - lease._core.next_renewal > 10 * (1 - 1 / 3) * 0.99  # as at the first moment
     assert age < 10 / 2
-    assert lease._core.valid_until <= lease._shared_grant._until
+    assert lease._core.valid_until <= lease._pooled_grant._until
     await second.leave()
 
 
@@ -230,12 +230,12 @@ async def test_hand_off_to_a_cancelled_last_waiter_is_released(d: Driver) -> Non
 @scenario
 async def test_hand_off_that_is_too_old_is_not_used(d: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = await sharing(d, {}, {})
-    shipped = local_handoff.SharedGrant.next
+    shipped = local_handoff.PooledGrant.next
 
-    def long_ago(self: local_handoff.SharedGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
+    def long_ago(self: local_handoff.PooledGrant, local_waiter: local_handoff.LocalWaiter, now: float) -> Grant:
         return shipped(self, local_waiter, now - 9)
 
-    monkeypatch.setattr(local_handoff.SharedGrant, "next", long_ago)
+    monkeypatch.setattr(local_handoff.PooledGrant, "next", long_ago)
     old = await first.leave()
     lease = await second.acquired(d)
     assert lease.holder != old.holder
@@ -282,8 +282,8 @@ async def test_closing_ends_the_waits_of_local_waiters(d: Driver) -> None:
 @scenario
 async def test_hold_longer_than_the_span_goes_back_to_the_store(d: Driver) -> None:
     first, second = await sharing(d, {}, {})
-    shared_grant = (await first.acquired(d))._shared_grant
-    shared_grant.span_ends = 0.0  # as if the hold had exceeded the span
+    pooled_grant = (await first.acquired(d))._pooled_grant
+    pooled_grant.span_ends = 0.0  # as if the hold had exceeded the span
     other = d.connect().lock("thing")
 
     async def stranger() -> Any:
@@ -303,12 +303,12 @@ async def test_hold_longer_than_the_span_goes_back_to_the_store(d: Driver) -> No
 @scenario
 async def test_used_up_fence_block_ends_the_hand_off(d: Driver) -> None:
     first, second = await sharing(d, {}, {})
-    shared_grant = (await first.acquired(d))._shared_grant
-    shared_grant._used = shared_grant._last
+    pooled_grant = (await first.acquired(d))._pooled_grant
+    pooled_grant._used = pooled_grant._last
     old = await first.leave()
     lease = await second.acquired(d)
     assert lease.holder != old.holder
-    assert lease.fence > shared_grant._last
+    assert lease.fence > pooled_grant._last
     await second.leave()
 
 
@@ -346,12 +346,12 @@ async def test_busy_process_does_not_starve_another(d: Driver) -> None:
 
 @only(stores=("memory", "sqlite"), flavour="threads")
 @scenario
-async def test_forked_child_has_no_local_waiters_and_no_shared_grant(d: Driver) -> None:
+async def test_forked_child_has_no_local_waiters_and_no_pooled_grant(d: Driver) -> None:
     first, second = await sharing(d, {}, {})
     child = os.fork()
     if child == 0:
         try:
-            os._exit(0 if not local_queue(d)._waiters and local_queue(d)._shared is None else 1)
+            os._exit(0 if not local_queue(d)._waiters and local_queue(d)._pooled is None else 1)
         finally:
             os._exit(2)
     _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - on threads only

@@ -70,11 +70,11 @@ class Connection:
         """Whether neither the local queue nor the store holds anything."""
         local_queue = self.local_queue
         info = run(MemoryStore(self._hub, self.trial.runtime).inspect("door", 0.0))
-        shared_grant = None if local_queue.closed else local_queue._shared  # a closed queue may keep its released grant
+        pooled_grant = None if local_queue.closed else local_queue._pooled  # a closed queue may keep its released grant
         return not (
             local_queue._waiters
-            or local_queue._shared_claims
-            or shared_grant
+            or local_queue._pooled_claims
+            or pooled_grant
             or local_queue.claiming
             or info.locked
             or info.waiting
@@ -183,14 +183,14 @@ def test_local_handoff_under_every_schedule(name: str, patched: Patch) -> None:
 
 
 ERRORS = {
-    "a failed shared claim wakes no waiter": (
-        "shared_claim_failed",
+    "a failed pooled claim wakes no waiter": (
+        "pooled_claim_failed",
         "if head is not None:",
         "if False:",
         "one of three has a timeout",
     ),
-    "the end of a shared grant wakes no waiter": (
-        "end_shared",
+    "the end of a pooled grant wakes no waiter": (
+        "end_pooled",
         "if head is not None:",
         "if False:",
         "one of three has another ttl",

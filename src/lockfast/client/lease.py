@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lockfast.core.acquire import Grant
 from lockfast.core.lease_state import ALIVE, AT_RISK, LOST, RELEASED, LeaseState, State
-from lockfast.core.local_handoff import SharedGrant
+from lockfast.core.local_handoff import PooledGrant
 from lockfast.core.release import BUDGET, release
 from lockfast.core.renewal import renew
 from lockfast.core.retry import retry
@@ -35,7 +35,7 @@ class BaseLease:
 
     # The values of every new lease stand in the class, which makes construction cheap.
     _generation = 0
-    _shared_grant: SharedGrant | None = None
+    _pooled_grant: PooledGrant | None = None
     _keep_until = 0.0
     """After a release, the name stays taken until this moment on the clock of the runtime."""
     _scope: Scope[Any] | None = None
@@ -58,7 +58,7 @@ class BaseLease:
         """The store granted the claim."""
         session = self._session
         self._generation = session.generation  # now: this process may have been forked during the wait
-        self._shared_grant = grant.shared_grant
+        self._pooled_grant = grant.pooled_grant
         self._core.begin(grant, self._on_change)
         session.keepalive.watch(self._core)
         if session.ports.emit is not None:
@@ -176,8 +176,8 @@ class BaseLease:
                 waker.wake()
             if self._scope is not None:
                 self._scope.cancel_body()
-            if self._shared_grant is not None:
-                self._shared_grant.end()
+            if self._pooled_grant is not None:
+                self._pooled_grant.end()
         options = self._lock._options
         callback = {AT_RISK: options.on_risk, LOST: options.on_lost}.get(state)
         if callback is not None:
@@ -200,14 +200,14 @@ class BaseLease:
 
     async def _release(self) -> bool:
         """Release the lease; False if it had ended. May be called again after an error."""
-        session, core, shared = self._session, self._core, self._shared_grant
+        session, core, pooled = self._session, self._core, self._pooled_grant
         if self._generation != session.generation:
             log.debug("A forked process does not release its parent's lease on lock %s.", shown(self.name))
             return False
-        if shared is not None:
+        if pooled is not None:
             if self._hand_off():
                 return True
-            shared.end()  # first: then the next local waiter sends its claim right behind the release
+            pooled.end()  # first: then the next local waiter sends its claim right behind the release
         released = await release(session.ports, core, self._keep_until)
         session.keepalive.unwatch(core)
         self._lock._forget(self)
@@ -217,13 +217,13 @@ class BaseLease:
 
     def _hand_off(self) -> bool:
         """Whether another thread or task of this process has the lock now."""
-        session, core, shared = self._session, self._core, self._shared_grant
-        if shared is None:
+        session, core, pooled = self._session, self._core, self._pooled_grant
+        if pooled is None:
             return False
         now = session.runtime.now()
         if now < self._keep_until or self._generation != session.generation:
             return False
-        if not shared.queue.hand_off(shared, core, now):
+        if not pooled.queue.hand_off(pooled, core, now):
             return False
         session.keepalive.unwatch(core)
         self._lock._forget(self)
@@ -261,8 +261,8 @@ class BaseLease:
             self.ensure_held()  # another thread released it meanwhile: report that
         self._session.keepalive.unwatch(self._core)
         self._lock._forget(self)
-        if self._shared_grant is not None:
-            self._shared_grant.end()
+        if self._pooled_grant is not None:
+            self._pooled_grant.end()
         return ExportedLease(self.name, self.holder, self.ttl).encode()
 
     async def _wait_lost(self, timeout: Seconds | None) -> bool:

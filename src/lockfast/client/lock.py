@@ -254,8 +254,8 @@ class BaseLock(Generic[LeaseT]):
         self._forget(lease)
         core.release()
         if core.state is RELEASED and not core.cleared:
-            if lease._shared_grant is not None:
-                lease._shared_grant.end()
+            if lease._pooled_grant is not None:
+                lease._pooled_grant.end()
             await clean_up(session.ports, core.name, core.holder, core.ttl, inline=False)
 
     def _drop_scopes(self, lease: BaseLease) -> None:

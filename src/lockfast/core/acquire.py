@@ -36,7 +36,7 @@ from lockfast.ports import Mailbox, Ports, Store
 from lockfast.values import Claim, Enqueue, FirstNotification, Granted, Queued, Taken, shown
 
 if TYPE_CHECKING:
-    from lockfast.core.local_handoff import SharedGrant
+    from lockfast.core.local_handoff import PooledGrant
 
 log = logging.getLogger("lockfast")
 
@@ -90,7 +90,7 @@ class Grant(NamedTuple):
     """A granted claim. `sent_at` is the earliest moment at which the lock may have been granted.
 
     `acknowledged` counts the replicas that have it too, None if they were not asked. `queued`: the claim waited in the
-    store's queue. `last_fence` is the last fence of the reserved block, 0 if no block was reserved. `shared_grant` is
+    store's queue. `last_fence` is the last fence of the reserved block, 0 if no block was reserved. `pooled_grant` is
     the store grant that this one is a part of, if threads or tasks share one.
     """
 
@@ -101,7 +101,7 @@ class Grant(NamedTuple):
     acknowledged: int | None = None
     queued: bool = False
     last_fence: int = 0
-    shared_grant: SharedGrant | None = None
+    pooled_grant: PooledGrant | None = None
 
 
 class History:
@@ -117,7 +117,7 @@ class Acquisition:
     """One claim on its way through the store.
 
     Invariant: `_traces` is True while the store may hold a grant or a ticket of the claim. `spare` is the extra ttl
-    that is requested for a shared grant; it does not count as validity of the lease. `history` is what this connection
+    that is requested for a pooled grant; it does not count as validity of the lease. `history` is what this connection
     knows of the lock: if it is contended, the first request enqueues; else it only claims, which is cheaper for a free
     lock.
     """

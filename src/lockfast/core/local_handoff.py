@@ -1,30 +1,30 @@
 """Local hand-off: threads or tasks of one connection pass a lock to each other without a round trip.
 
-For that the store grants a *shared grant*: one holder id, a block of fences, and a little more ttl than a lease has.
-Its leases follow one another: a release hands the shared grant to the first waiter of the same *local queue*, which is
+For that the store grants a *pooled grant*: one holder id, a block of fences, and a little more ttl than a lease has.
+Its leases follow one another: a release hands the pooled grant to the first waiter of the same *local queue*, which is
 one name on one connection.
 
 A new acquisition does the first of these that applies:
 
-    waits in the local queue     if another one waits there, claims a shared grant, or holds one that can be handed off
-    claims a shared grant        if another one claims or holds the lock, or the last shared grant was handed off
+    waits in the local queue     if another one waits there, claims a pooled grant, or holds one that can be handed off
+    claims a pooled grant        if another one claims or holds the lock, or the last pooled grant was handed off
     claims an individual lease   otherwise
 
 Rules:
 
-- A shared grant is handed off for `SPAN` seconds after it was granted. Then it is released to the store, so a remote
+- A pooled grant is handed off for `SPAN` seconds after it was granted. Then it is released to the store, so a remote
   waiter waits at most for that span plus the last hold.
 - A handed-off lease is valid for as long as a fresh one, because `EXTRA` is requested on top of the ttl. A waiter
   with another ttl is not handed the grant, so a crash blocks others for at most ttl + `EXTRA`.
 - Each lease has its own fence, greater than the one before and less than that of any later grant.
 - Local waiters are served first come, first served. A waiter that is not served within its patience leaves the local
   queue and claims the lock from the store.
-- A process may have several tickets in the store's queue. A shared grant from there is handed off only if no other
+- A process may have several tickets in the store's queue. A pooled grant from there is handed off only if no other
   span began within the last two; otherwise it serves one lease and is released. So at most half of the time that a
   remote waiter waits for this process, plus one span, goes to local hand-offs.
 - A lost lease, or one whose last renewal failed, is not handed off: the next waiter claims the lock from the store.
 
-Threads run concurrently, so waiters, shared claims and the shared grant change under the mutex of the queue, and wakers
+Threads run concurrently, so waiters, pooled claims and the pooled grant change under the mutex of the queue, and wakers
 are called outside of it. Reads without the mutex (`claiming`, `last_lease`, `contended`) only choose the cheaper path.
 """
 
@@ -42,7 +42,7 @@ from lockfast.ports import Ports, Runtime
 from lockfast.values import Claim
 
 SPAN = 0.05
-"""Seconds for which a shared grant is handed off."""
+"""Seconds for which a pooled grant is handed off."""
 EXTRA = SPAN / (1 - DRIFT) + 0.0005
 """Seconds of ttl requested on top, so that the last lease of the span is valid for as long as the first."""
 PATIENCE = 0.1
@@ -51,7 +51,7 @@ LONG_PATIENCE = 1.0
 recently."""
 FEWEST_FENCES = 16
 MOST_FENCES = 8_192
-"""The bounds of a block, which has about twice the fences that the last shared grant used. Fences are microseconds of
+"""The bounds of a block, which has about twice the fences that the last pooled grant used. Fences are microseconds of
 the store's clock, and a block reserves some of the future. A store that restarts without its data continues at its
 clock, so a block must be shorter than a restart takes, or fences would repeat."""
 
@@ -69,8 +69,8 @@ class ClaimTerms(NamedTuple):
 
 
 @final
-class SharedClaim(NamedTuple):
-    """Permission to claim a shared grant from the store, under this holder id and with that many fences."""
+class PooledClaim(NamedTuple):
+    """Permission to claim a pooled grant from the store, under this holder id and with that many fences."""
 
     holder: str
     fences: int
@@ -90,7 +90,7 @@ class LocalWaiter:
         self.waker = runtime.waker()
 
 
-class SharedGrant:
+class PooledGrant:
     """One grant of the store, for several leases in a row.
 
     Invariants: the fences above `_used` up to `_last` are unused; at most one lease is alive; `receiver` is the waiter
@@ -115,7 +115,7 @@ class SharedGrant:
         """The grant for the acquisition that claimed it."""
         until = grant.sent_at + self._lasts
         return grant._replace(
-            claim=self.claim, fence=self._used, valid_until=until, last_fence=self._last, shared_grant=self
+            claim=self.claim, fence=self._used, valid_until=until, last_fence=self._last, pooled_grant=self
         )
 
     @property
@@ -143,16 +143,16 @@ class SharedGrant:
 
     def end(self) -> None:
         """It is about to be released, or is lost or exported: it cannot be handed off any more."""
-        self.queue.end_shared(self)
+        self.queue.end_pooled(self)
 
 
 class LocalQueue(History):
     """The local waiters of one name on one connection.
 
     Invariants: a waiter in `_waiters` has no grant; a closed queue has no waiters; while somebody waits and nobody
-    claims a shared grant, the first waiter has been woken, or wakes when its patience runs out.
+    claims a pooled grant, the first waiter has been woken, or wakes when its patience runs out.
 
-    `_shared_claims` maps the holder id of each shared claim under way to True if its grant is for one lease only,
+    `_pooled_claims` maps the holder id of each pooled claim under way to True if its grant is for one lease only,
     should the claim have to wait in the store's queue. `claiming` has the holder ids of individual claims under way,
     and `last_lease` is the lease that was granted last: an acquisition that meets any of them is not alone.
     """
@@ -160,23 +160,23 @@ class LocalQueue(History):
     def __init__(self, runtime: Runtime) -> None:
         self._mutex = runtime.mutex()
         self._waiters: deque[LocalWaiter] = deque()
-        self._shared_claims: dict[str, bool] = {}
-        self._shared: SharedGrant | None = None
+        self._pooled_claims: dict[str, bool] = {}
+        self._pooled: PooledGrant | None = None
         self._span_began = -math.inf
         self._no_handoff_until = -math.inf
         self._fences = FEWEST_FENCES
-        self._productive = False  # whether the last shared grant was handed off at all
+        self._productive = False  # whether the last pooled grant was handed off at all
         self.claiming: dict[str, None] = {}
         self.closed = False
         self._retired = False
         self.last_lease: LeaseState | None = None
 
-    def enter(self, ports: Ports, terms: ClaimTerms) -> LocalWaiter | SharedClaim | None:
-        """Join the queue or get permission for a shared claim; None if the acquisition is alone.
+    def enter(self, ports: Ports, terms: ClaimTerms) -> LocalWaiter | PooledClaim | None:
+        """Join the queue or get permission for a pooled claim; None if the acquisition is alone.
 
         None also if the store grants no fence blocks: then nothing can be handed off.
         """
-        if not (self.claiming or self._shared_claims or self._shared or self._productive):
+        if not (self.claiming or self._pooled_claims or self._pooled or self._productive):
             last = self.last_lease
             if last is None or last.state not in ALIVE:
                 return None  # as nearly always
@@ -188,7 +188,7 @@ class LocalQueue(History):
             if self._retired:
                 return None  # it is not in the table any more, so `LocalQueues.close()` could not wake its waiters
             if not self._waiters and not self._may_hand_off(now):
-                return self._shared_claim(runtime, now) if ports.store.capabilities.fence_blocks else None
+                return self._pooled_claim(runtime, now) if ports.store.capabilities.fence_blocks else None
             waiter = LocalWaiter(runtime, terms, now, LONG_PATIENCE if self._serves else PATIENCE)
             self._waiters.append(waiter)
             return waiter
@@ -196,20 +196,20 @@ class LocalQueue(History):
     @property
     def _serves(self) -> bool:
         """Whether local waiters were served recently."""
-        return self._productive or (self._shared is not None and self._shared.handoffs > 0)
+        return self._productive or (self._pooled is not None and self._pooled.handoffs > 0)
 
     def _may_hand_off(self, now: float) -> bool:
-        return bool(self._shared_claims) or (self._shared is not None and self._shared.can_hand_off(now))
+        return bool(self._pooled_claims) or (self._pooled is not None and self._pooled.can_hand_off(now))
 
-    def _shared_claim(self, runtime: Runtime, now: float) -> SharedClaim:
+    def _pooled_claim(self, runtime: Runtime, now: float) -> PooledClaim:
         no_handoff = now < self._no_handoff_until
-        few = bool(self._shared_claims) or no_handoff
-        claim = SharedClaim(runtime.new_holder_id(), FEWEST_FENCES if few else self._fences)
-        self._shared_claims[claim.holder] = no_handoff
+        few = bool(self._pooled_claims) or no_handoff
+        claim = PooledClaim(runtime.new_holder_id(), FEWEST_FENCES if few else self._fences)
+        self._pooled_claims[claim.holder] = no_handoff
         return claim
 
-    def poll(self, runtime: Runtime, waiter: LocalWaiter, now: float) -> Grant | SharedClaim | None:
-        """After a wake-up or a timer: a grant, permission for a shared claim, or None to keep waiting."""
+    def poll(self, runtime: Runtime, waiter: LocalWaiter, now: float) -> Grant | PooledClaim | None:
+        """After a wake-up or a timer: a grant, permission for a pooled claim, or None to keep waiting."""
         with self._mutex:
             if self.closed:
                 raise closed_error()
@@ -220,12 +220,12 @@ class LocalQueue(History):
             if now < waiter.patient_until and self._may_hand_off(now):
                 return None
             self._waiters.remove(waiter)
-            return self._shared_claim(runtime, now)
+            return self._pooled_claim(runtime, now)
 
     def _take_up(self, waiter: LocalWaiter) -> Grant | None:
         grant, waiter.grant = waiter.grant, None
-        if grant is not None and grant.shared_grant is not None:
-            grant.shared_grant.receiver = None
+        if grant is not None and grant.pooled_grant is not None:
+            grant.pooled_grant.receiver = None
         return grant
 
     def leave(self, waiter: LocalWaiter) -> Grant | None:
@@ -241,52 +241,52 @@ class LocalQueue(History):
 
     def _next_to_claim(self) -> LocalWaiter | None:
         """The waiter to wake if nobody is left that could hand off the lock."""
-        return self._waiters[0] if self._waiters and not self._shared_claims and self._shared is None else None
+        return self._waiters[0] if self._waiters and not self._pooled_claims and self._pooled is None else None
 
-    def shared_granted(self, shared: SharedGrant, queued: bool, now: float) -> None:
-        """A shared claim was granted. If it waited in the store, remote clients may wait behind it."""
+    def pooled_granted(self, pooled: PooledGrant, queued: bool, now: float) -> None:
+        """A pooled claim was granted. If it waited in the store, remote clients may wait behind it."""
         with self._mutex:
-            no_handoff = self._shared_claims.pop(shared.claim.holder, False)
-            self._shared = shared
+            no_handoff = self._pooled_claims.pop(pooled.claim.holder, False)
+            self._pooled = pooled
             if queued and (no_handoff or now - self._span_began < 2 * SPAN):
-                shared.span_ends = now
+                pooled.span_ends = now
                 self._no_handoff_until = self._span_began + 2 * SPAN
             else:
                 self._no_handoff_until = -math.inf
                 self._span_began = self._span_began if no_handoff else now
 
-    def shared_claim_failed(self, holder: str) -> None:
+    def pooled_claim_failed(self, holder: str) -> None:
         with self._mutex:
-            self._shared_claims.pop(holder, None)
+            self._pooled_claims.pop(holder, None)
             head = self._next_to_claim()
         if head is not None:
             head.waker.wake()
 
-    def end_shared(self, shared: SharedGrant) -> None:
-        """`shared` has ended: if nobody claims another one, the first waiter must."""
+    def end_pooled(self, pooled: PooledGrant) -> None:
+        """`pooled` has ended: if nobody claims another one, the first waiter must."""
         with self._mutex:
-            if self._shared is not shared:
+            if self._pooled is not pooled:
                 return
-            self._shared = None
-            if shared.had_span:
-                self._productive = shared.handoffs > 0
-                known = self._fences if shared.used_up else FEWEST_FENCES
-                self._fences = min(MOST_FENCES, max(known, 2 * shared.handoffs))
+            self._pooled = None
+            if pooled.had_span:
+                self._productive = pooled.handoffs > 0
+                known = self._fences if pooled.used_up else FEWEST_FENCES
+                self._fences = min(MOST_FENCES, max(known, 2 * pooled.handoffs))
             head = self._next_to_claim()
         if head is not None:
             head.waker.wake()
 
-    def hand_off(self, shared: SharedGrant, lease: LeaseState | None, now: float) -> bool:
-        """Hand `shared` to the first waiter, if `lease`, its current lease, is still valid.
+    def hand_off(self, pooled: PooledGrant, lease: LeaseState | None, now: float) -> bool:
+        """Hand `pooled` to the first waiter, if `lease`, its current lease, is still valid.
 
         False if it must be released to the store instead.
         """
         waiters = self._waiters
         if not waiters:
             return False
-        ttl = shared.claim.ttl
+        ttl = pooled.claim.ttl
         with self._mutex:
-            if not waiters or self.closed or not shared.can_hand_off(now) or waiters[0].terms.ttl != ttl:
+            if not waiters or self.closed or not pooled.can_hand_off(now) or waiters[0].terms.ttl != ttl:
                 return False
             if lease is not None:
                 if lease.ttl != ttl or lease.state is not HELD or now >= lease.valid_until:
@@ -294,8 +294,8 @@ class LocalQueue(History):
                 if not lease.release(handed_off=True):
                     return False
             waiter = waiters.popleft()
-            waiter.grant = shared.next(waiter, now)
-            shared.receiver = waiter
+            waiter.grant = pooled.next(waiter, now)
+            pooled.receiver = waiter
         waiter.waker.wake()
         return True
 
@@ -303,21 +303,21 @@ class LocalQueue(History):
         """Refuse waiters from now on, if the queue is idle."""
         last = self.last_lease
         with self._mutex:
-            busy = self._waiters or self._shared_claims or self._shared or self.claiming
+            busy = self._waiters or self._pooled_claims or self._pooled or self.claiming
             self._retired = not busy and (last is None or last.state not in ALIVE)
             return self._retired
 
     def close(self) -> Claim | None:
-        """Wake all waiters. Return the claim of a shared grant that was on its way to one of them."""
+        """Wake all waiters. Return the claim of a pooled grant that was on its way to one of them."""
         with self._mutex:
             self.closed = True
             waiting = list(self._waiters)
             self._waiters.clear()
-            shared, revoked = self._shared, None
-            if shared is not None and shared.receiver is not None:
-                waiting.append(shared.receiver)
-                self._take_up(shared.receiver)
-                revoked = shared.claim._replace(ttl=shared.claim.ttl + EXTRA)
+            pooled, revoked = self._pooled, None
+            if pooled is not None and pooled.receiver is not None:
+                waiting.append(pooled.receiver)
+                self._take_up(pooled.receiver)
+                revoked = pooled.claim._replace(ttl=pooled.claim.ttl + EXTRA)
         for waiter in waiting:
             waiter.waker.wake()
         return revoked
@@ -369,9 +369,9 @@ async def acquire(
     if isinstance(entered, LocalWaiter):
         return await _wait(ports, queue, entered, deadline)
     try:
-        return await _claim_shared(ports, queue, terms, deadline, entered)
+        return await _claim_pooled(ports, queue, terms, deadline, entered)
     except BaseException:
-        queue.shared_claim_failed(entered.holder)  # `_claim_shared` may have been interrupted first; twice is harmless
+        queue.pooled_claim_failed(entered.holder)  # `_claim_pooled` may have been interrupted first; twice is harmless
         raise
 
 
@@ -390,29 +390,29 @@ async def _claim(
         del queue.claiming[holder]
 
 
-async def _claim_shared(
-    ports: Ports, queue: LocalQueue, terms: ClaimTerms, deadline: Deadline, shared_claim: SharedClaim
+async def _claim_pooled(
+    ports: Ports, queue: LocalQueue, terms: ClaimTerms, deadline: Deadline, pooled_claim: PooledClaim
 ) -> Grant | None:
-    claim = Claim(terms.name, shared_claim.holder, terms.ttl, terms.owner)
-    wide = claim._replace(ttl=claim.ttl + EXTRA, fences=shared_claim.fences)
+    claim = Claim(terms.name, pooled_claim.holder, terms.ttl, terms.owner)
+    wide = claim._replace(ttl=claim.ttl + EXTRA, fences=pooled_claim.fences)
     grant: Grant | None = None
     try:
         grant = await Acquisition(ports, wide, deadline, True, queue, EXTRA).run()
     finally:
         if grant is None:
-            queue.shared_claim_failed(shared_claim.holder)
+            queue.pooled_claim_failed(pooled_claim.holder)
     if grant is None:
         return None
     now = ports.runtime.now()
-    shared = SharedGrant(queue, claim, grant, shared_claim.fences, now)
-    queue.shared_granted(shared, grant.queued, now)
-    return shared.first(grant)
+    pooled = PooledGrant(queue, claim, grant, pooled_claim.fences, now)
+    queue.pooled_granted(pooled, grant.queued, now)
+    return pooled.first(grant)
 
 
 async def _wait(ports: Ports, queue: LocalQueue, waiter: LocalWaiter, deadline: Deadline) -> Grant | None:
     """Wait to be handed the lock, or until it is time to claim it from the store."""
     runtime, ends = ports.runtime, deadline.at
-    outcome: Grant | SharedClaim | None = None
+    outcome: Grant | PooledClaim | None = None
     try:
         while True:
             await waiter.waker.wait(waiter.patient_until if ends is None else deadline.earliest(waiter.patient_until))
@@ -422,8 +422,8 @@ async def _wait(ports: Ports, queue: LocalQueue, waiter: LocalWaiter, deadline: 
             if outcome is None:
                 if over:
                     return None
-            elif type(outcome) is SharedClaim:
-                return await _claim_shared(ports, queue, waiter.terms, deadline, outcome)
+            elif type(outcome) is PooledClaim:
+                return await _claim_pooled(ports, queue, waiter.terms, deadline, outcome)
             elif useful(outcome.valid_until - now, outcome.claim.ttl):
                 return outcome
             else:
@@ -431,8 +431,8 @@ async def _wait(ports: Ports, queue: LocalQueue, waiter: LocalWaiter, deadline: 
                 await return_grant(ports, grant)  # woken too late: let the store decide
                 return await _claim(ports, queue, waiter.terms, deadline, blocking=True)
     except BaseException as error:  # cancelled or interrupted: the next waiter gets a grant that arrived meanwhile
-        if type(outcome) is SharedClaim:
-            queue.shared_claim_failed(outcome.holder)
+        if type(outcome) is PooledClaim:
+            queue.pooled_claim_failed(outcome.holder)
         late = queue.leave(waiter) or (outcome if type(outcome) is Grant else None)
         if late is not None and isinstance(error, GeneratorExit):  # being destroyed: it cannot await any more
             _return_locally(late, runtime.now())
@@ -450,10 +450,10 @@ async def return_grant(ports: Ports, grant: Grant) -> None:
 
 def _return_locally(grant: Grant, now: float) -> bool:
     """Hand off the grant; False if it must be released to the store."""
-    shared = grant.shared_grant
-    if shared is None:
+    pooled = grant.pooled_grant
+    if pooled is None:
         return False
-    if useful(grant.valid_until - now, grant.claim.ttl) and shared.queue.hand_off(shared, None, now):
+    if useful(grant.valid_until - now, grant.claim.ttl) and pooled.queue.hand_off(pooled, None, now):
         return True
-    shared.end()
+    pooled.end()
     return False
