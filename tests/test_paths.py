@@ -76,7 +76,7 @@ def test_renewal(valkey: Server) -> None:
         lease._core.next_renewal = 0.0
         with files_entered() as entered:
             run(keepalive._round())
-    assert len(entered) <= 9, sorted(entered)
+    assert len(entered) <= 8, sorted(entered)
 
 
 async def test_lost_async_lease(valkey: Server) -> None:

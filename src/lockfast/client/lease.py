@@ -16,7 +16,6 @@ from lockfast.core.acquire import Grant
 from lockfast.core.lease_state import ALIVE, AT_RISK, LOST, RELEASED, LeaseState, State
 from lockfast.core.local_handoff import PooledGrant
 from lockfast.core.release import BUDGET, release
-from lockfast.core.renewal import renew
 from lockfast.core.retry import retry
 from lockfast.errors import ConfigurationError, LeaseLost, Outcome, StoreUnavailable
 from lockfast.events import Event, EventKind
@@ -240,7 +239,7 @@ class BaseLease:
             core.change_ttl(session.runtime.now(), ttl)
 
         async def attempt(until: float) -> None:
-            if await renew(session.ports, [core], session.keepalive.lose, until):
+            if await session.keepalive.renew([core], until):
                 raise StoreUnavailable(
                     "The renewal got no answer, so the lease may not be extended. Try again before it expires.",
                     outcome=Outcome.UNKNOWN,

@@ -1,12 +1,27 @@
 """The keepalive: one background thread or task per connection that renews all its leases and detects their loss.
 
-Rules:
+    answer to a renewal   the lease
+    held                  is extended
+    not held              is lost; or, if a failover may have lost it, is re-asserted first
+    none                  is renewed again later; the others of its batch are not affected
+
+Rules of the actor, as that thread or task is called here:
 
 - A lease is renewed every third of its ttl, together with all leases that are due soon: one request, many leases.
-- A slow renewal continues elsewhere (`renewal.py`), so that this loop still detects losses.
+- A slow renewal does not delay the detection of losses: the actor checks deadlines between two requests, and a request
+  without an immediate answer continues in the background, one at a time.
+- A failed renewal puts its leases at risk and is retried until their deadlines.
+- A renewal cannot revive a lease: the store checks the holder id, and a `LeaseState` never leaves LOST or RELEASED.
 - However many leases are lost at once, a single worker cleans up.
-- The actor, as that thread or task is called here, lives while anything is held. If its task is cancelled, it waits
-  for tasks that are ending, releases the leases of tasks that have ended, and starts another actor for the rest.
+- The actor lives while anything is held. If its task is cancelled, it waits for tasks that are ending, releases the
+  leases of tasks that have ended, and starts another actor for the rest.
+
+Rules of re-asserting, which keep one holder at a time and fences in order:
+
+- Only a lease that is still valid by the local clock is re-asserted, and only if the store is capable of it.
+- The server decides in one step. It restores the grant only if nobody holds the lock and if it knows of no equal or
+  greater fence. So a lock that was deleted or expired on a server that knew it stays lost, and so does a lock that
+  another client held meanwhile.
 """
 
 from __future__ import annotations
@@ -14,16 +29,16 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lockfast.core.background import BackgroundTasks
-from lockfast.core.lease_state import HELD, LOST, RELEASED, LeaseState
-from lockfast.core.release import BUDGET, release
-from lockfast.core.renewal import Renewer
+from lockfast.core.lease_state import ALIVE, HELD, LOST, RELEASED, LeaseState
+from lockfast.core.release import BUDGET, clean_up, release
 from lockfast.core.retry import backoff
-from lockfast.errors import LockError, StoreUnavailable
+from lockfast.errors import LockError, Outcome, StoreError, StoreUnavailable
+from lockfast.events import Event, EventKind
 from lockfast.ports import CallerState, Ports, Waker
-from lockfast.values import shown
+from lockfast.values import Claim, Renewal, shown
 
 log = logging.getLogger("lockfast")
 
@@ -40,6 +55,15 @@ POLL_EVENTS_EVERY = 0.25
 ENDING_POLL = 0.005
 """Seconds between two checks of tasks that are ending."""
 
+BATCH = 500
+IMMEDIATE = 0.03
+"""Seconds that the keepalive itself waits for an answer, and so the most by which it reports a loss late."""
+LONGEST_WAIT = 2.0
+"""Seconds after which a renewal in the background is retried: a connection can be dead without notice."""
+
+TAKEN = "the store no longer has it: it expired, or another client took or deleted it"
+FORGOTTEN = "the server does not have it: it was taken, or a failover lost it and another client was faster"
+
 
 class Keepalive:
     """Watches the leases of one connection.
@@ -50,7 +74,7 @@ class Keepalive:
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
-        self._store, self._runtime, _ = ports
+        self._store, self._runtime, self._emit = ports
         self._mutex = self._runtime.mutex()
         self._held: dict[LeaseState, None] = {}
         self._changed: deque[str | None] = deque()
@@ -60,7 +84,7 @@ class Keepalive:
         self._wakes_at = 0.0
         self._first_renewal = math.inf
         self._waker: Waker | None = None
-        self._renewer = Renewer(ports, on_idle=self._wake, on_lost=self.lose, check_deadlines=self._check_deadlines)
+        self._slow = False
         self._clean_ups = BackgroundTasks(self._runtime, "clean-up", workers=1)
         self._store.on_change(self._on_change)
 
@@ -250,8 +274,8 @@ class Keepalive:
         now = self._runtime.now()
         self._update_first_renewal(now)
         due = self._select_due(now)
-        if due and not self._renewer.slow:
-            await self._renewer.renew_now(due, self.held())
+        if due and not self._slow:
+            await self._renew(due)
         return min(map(self._due_at, self.held()), default=math.inf)
 
     def _update_first_renewal(self, now: float) -> None:
@@ -261,11 +285,6 @@ class Keepalive:
         if self._first_renewal < before:
             for lease in self.held():
                 lease.next_renewal = min(lease.next_renewal, now + FIRST_RENEWAL)
-
-    def _check_deadlines(self) -> list[LeaseState]:
-        """Report losses, and return what is held then."""
-        self._select_due(self._runtime.now())
-        return self.held()
 
     def _select_due(self, now: float) -> list[LeaseState]:
         """Drop ended leases. Return the leases to renew now: none, or all that are due or nearly due."""
@@ -291,6 +310,134 @@ class Keepalive:
         return due if any_due else []
 
     def _due_at(self, lease: LeaseState) -> float:
-        if not lease.renews or self._renewer.slow:
+        if not lease.renews or self._slow:
             return lease.valid_until
         return min(lease.valid_until, lease.next_renewal)
+
+    async def _renew(self, due: Sequence[LeaseState]) -> None:
+        """Renew each batch within about one round trip; a slower one continues in the background."""
+        held = self.held()
+        checked_at = now = self._runtime.now()
+        unanswered: list[LeaseState] = []
+        error: StoreError | None = None
+        for start in range(0, len(due), BATCH):
+            now = self._runtime.now()
+            if now - checked_at > IMMEDIATE / 2:
+                self._select_due(now)  # reports losses
+                held, checked_at = self.held(), now
+            nearest = min((lease.valid_until for lease in held), default=math.inf)
+            try:
+                until = min(now + IMMEDIATE, max(now + IMMEDIATE / 10, nearest))
+                unanswered += await self._renew_if_connected(due[start : start + BATCH], until)
+            except StoreError as failure:
+                unanswered += due[start:]
+                error = failure
+                break
+        if unanswered:
+            # A pending request delays the renewal of all others, so the shortest ttl decides how long it may take.
+            # Giving up early is harmless: the request can be repeated.
+            patience = min(LONGEST_WAIT, max(0.05, min(lease.ttl for lease in held or due) / 6))
+            self._continue(unanswered, error or _no_answer(), now + patience)
+
+    async def _renew_if_connected(self, batch: Sequence[LeaseState], until: float) -> Sequence[LeaseState]:
+        """Renew without connecting, which may take longer than `until`."""
+        if not self._store.connected:
+            raise StoreUnavailable("There is no connection yet.", outcome=Outcome.UNKNOWN)
+        try:
+            return await self.renew(batch, until)
+        except StoreUnavailable as error:
+            if self._runtime.now() < until:
+                raise
+            raise StoreUnavailable(str(error), outcome=Outcome.UNKNOWN) from error  # perhaps not even sent
+
+    def _continue(self, rest: Sequence[LeaseState], error: StoreError, until: float) -> None:
+        """Retry in the background if an answer is still possible; else put the leases at risk."""
+        if isinstance(error, StoreUnavailable) and error.outcome is Outcome.UNKNOWN:
+            self._slow = True
+            if self._runtime.spawn(lambda: self._renew_in_background(rest, until), "renewal"):
+                return
+            self._slow = False
+        self._failed(rest, error)
+
+    async def _renew_in_background(self, rest: Sequence[LeaseState], until: float) -> None:
+        try:
+            self._failed(*await self._renew_all(rest, until))
+        finally:
+            self._slow = False
+            self._wake()
+
+    def _failed(self, leases: Sequence[LeaseState], error: StoreError | None) -> None:
+        if error is not None:
+            log.warning("Could not renew %d leases; retrying until they expire: %s", len(leases), error)
+        now = self._runtime.now()
+        for lease in leases:
+            lease.renewal_failed(now + min(1.0, max(0.02, lease.ttl / 20)))
+
+    async def _renew_all(
+        self, due: Sequence[LeaseState], until: float
+    ) -> tuple[Sequence[LeaseState], StoreError | None]:
+        """Renew in batches. Return the leases without an answer, and why."""
+        unanswered: list[LeaseState] = []
+        for start in range(0, len(due), BATCH):
+            try:
+                unanswered += await self.renew(due[start : start + BATCH], until)
+            except StoreError as error:
+                return (*unanswered, *due[start:]), error
+        return unanswered, _no_answer() if unanswered else None
+
+    async def renew(self, due: Sequence[LeaseState], until: float) -> list[LeaseState]:
+        """Extend the leases with one request. Return those without an answer."""
+        sent_at = self._runtime.now()
+        batch: list[tuple[LeaseState, Renewal]] = []
+        for lease in due:
+            if lease.state not in ALIVE:
+                continue  # released while others were renewed
+            ttl = lease.renewal_ttl(sent_at)
+            if ttl is None:
+                lease.next_renewal = math.inf
+            else:
+                batch.append((lease, Renewal(lease.name, lease.holder, ttl)))
+        if not batch:
+            return []
+        answers = await self._store.renew([renewal for _, renewal in batch], until)
+        unanswered = []
+        for (lease, renewal), held in zip(batch, answers, strict=True):
+            if held:
+                lease.renewed(sent_at, renewal.ttl)
+                if self._emit is not None:
+                    self._emit(Event(EventKind.RENEWED, lease.name, sent_at - lease.held_since, lease.fence))
+            elif held is None or not await self._reassert_or_lose(lease, renewal.ttl, until):
+                unanswered.append(lease)
+        return unanswered
+
+    async def _reassert_or_lose(self, lease: LeaseState, ttl: float, until: float) -> bool:
+        """Handle a lease that the store does not have; False if that could not be settled now."""
+        sent_at = self._runtime.now()
+        if not self._store.capabilities.reassert:
+            self.lose(lease, TAKEN)
+            return True
+        if lease.check(sent_at) not in ALIVE:
+            return True
+        claim = Claim(lease.name, lease.holder, ttl, lease.owner)
+        try:
+            restored = await self._store.reassert(claim, lease.last_fence, until)
+        except StoreUnavailable:
+            return False
+        if not restored:
+            self.lose(lease, FORGOTTEN)
+        elif lease.check(self._runtime.now()) in ALIVE and lease.reassert(sent_at, ttl):
+            log.warning(
+                "The server had lost the lease on %s (fence %d), as after a failover. Nobody had taken the lock, so "
+                "the lease was re-asserted and stays valid.",
+                shown(lease.name),
+                lease.fence,
+            )
+        else:  # the lease ended during the request, so nobody owns the restored grant
+            await clean_up(self._ports, lease.name, lease.holder, ttl, inline=False)
+        return True
+
+
+def _no_answer() -> StoreUnavailable:
+    return StoreUnavailable(
+        "Some servers did not answer; the leases there may or may not have been renewed.", outcome=Outcome.UNKNOWN
+    )
