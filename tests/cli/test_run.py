@@ -14,7 +14,7 @@ import pytest
 
 import lockfast
 from lockfast.cli.main import main
-from lockfast.stores.sqlite import fast_client
+from lockfast.stores.sqlite import connection
 from tests.cli.harness import LOCKFAST, Target, await_gone, descendants, ended, is_alive
 from tests.support.servers import Server
 from tests.support.terminal import LONGEST
@@ -439,13 +439,13 @@ def test_short_commands_keep_the_write_ahead_log_short(embedded: Target, monkeyp
     for _ in range(60):
         child = os.fork()
         if child == 0:
-            grant = fast_client.acquire(f"{embedded.folder}/locks.db", "job", 30.0, "host:1:us")
+            grant = connection.fast_acquire(f"sqlite:///{embedded.folder}/locks.db", "job", 30.0, "host:1:us")
             os._exit(0 if grant is None or grant.release() else 1)
         assert os.waitpid(child, 0)[1] == 0
         sizes.append(log.stat().st_size if log.exists() else 0)
     assert max(sizes) > 0
-    monkeypatch.setattr(fast_client, "LONG_LOG_BYTES", 1)
-    grant = fast_client.acquire(f"{embedded.folder}/locks.db", "job", 30.0, "host:1:us")
+    monkeypatch.setattr(connection, "LONG_LOG_BYTES", 1)
+    grant = connection.fast_acquire(f"sqlite:///{embedded.folder}/locks.db", "job", 30.0, "host:1:us")
     assert grant is None or grant.release()
     assert grant is None or not log.exists()
     assert not embedded.inspect("job").locked

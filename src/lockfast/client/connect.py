@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lockfast.client.locks import AsyncLocks, Locks
     from lockfast.client.options import StoreOptions
     from lockfast.ports import Observer
-    from lockfast.stores.sqlite.fast_client import FastGrant
+    from lockfast.stores.sqlite.connection import FastGrant
     from lockfast.values import Owner, Seconds
 
 
@@ -93,10 +93,9 @@ def take_at_once(target: str | None, name: str, ttl: float, label: str) -> FastG
     url = target or os.environ.get("LOCKFAST_URL") or "sqlite://"
     if not url.startswith("sqlite:"):
         return None
-    from lockfast.stores.sqlite import fast_client
+    from lockfast.stores.sqlite.connection import fast_acquire
 
-    path = fast_client.path_of(url)
-    return None if path is None else fast_client.acquire(path, name, ttl, f"{_host()}:{os.getpid()}:{label}")
+    return fast_acquire(url, name, ttl, f"{_host()}:{os.getpid()}:{label}")
 
 
 def resume(grant: FastGrant, target: str | None, label: str, options: Any) -> Lease:

@@ -1,4 +1,4 @@
-"""Open a connection to the lock file, and load the SQL of this store.
+"""Open the lock file, load the SQL of this store, and acquire a free lock for `lockfast run`.
 
 Rules:
 
@@ -8,14 +8,16 @@ Rules:
   grants anyway, and fences continue from the wall clock.
 - No automatic checkpoint: see `store.checkpoint`.
 - Small pages: a transaction changes one or two rows, and a commit writes whole pages.
-- `_sqlite3` instead of `sqlite3`, and no imports that a healthy file does not need: `lockfast run` uses this module.
+- `_sqlite3` instead of `sqlite3`, and no imports that a healthy file does not need: `lockfast run` uses this module for
+  commands that take less time than importing the library.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
-from lockfast.stores.sqlite.location import refuse
+from lockfast.stores.sqlite.location import boot_id, check_file, check_folder, checked_path, default_path, refuse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ else:
 APPLICATION_ID = 0x6C6F636B  # "lock": marks the file as ours in SQLite's header
 LAYOUT = 1
 PAGE_BYTES = 1024
+LONG_LOG_BYTES = 262_144  # size of the write-ahead log from which a short command copies it into the file
+
+_left_open: list[sqlite3.Connection] = []
 
 
 def _text(file_name: str) -> str:
@@ -185,3 +190,74 @@ def _void_earlier_boots(path: str, boot: str) -> None:
 def _stored_boot(connection: sqlite3.Connection) -> str:
     boot: str = connection.execute(SQL["state"]).fetchone()[0]
     return boot
+
+
+class FastGrant:
+    """A grant for `ttl` seconds from `sent_at` on the boot-time clock. Nothing renews it."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, path: str, name: str, holder: str, ttl: float, fence: int, sent_at: float
+    ) -> None:
+        self._connection, self._path = connection, path
+        self.name, self.holder, self.ttl, self.fence, self.sent_at = name, holder, ttl, fence, sent_at
+
+    def release(self) -> bool:
+        """False if the lock has waiters or is lost: the store must release it then."""
+        now = _now()
+        row = (now, self.name, self.holder, now, self.name)
+        try:
+            released = self._connection.execute(SQL["release_uncontended"], row).rowcount == 1
+        except sqlite3.Error:
+            released = False
+        if released and wal_bytes(self._path) <= LONG_LOG_BYTES:
+            # Closing the last connection copies the log into the file and syncs the disk, which takes longer than
+            # everything else. The end of the process closes it without that.
+            _left_open.append(self._connection)
+        else:
+            self.close()
+        return released
+
+    def close(self) -> None:
+        """Close the file without releasing the lock."""
+        self._connection.close()
+
+
+def fast_acquire(url: str, name: str, ttl: float, owner: str) -> FastGrant | None:
+    """Acquire a free lock; None, with nothing changed, in any case that is not the usual one: the store handles it.
+
+    Such cases are another store, no file yet, another boot, a busy file, a taken lock and an unusual name. One call in
+    256 also leaves the lock to the store, which then sweeps old rows.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme != "sqlite" or rest[:1] not in ("", "/") or not 1.0 <= ttl <= 86_400.0:
+        return None
+    if not (_is_plain(name) and _is_plain(owner)) or name.startswith("lockfast:"):
+        return None
+    if not hasattr(time, "CLOCK_BOOTTIME") or os.urandom(1) == b"\0":
+        return None
+    try:
+        path = os.path.realpath(checked_path(rest[1:]) if rest else default_path())
+        check_folder(os.path.dirname(path))
+        check_file(path)
+        connection = open_if_current(path, boot_id())
+    except (OSError, sqlite3.Error, ValueError):
+        return None  # the store meets the same error and explains it
+    if connection is None:
+        return None
+    holder, sent_at, fence = os.urandom(15).hex(), _now(), time.time_ns() // 1000
+    row = (name, fence, holder, owner, sent_at, sent_at + ttl, 1)
+    try:
+        if connection.execute(SQL["acquire_free"], row).rowcount:
+            return FastGrant(connection, path, name, holder, ttl, fence, sent_at)
+    except sqlite3.DatabaseError:
+        pass  # the file is busy or damaged; nothing was changed
+    connection.close()
+    return None
+
+
+def _is_plain(text: str) -> bool:
+    return 0 < len(text) <= 200 and text.isascii() and text.isprintable()
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
