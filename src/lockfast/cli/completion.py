@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from lockfast.cli.main import COMMANDS, RUN
-from lockfast.cli.run.options import FLAGS, VALUES
+from lockfast.cli.main import COMMANDS, RUN, load
+from lockfast.cli.run_options import FLAGS, VALUES
 
 SHELLS = ("bash", "zsh", "fish")
 NAMED = ("run", "show", "force-release", "ls")  # commands whose first argument is a lock name
@@ -29,10 +29,8 @@ def run(args: argparse.Namespace) -> int:
 def options_of(command: str) -> list[str]:
     if command == RUN:
         return sorted(word for word in (*FLAGS, *VALUES) if word.startswith("--"))
-    from importlib import import_module
-
     parser = argparse.ArgumentParser(prog=command)
-    import_module(COMMANDS[command][0]).add_arguments(parser)
+    load(command).add_arguments(parser)
     return sorted(option for action in parser._actions for option in action.option_strings if option.startswith("--"))
 
 

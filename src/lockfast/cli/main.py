@@ -21,13 +21,13 @@ from lockfast._version import __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 FAILED, USAGE, BUG, INTERRUPTED, BROKEN_PIPE = 1, 2, 70, 130, 141
 
 RUN = "run"
 COMMANDS = {  # module, summary and example
-    RUN: ("lockfast.cli.run.command", "run a command under a lock", "lockfast run backup -- ./backup.sh"),
+    RUN: ("lockfast.cli.run", "run a command under a lock", "lockfast run backup -- ./backup.sh"),
     "ls": ("lockfast.cli.ls", "list the locks that are held or waited for", "lockfast ls 'report:*'"),
     "show": ("lockfast.cli.show", "show one lock and its queue", "lockfast show backup"),
     "top": ("lockfast.cli.top", "watch holders and queues live", "lockfast top"),
@@ -80,16 +80,18 @@ def report(message: str, code: int) -> int:
 
 def _run(argv: list[str]) -> int:
     if argv[:1] == [RUN]:
-        from lockfast.cli.run.command import run
-
-        return run(argv[1:])
+        return int(load(RUN).run(argv[1:]))
     parser = _parser(argv)
     args = parser.parse_args(argv)
     if args.command is None:
         parser.print_help(sys.stderr)
         return USAGE
-    code: int = args.run(args)
-    return code
+    return int(load(args.command).run(args))
+
+
+def load(command: str) -> Any:
+    """Load the module of a command. `importlib` is not used: `run` would have to load it first."""
+    return __import__(COMMANDS[command][0], fromlist=["run"])
 
 
 def _failed(error: Exception) -> int:
@@ -105,7 +107,6 @@ def _failed(error: Exception) -> int:
 
 def _parser(argv: list[str]) -> ArgumentParser:
     import argparse
-    from importlib import import_module
 
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
@@ -124,10 +125,8 @@ def _parser(argv: list[str]) -> ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lockfast {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="lockfast", help=argparse.SUPPRESS)
     requested = next((arg for arg in argv if not arg.startswith("-")), None)
-    for name, (module, _, example) in COMMANDS.items():
-        below = commands.add_parser(name, epilog=f"example:\n  $ {example}", formatter_class=formatter)
+    for name in COMMANDS:
+        below = commands.add_parser(name, formatter_class=formatter)
         if name == requested and name != RUN:
-            loaded = import_module(module)
-            loaded.add_arguments(below)
-            below.set_defaults(run=loaded.run)
+            load(name).add_arguments(below)
     return parser

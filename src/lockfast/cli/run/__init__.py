@@ -1,1 +1,0 @@
-"""`lockfast run`; `command.py` explains how it works."""
