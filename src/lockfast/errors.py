@@ -177,3 +177,16 @@ class StoreProtocolError(StoreError):
     >>> isinstance(StoreProtocolError("the key holds a hash"), LockError)
     True
     """
+
+
+def shown(value: object) -> str:
+    """Return a short repr that cannot flood or control a terminal.
+
+    >>> shown("x" * 1000)
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+    """
+    try:
+        text = ascii(value[:80] if isinstance(value, str | bytes) else value)
+    except Exception:  # its repr fails, or the number is too long to print
+        text = f"a value of type {ascii(type(value).__name__)[1:-1]}"
+    return text if len(text) <= 63 else text[:60] + "..."

@@ -13,7 +13,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, NamedTuple, Self, Union
 
-from lockfast.errors import ConfigurationError
+from lockfast.errors import ConfigurationError, shown
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -128,19 +128,6 @@ def is_plain(pattern: str) -> bool:
     (True, False)
     """
     return not any(char in "*?[" for char in pattern)
-
-
-def shown(value: object) -> str:
-    """Return a short repr that cannot flood or control a terminal.
-
-    >>> shown("x" * 1000)
-    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
-    """
-    try:
-        text = ascii(value[:80] if isinstance(value, str | bytes) else value)
-    except Exception:  # its repr fails, or the number is too long to print
-        text = f"a value of type {ascii(type(value).__name__)[1:-1]}"
-    return text if len(text) <= 63 else text[:60] + "..."
 
 
 def clean(text: str, most: int = 200) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lockfast.errors import ConfigurationError
-from lockfast.values import lock_name, shown
+from lockfast.errors import ConfigurationError, shown
+from lockfast.values import lock_name
 
 NameOf = str | Callable[..., str]
 """A lock's name: a template such as "account:{account_id}", or a function of the call's arguments."""

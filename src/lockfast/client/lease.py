@@ -17,11 +17,11 @@ from lockfast.core.lease_state import ALIVE, AT_RISK, LOST, RELEASED, LeaseState
 from lockfast.core.local_handoff import PooledGrant
 from lockfast.core.release import BUDGET, release
 from lockfast.core.retry import retry
-from lockfast.errors import ConfigurationError, LeaseLost, Outcome, StoreUnavailable
+from lockfast.errors import ConfigurationError, LeaseLost, Outcome, StoreUnavailable, shown
 from lockfast.events import Event, EventKind
 from lockfast.ports import Waker
 from lockfast.runtime.base import run
-from lockfast.values import LEAST_TTL, Seconds, clean, holder_id, lock_name, seconds, shown
+from lockfast.values import LEAST_TTL, Seconds, clean, holder_id, lock_name, seconds
 
 if TYPE_CHECKING:
     from lockfast.client.lock import BaseLock, Scope

@@ -35,9 +35,9 @@ from lockfast.core.lease_state import ALIVE, LOST, RELEASED
 from lockfast.core.local_handoff import ClaimTerms
 from lockfast.core.release import clean_up, force_release
 from lockfast.core.retry import retry
-from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error
+from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error, shown
 from lockfast.runtime.base import run
-from lockfast.values import LockInfo, Seconds, clean, lock_name, shown
+from lockfast.values import LockInfo, Seconds, clean, lock_name
 
 log = logging.getLogger("lockfast")
 

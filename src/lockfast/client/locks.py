@@ -15,10 +15,10 @@ from lockfast.client.session import Session
 from lockfast.core.acquire import Grant, adopt
 from lockfast.core.lease_state import valid_until
 from lockfast.core.retry import retry
-from lockfast.errors import LeaseLost
+from lockfast.errors import LeaseLost, shown
 from lockfast.ports import Observer, Ports, Runtime, Store
 from lockfast.runtime.base import run
-from lockfast.values import Claim, LockInfo, Owner, Page, Seconds, is_plain, lock_name, name_pattern, shown
+from lockfast.values import Claim, LockInfo, Owner, Page, Seconds, is_plain, lock_name, name_pattern
 
 if TYPE_CHECKING:
     from lockfast.client.guarantees import Guarantees

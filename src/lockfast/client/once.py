@@ -25,9 +25,9 @@ from lockfast.client.guard import check_function
 from lockfast.client.lease import AsyncLease, BaseLease, Lease
 from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock, Scope, pop_scope
 from lockfast.client.options import L, LockOptions, OnceOptions
-from lockfast.errors import AcquireTimeout, ConfigurationError, StoreError
+from lockfast.errors import AcquireTimeout, ConfigurationError, StoreError, shown
 from lockfast.runtime.base import run
-from lockfast.values import LEAST_TTL, LockInfo, Owner, Seconds, seconds, shown
+from lockfast.values import LEAST_TTL, LockInfo, Owner, Seconds, seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")

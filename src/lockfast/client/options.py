@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
-from lockfast.errors import ConfigurationError
-from lockfast.values import LEAST_TTL, Owner, Seconds, seconds, shown
+from lockfast.errors import ConfigurationError, shown
+from lockfast.values import LEAST_TTL, Owner, Seconds, seconds
 
 L = TypeVar("L")
 """The class of the lease, for callbacks."""

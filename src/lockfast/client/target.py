@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockfast.errors import ConfigurationError
+from lockfast.errors import ConfigurationError, shown
 from lockfast.ports import Runtime, Store
-from lockfast.values import Seconds, seconds, shown
+from lockfast.values import Seconds, seconds
 
 log = logging.getLogger("lockfast")
 

@@ -26,9 +26,9 @@ from lockfast.client.lease import BaseLease
 from lockfast.client.lock import BaseLock
 from lockfast.client.session import Session
 from lockfast.core.retry import retry
-from lockfast.errors import ConfigurationError, LockError, UpdateConflict
+from lockfast.errors import ConfigurationError, LockError, UpdateConflict, shown
 from lockfast.ports import WatchedValue
-from lockfast.values import Seconds, lock_name, seconds, shown
+from lockfast.values import Seconds, lock_name, seconds
 
 Value = bytes | str | int | float
 V = TypeVar("V", bound=Value | None)

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, NamedTuple, final
 from lockfast.core.lease_state import useful, valid_until
 from lockfast.core.release import BUDGET, clean_up
 from lockfast.core.retry import backoff, retry
-from lockfast.errors import Outcome, StoreUnavailable
+from lockfast.errors import Outcome, StoreUnavailable, shown
 from lockfast.events import Event, EventKind
 from lockfast.ports import Mailbox, Ports, Store
-from lockfast.values import Claim, Enqueue, FirstNotification, Granted, Queued, Taken, shown
+from lockfast.values import Claim, Enqueue, FirstNotification, Granted, Queued, Taken
 
 if TYPE_CHECKING:
     from lockfast.core.local_handoff import PooledGrant

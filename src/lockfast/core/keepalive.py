@@ -35,10 +35,10 @@ from lockfast.core.background import BackgroundTasks
 from lockfast.core.lease_state import ALIVE, HELD, LOST, RELEASED, LeaseState
 from lockfast.core.release import BUDGET, clean_up, release
 from lockfast.core.retry import backoff
-from lockfast.errors import LockError, Outcome, StoreError, StoreUnavailable
+from lockfast.errors import LockError, Outcome, StoreError, StoreUnavailable, shown
 from lockfast.events import Event, EventKind
 from lockfast.ports import CallerState, Ports, Waker
-from lockfast.values import Claim, Renewal, shown
+from lockfast.values import Claim, Renewal
 
 log = logging.getLogger("lockfast")
 

@@ -17,10 +17,10 @@ import logging
 
 from lockfast.core.lease_state import LeaseState, State
 from lockfast.core.retry import backoff, retry
-from lockfast.errors import LockError, Outcome, StoreRefused, StoreUnavailable
+from lockfast.errors import LockError, Outcome, StoreRefused, StoreUnavailable, shown
 from lockfast.events import Event, EventKind
 from lockfast.ports import Ports
-from lockfast.values import LockInfo, Renewal, shown
+from lockfast.values import LockInfo, Renewal
 
 log = logging.getLogger("lockfast")
 

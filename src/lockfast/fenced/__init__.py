@@ -25,8 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lockfast.errors import ConfigurationError, StaleFence
-from lockfast.values import shown
+from lockfast.errors import ConfigurationError, StaleFence, shown
 
 if TYPE_CHECKING:
     from lockfast.fenced import file, redis, sql

@@ -26,9 +26,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 
-from lockfast.errors import StoreProtocolError, StoreUnavailable
+from lockfast.errors import StoreProtocolError, StoreUnavailable, shown
 from lockfast.fenced import Fenced, fence_of, refused
-from lockfast.values import Seconds, seconds, shown
+from lockfast.values import Seconds, seconds
 
 DIGITS = 20  # length of the fence file, always the same: one write within one disk sector replaces the content
 POLL = 0.002

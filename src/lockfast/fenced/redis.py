@@ -17,10 +17,10 @@ from importlib.resources import files
 from math import ceil
 from typing import Any
 
-from lockfast.errors import ConfigurationError
+from lockfast.errors import ConfigurationError, shown
 from lockfast.fenced import Fenced, fence_of, refused
 from lockfast.stores.redis.keys import companion
-from lockfast.values import Seconds, seconds, shown
+from lockfast.values import Seconds, seconds
 
 Value = bytes | str | int | float
 SCRIPT = files(__package__).joinpath("write.lua").read_text("utf-8")

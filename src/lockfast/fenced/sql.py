@@ -20,9 +20,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from lockfast.errors import ConfigurationError
+from lockfast.errors import ConfigurationError, shown
 from lockfast.fenced import Fenced, fence_of, refused
-from lockfast.values import shown
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
 _PARAMETER = re.compile(r":(\w+)")

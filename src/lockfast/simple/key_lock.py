@@ -20,13 +20,12 @@ from math import ceil
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from lockfast.errors import ConfigurationError, Outcome, StoreError, StoreUnavailable
+from lockfast.errors import ConfigurationError, Outcome, StoreError, StoreUnavailable, shown
 from lockfast.ports import Runtime
 from lockfast.stores.redis.lua.scripts import Script
 from lockfast.stores.redis.protocol.error_replies import UnknownCommand, code_of, error_of
 from lockfast.stores.redis.protocol.resp import ReplyError
 from lockfast.stores.redis.user_client import UserClient
-from lockfast.values import shown
 
 How = Literal["script", "transaction", "native"]
 

@@ -41,13 +41,13 @@ from lockfast.compat.redis_py.errors import LockError, LockNotOwnedError, transl
 from lockfast.core.acquire import Acquisition, Grant, History
 from lockfast.core.lease_state import LeaseState, State, valid_until
 from lockfast.core.release import release
-from lockfast.errors import ConfigurationError
+from lockfast.errors import ConfigurationError, shown
 from lockfast.ports import Runtime
 from lockfast.runtime.asyncio import AsyncioRuntime
 from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.simple.key_lock import KeyLock
-from lockfast.values import Claim, holder_id, lock_name, shown
+from lockfast.values import Claim, holder_id, lock_name
 
 __all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "errors"]
 

@@ -26,11 +26,11 @@ from time import time as wall_clock
 from typing import Any, NamedTuple
 
 from lockfast import values
-from lockfast.errors import StoreUnavailable
+from lockfast.errors import StoreUnavailable, shown
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.etcd.client import NOT_FOUND, PRECONDITION, EtcdClient, EtcdError, store_error
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits
 
 ROOT = b"lockfast/"
 ROUNDS = 50  # how often an operation starts again after a lost race, which means progress for another client

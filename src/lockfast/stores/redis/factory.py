@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lockfast.errors import ConfigurationError
+from lockfast.errors import ConfigurationError, shown
 from lockfast.facts import Topology
 from lockfast.ports import MemberStore, Runtime, Store
 from lockfast.stores.redis.store import RedisStore
@@ -22,7 +22,7 @@ from lockfast.stores.redis.topology.replicas import AcknowledgedStore, ReplicaAc
 from lockfast.stores.redis.topology.sentinel import Sentinel, Sentinels
 from lockfast.stores.redis.transport.connect import ConnectionFactory
 from lockfast.stores.redis.urls import Address, parse_cluster_url, parse_sentinel_url, pool_of_url
-from lockfast.values import clean, seconds, shown
+from lockfast.values import clean, seconds
 
 OUR_SETTINGS: dict[str, Any] = {
     "retry": None,

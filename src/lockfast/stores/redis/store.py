@@ -15,7 +15,7 @@ from copy import copy
 from functools import lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
-from lockfast.errors import StoreError, StoreProtocolError, StoreRefused
+from lockfast.errors import StoreError, StoreProtocolError, StoreRefused, shown
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, Store, WatchedValue
 from lockfast.stores.redis.keys import META_PATTERN, keys_of, name_of
@@ -26,7 +26,7 @@ from lockfast.stores.redis.protocol.notifications import PING
 from lockfast.stores.redis.protocol.replies import FACTS_REQUESTS, INFO_FIELDS, facts_in, info_of
 from lockfast.stores.redis.protocol.resp import ReplyError, bulks, pack
 from lockfast.stores.redis.watch import WatchConnection, WatchConnections
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits
 
 T = TypeVar("T")
 

@@ -20,8 +20,7 @@ import re
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
-from lockfast.errors import ConfigurationError
-from lockfast.values import shown
+from lockfast.errors import ConfigurationError, shown
 
 ONE_SERVER = "redis://user:password@host:6379/0, or unix:///path/to/socket?db=0"
 SENTINELS = "redis+sentinel://user:password@host1:26379,host2,host3/service/0"

@@ -15,10 +15,10 @@ from contextlib import asynccontextmanager
 from inspect import isawaitable
 from typing import Any
 
-from lockfast.errors import ConfigurationError, Outcome, StoreUnavailable
+from lockfast.errors import ConfigurationError, Outcome, StoreUnavailable, shown
 from lockfast.stores.redis.protocol.error_replies import error_of
 from lockfast.stores.redis.protocol.resp import ReplyError
-from lockfast.values import clean, shown
+from lockfast.values import clean
 
 Argument = str | bytes | int
 

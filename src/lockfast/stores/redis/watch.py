@@ -18,13 +18,12 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from lockfast.errors import Outcome, StoreUnavailable, closed_error
+from lockfast.errors import Outcome, StoreUnavailable, closed_error, shown
 from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol.error_replies import error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.transport.connect import MIN_CONNECT_TIME, ConnectionFactory, connect_error
 from lockfast.stores.redis.user_client import reply_of, settled
-from lockfast.values import shown
 
 UNWATCH, MULTI, EXEC = pack(b"UNWATCH"), pack(b"MULTI"), pack(b"EXEC")
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lockfast import errors
-from lockfast.errors import ConfigurationError, Outcome, StoreError, StoreRefused, StoreUnavailable, closed_error
+from lockfast.errors import ConfigurationError, Outcome, StoreError, StoreRefused, StoreUnavailable, closed_error, shown
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.sqlite import transactions
@@ -41,7 +41,7 @@ from lockfast.stores.sqlite.connection import SQL, OtherBootInUse, in_transactio
 from lockfast.stores.sqlite.inbox import INBOXES, Inbox, SqliteMailbox
 from lockfast.stores.sqlite.location import boot_id, checked_path, prepare
 from lockfast.stores.sqlite.transactions import Outgoing, Transaction
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal
 
 log = logging.getLogger("lockfast")
 

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from lockfast import values
-from lockfast.errors import StoreUnavailable, closed_error
+from lockfast.errors import StoreUnavailable, closed_error, shown
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.zookeeper.session import Session
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits
 
 ROOT = "/lockfast"
 ROUNDS = 50  # how often an operation starts again after a lost race, which means progress for another client

@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager, suppress
 from math import ceil
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from lockfast.errors import Outcome, StoreError, StoreProtocolError, StoreRefused, StoreUnavailable
+from lockfast.errors import Outcome, StoreError, StoreProtocolError, StoreRefused, StoreUnavailable, shown
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, Runtime, Waker
 from lockfast.stores.redis.keys import Keys, keys_of
@@ -31,7 +31,7 @@ from lockfast.stores.redis.protocol.error_replies import code_of, denies_scripts
 from lockfast.stores.redis.protocol.replies import info_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.store import Inbox, RedisStore, Wire
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken, clean, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken, clean
 
 log = logging.getLogger("lockfast")
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from lockfast.errors import LockError, Outcome, StoreError, StoreProtocolError, StoreUnavailable, closed_error
+from lockfast.errors import LockError, Outcome, StoreError, StoreProtocolError, StoreUnavailable, closed_error, shown
 from lockfast.facts import Facts
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.redis.keys import keys_of
@@ -32,7 +32,7 @@ from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.store import RedisStore
 from lockfast.stores.redis.topology.replicas import AcknowledgedStore
 from lockfast.stores.redis.urls import Address
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Notification, Page, Renewal, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Notification, Page, Renewal
 
 T = TypeVar("T")
 

@@ -18,13 +18,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
-from lockfast.errors import Outcome, StoreError, StoreRefused, StoreUnavailable
+from lockfast.errors import Outcome, StoreError, StoreRefused, StoreUnavailable, shown
 from lockfast.facts import Facts
 from lockfast.ports import Runtime, Waker
 from lockfast.stores.redis.protocol.error_replies import UnknownCommand, error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.store import Inbox, RedisStore, Wire
-from lockfast.values import Answer, Claim, Enqueue, Granted, Renewal, clean, shown
+from lockfast.values import Answer, Claim, Enqueue, Granted, Renewal, clean
 
 MAX_WAIT = 1.0  # seconds for which one WAIT may block the connection
 REPLY_MARGIN = 0.5  # seconds that the reply to a WAIT may take beyond its limit

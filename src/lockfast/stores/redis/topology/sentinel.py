@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
-from lockfast.errors import StoreUnavailable
+from lockfast.errors import StoreUnavailable, shown
 from lockfast.stores.redis.urls import Address
 from lockfast.stores.redis.user_client import settled
-from lockfast.values import clean, shown
+from lockfast.values import clean
 
 log = logging.getLogger("lockfast")
 
