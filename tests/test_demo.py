@@ -14,20 +14,25 @@ import pytest
 
 import lockfast
 from lockfast.cli.demo import (
+    DID,
+    DONE,
     FINISHED,
     HOLDING,
+    HOLDS,
     KILLED,
     QUICK,
     SIZE,
+    STALLS,
     VICTIM,
     WAITING,
+    Crew,
     Result,
+    Round,
     Scene,
     acts,
     explain,
     judge,
 )
-from lockfast.cli.demo_worker import DID, DONE, HOLDS, STALLS, Crew, Round
 from lockfast.cli.main import main
 from lockfast.cli.terminal import Block, Terminal
 from lockfast.errors import LockError
