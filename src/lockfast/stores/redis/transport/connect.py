@@ -105,11 +105,6 @@ class BaseConnector(ABC, Generic[LinkT]):
         self._closed = False
         self.reset(forked=False)
 
-    @property
-    def connected(self) -> bool:
-        link = self._link
-        return link is not None and link.error is None
-
     def drop(self) -> None:
         link = self._link  # another thread may close it
         if link is not None:

@@ -175,6 +175,11 @@ class TaskConnector(connect.BaseConnector[TaskLink]):
 
     _task: asyncio.Task[TaskLink] | None = None
 
+    @property
+    def connected(self) -> bool:
+        link = self._link
+        return link is not None and link.error is None
+
     @abstractmethod
     async def _connect(self) -> TaskLink: ...
 

@@ -239,6 +239,11 @@ class ThreadConnector(BaseConnector[ThreadLink]):
         self._closed = False
         super().reset(forked=forked)
 
+    @property
+    def connected(self) -> bool:
+        link = self._link
+        return link is not None and link.error is None
+
     def _connect(self, until: float) -> ThreadLink:
         if self._closed:
             raise closed_error()
