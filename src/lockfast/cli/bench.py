@@ -7,21 +7,17 @@ never a mean, and leaves no lock behind.
 from __future__ import annotations
 
 import argparse
-import threading
 import time
 from collections.abc import Callable
 from secrets import token_hex
 from statistics import median
 from typing import NamedTuple
 
-import lockfast
 from lockfast.cli.arguments import add_store, connect, in_range, print_json
+from lockfast.cli.measure import TTL, handoff, timed
 from lockfast.cli.terminal import Block, Terminal
-from lockfast.errors import LockError
 
 MIN_SAMPLES = 20
-TTL = 10.0
-WAIT = 3.0  # seconds that a waiter waits for a hand-off
 
 
 class Result(NamedTuple):
@@ -89,43 +85,4 @@ def _measured(what: str, seconds: float, sample: Callable[[], float]) -> Result:
     elapsed = time.perf_counter() - started
     samples.sort()
     count = len(samples)
-    return Result(what, count, median(samples), samples[min(count - 1, count * 99 // 100)], count / elapsed)
-
-
-def timed(operation: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    operation()
-    return time.perf_counter() - started
-
-
-def acquired(locks: lockfast.Locks, name: str) -> lockfast.Lease:
-    """Acquire an unused lock, or raise `LockError`."""
-    lease = locks.lock(name, ttl=TTL).acquire(timeout=WAIT)
-    if lease is None:
-        raise LockError(f"{name} is held by another client; use an unused lock name.")
-    return lease
-
-
-def handoff(locks: lockfast.Locks, other: lockfast.Locks, name: str) -> float:
-    """Seconds from the release on one connection until a waiter on another connection holds the lock."""
-    acquired_at: list[float] = []
-
-    def wait() -> None:
-        try:
-            with other.lock(name, ttl=TTL, timeout=2 * WAIT):
-                acquired_at.append(time.perf_counter())
-        except LockError:
-            pass  # reported below
-
-    lease = acquired(locks, name)
-    waiter = threading.Thread(target=wait, daemon=True)
-    waiter.start()
-    give_up_at = time.perf_counter() + WAIT
-    while not locks.lock(name).inspect().waiting and time.perf_counter() < give_up_at:
-        time.sleep(0.0005)
-    released_at = time.perf_counter()
-    lease.release()
-    waiter.join(3 * WAIT)
-    if not acquired_at:
-        raise LockError("The waiter did not get the lock: no notification arrived. Allow SUBSCRIBE and PUBLISH.")
-    return acquired_at[0] - released_at
+    return Result(what, count, median(samples), samples[count * 99 // 100], count / elapsed)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import lockfast
 from lockfast.cli.arguments import add_store, connect, print_json
-from lockfast.cli.bench import acquired, handoff, timed
+from lockfast.cli.measure import acquired, handoff, timed
 from lockfast.cli.terminal import Terminal
 from lockfast.cli.view import duration
 from lockfast.errors import LockError
