@@ -20,6 +20,7 @@ Rules:
   not inherit it. A thread that never acquired the lock reads None. A task that acquired the lock sees only its own
   token, so that two tasks that share a lock object cannot release each other's; any other task sees the last token,
   because redis-py lets any task release.
+- Each error is redis-py's and lockfast's at once, so that handlers for either catch it.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ import functools
 import logging
 import math
 import os
+import sys
 import threading
-from collections.abc import Callable, Coroutine, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary, ref
 
+import redis.exceptions as theirs
+
+from lockfast import errors as ours
 from lockfast.client.session import Session, session_of
-from lockfast.compat.redis_py import errors
-from lockfast.compat.redis_py.errors import LockError, LockNotOwnedError, translated
 from lockfast.core.acquire import Acquisition, Grant, History
 from lockfast.core.lease_state import LeaseState, State, valid_until
 from lockfast.core.release import release
@@ -51,6 +54,9 @@ from lockfast.values import Claim, holder_id, lock_name
 
 __all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "errors"]
 
+errors = sys.modules[__name__]
+"""Another place of the errors below: `redis_py.errors.LockError` is `redis_py.LockError`."""
+
 log = logging.getLogger("lockfast")
 
 Number = int | float
@@ -59,6 +65,47 @@ UNLIMITED = 30.0
 P = ParamSpec("P")
 R = TypeVar("R")
 L = TypeVar("L", bound="BaseLock")
+
+
+class LockError(theirs.LockError, ours.LockError):
+    """`redis.exceptions.LockError`."""
+
+    def __init__(self, message: str | None = None, lock_name: object = None) -> None:
+        super().__init__(message)
+        self.lock_name = lock_name  # type: ignore[assignment]
+
+
+class LockNotOwnedError(LockError, theirs.LockNotOwnedError):
+    """`redis.exceptions.LockNotOwnedError`."""
+
+
+class ConnectionError(ours.StoreUnavailable, theirs.ConnectionError):  # noqa: A001
+    """`redis.exceptions.ConnectionError` with lockfast's `outcome`."""
+
+    def __init__(self, message: str, *, outcome: ours.Outcome = ours.Outcome.NOT_DONE) -> None:
+        theirs.ConnectionError.__init__(self, message)
+        self.outcome = outcome
+
+
+class NoPermissionError(theirs.NoPermissionError, ours.StoreRefused):
+    """`redis.exceptions.NoPermissionError`."""
+
+
+class ResponseError(theirs.ResponseError, ours.StoreProtocolError):
+    """`redis.exceptions.ResponseError`."""
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise lockfast's store errors as errors of both libraries."""
+    try:
+        yield
+    except ours.StoreUnavailable as error:
+        raise ConnectionError(str(error), outcome=error.outcome) from error
+    except ours.StoreRefused as error:
+        raise NoPermissionError(str(error)) from error
+    except ours.StoreProtocolError as error:
+        raise ResponseError(str(error)) from error
 
 
 class SharedToken:
@@ -184,14 +231,14 @@ class BaseLock:
         timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         if not blocking or (timeout is not None and timeout <= 0):
             timeout = 0.0
-        ours = self._runtime.new_holder_id().encode() if token is None else self._encoded(token)
+        value = self._runtime.new_holder_id().encode() if token is None else self._encoded(token)
         with translated():
             if token is None and self._locks is not None:
-                acquired = await self._queued(self._locks, ours, timeout)
+                acquired = await self._queued(self._locks, value, timeout)
             else:
-                acquired = await self._polled(ours, timeout, self.sleep if sleep is None else sleep)
+                acquired = await self._polled(value, timeout, self.sleep if sleep is None else sleep)
         if acquired:
-            self.local.token = ours
+            self.local.token = value
         return acquired
 
     async def _queued(self, locks: Session, token: bytes, timeout: float | None) -> bool:
