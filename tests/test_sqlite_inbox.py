@@ -46,10 +46,10 @@ def soon(bed: Bed) -> float:
 def test_one_pipe_for_all_waiters_created_with_the_first(bed: Bed) -> None:
     store = bed.store()
     bed.run(store.acquire(claim("one"), None, LONG))
-    assert not store.inbox_open
+    assert not store._inbox.address
     assert inboxes(bed) == []
     second, third = Waiter(bed, store, "two"), Waiter(bed, store, "three")
-    assert store.inbox_open
+    assert store._inbox.address
     assert inboxes(bed) == [second.box.address] == [third.box.address]
     mode = (Path(f"{bed.path}-inbox") / second.box.address).stat().st_mode
     assert stat.S_ISFIFO(mode)

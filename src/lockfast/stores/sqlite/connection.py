@@ -7,6 +7,7 @@ Rules:
   process loses nothing. A power cut may lose the last commits but never damages the file; the next boot voids the lost
   grants anyway, and fences continue from the wall clock.
 - No automatic checkpoint: see `store.checkpoint`.
+- A transaction is a `with connection:` block that starts with BEGIN. Any exception rolls it back, interrupts included.
 - Small pages: a transaction changes one or two rows, and a commit writes whole pages.
 - `_sqlite3` instead of `sqlite3`, and no imports that a healthy file does not need: `lockfast run` uses this module for
   commands that take less time than importing the library.
@@ -22,10 +23,6 @@ from lockfast.stores.sqlite.location import boot_id, check_file, check_folder, c
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable
-    from typing import TypeVar
-
-    T = TypeVar("T")
 else:
     import _sqlite3 as sqlite3
 
@@ -56,19 +53,6 @@ def _statements() -> dict[str, str]:
 SQL = _statements()
 
 
-def in_transaction(connection: sqlite3.Connection, work: Callable[[], T], begin: str = "BEGIN IMMEDIATE") -> T:
-    """Run `work` in a transaction; roll back on any exception, interrupts included."""
-    try:
-        connection.execute(begin)
-        result = work()
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    return result
-
-
 class OtherBootInUse(sqlite3.OperationalError):
     """A live process has the file open, under another boot id than ours."""
 
@@ -79,8 +63,10 @@ def open_or_create(path: str, boot: str) -> sqlite3.Connection:
     """Open the lock file in autocommit mode, create its tables if it is empty, and void grants of earlier boots."""
     connection = _connect(path)
     try:
-        # One transaction: another process may create the tables between the reads.
-        if not in_transaction(connection, lambda: _is_lock_file(connection, path), "BEGIN"):
+        with connection:  # another process may create the tables between the reads
+            connection.execute("BEGIN")
+            has_tables = _is_lock_file(connection, path)
+        if not has_tables:
             _create_tables(connection, path, boot)
         if _stored_boot(connection) != boot:
             connection.close()
@@ -149,8 +135,8 @@ def _create_tables(connection: sqlite3.Connection, path: str, boot: str) -> None
             f"The file system of {path} does not support shared memory, which the lock file needs. Nothing was locked. "
             "Choose a folder on a local disk, or use a Redis or Valkey server."
         )
-
-    def create() -> None:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
         if not _is_lock_file(connection, path):  # another process may have been first
             code = "\n".join(line for line in _text("schema.sql").splitlines() if not line.startswith("--"))
             for statement in filter(None, map(str.strip, code.split(";"))):
@@ -158,8 +144,6 @@ def _create_tables(connection: sqlite3.Connection, path: str, boot: str) -> None
             connection.execute(SQL["set_boot"], (boot,))
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {LAYOUT}")
-
-    in_transaction(connection, create)
 
 
 def _void_earlier_boots(path: str, boot: str) -> None:
@@ -169,16 +153,14 @@ def _void_earlier_boots(path: str, boot: str) -> None:
     with its own boot id.
     """
     connection = _connect(path)
-
-    def void() -> None:
-        if _stored_boot(connection) != boot:
-            connection.execute(SQL["void_grants"])
-            connection.execute(SQL["void_waiters"])
-            connection.execute(SQL["set_boot"], (boot,))
-
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        in_transaction(connection, void)
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if _stored_boot(connection) != boot:
+                connection.execute(SQL["void_grants"])
+                connection.execute(SQL["void_waiters"])
+                connection.execute(SQL["set_boot"], (boot,))
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
             raise

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockfast.errors import StoreRefused, StoreUnavailable, closed_error
-from lockfast.ports import Runtime, Waker
+from lockfast.ports import Runtime
 from lockfast.stores.sqlite.location import make_private
 from lockfast.stores.sqlite.transactions import Channel
 from lockfast.values import FirstNotification, GrantNotification, Notification
@@ -82,8 +82,6 @@ class Pipe:
 class PipeChannel:
     """A connection to a client in another process, opened before its grant is committed."""
 
-    __slots__ = ("_fd",)
-
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
@@ -96,11 +94,6 @@ class PipeChannel:
             return isinstance(error, BlockingIOError)
         return True
 
-    def is_full(self) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        return poll.poll(0) != [(self._fd, select.POLLOUT)]
-
     def __del__(self) -> None:
         os.close(self._fd)
 
@@ -112,12 +105,14 @@ def open_channel(folder: str, address: str) -> PipeChannel | None:
     """
     path = f"{folder}/{address}"
     try:
-        channel = PipeChannel(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno == errno.ENXIO:
             _remove(path)
         return None
-    return None if channel.is_full() else channel
+    channel, poll = PipeChannel(fd), select.poll()
+    poll.register(fd, select.POLLOUT)
+    return channel if poll.poll(0) == [(fd, select.POLLOUT)] else None
 
 
 def encode(holder: str, notification: Notification) -> bytes:
@@ -139,14 +134,13 @@ def decode(line: bytes) -> tuple[str, Notification] | None:
     >>> decode(b"") is decode(b"moto three 4") is None
     True
     """
-    try:
-        holder, attempt, *content = line.decode("ascii").split(" ")
-        if len(content) == 1:
-            return holder, GrantNotification(int(attempt), int(content[0]))
-        kind, ttl_left = content
-        return (holder, FirstNotification(int(attempt), float(ttl_left))) if kind == "next" else None
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        match line.decode("ascii").split(" "):
+            case holder, attempt, fence:
+                return holder, GrantNotification(int(attempt), int(fence))
+            case holder, attempt, "next", ttl_left:
+                return holder, FirstNotification(int(attempt), float(ttl_left))
+    return None
 
 
 def remove_stale_pipes(folder: str) -> None:
@@ -180,8 +174,6 @@ def _write_without_sigpipe(fd: int, line: bytes) -> int:
 class SqliteMailbox:
     """`ports.Mailbox`. `notifications` are those received and not yet consumed, in order."""
 
-    __slots__ = ("_inbox", "_waker", "holder", "notifications", "wake")
-
     def __init__(self, inbox: Inbox, holder: str) -> None:
         self._inbox = inbox
         self.holder = holder
@@ -192,26 +184,30 @@ class SqliteMailbox:
         return self._inbox.address
 
     async def open(self, until: float) -> None:
-        self._waker = self._inbox.runtime.waker()
-        self.wake = self._waker.wake
+        self.waker = self._inbox.runtime.waker()
         self._inbox.register(self)
 
     async def wait(self, until: float) -> Notification | None:
-        return await self._inbox.wait(self, self._waker, until)
+        return await self._inbox.wait(self, until)
 
     def close(self) -> None:
         self._inbox.unregister(self)
 
 
 class Inbox(ABC):
-    """The part that both flavours share. Invariants: `boxes` has every open mailbox by its holder id, and changes only
-    under `_mutex`; `_pipe` is None before the first mailbox opens and after `close` or a fork."""
+    """The part that both flavours share.
+
+    Invariants: `_boxes` has every open mailbox by its holder id, and `_waiting` every mailbox that a thread or task
+    waits on, oldest first. Both change only under `_mutex`. `_pipe` is None before the first mailbox opens and after
+    `close` or a fork.
+    """
 
     def __init__(self, folder: str, runtime: Runtime) -> None:
         self._folder = folder
         self.runtime = runtime
         self._mutex = runtime.mutex()
-        self.boxes: dict[str, SqliteMailbox] = {}
+        self._boxes: dict[str, SqliteMailbox] = {}
+        self._waiting: dict[SqliteMailbox, None] = {}
         self._pipe: Pipe | None = None
         self._closed = False
 
@@ -224,7 +220,7 @@ class Inbox(ABC):
         with self._mutex:
             if self._pipe is None and not self._closed:
                 self._pipe = self._new_pipe()
-            self.boxes[box.holder] = box
+            self._boxes[box.holder] = box
 
     def _new_pipe(self) -> Pipe:
         try:
@@ -239,14 +235,14 @@ class Inbox(ABC):
 
     def unregister(self, box: SqliteMailbox) -> None:
         with self._mutex:
-            if self.boxes.get(box.holder) is box:
-                del self.boxes[box.holder]
+            if self._boxes.get(box.holder) is box:
+                del self._boxes[box.holder]
 
     def channel_to(self, address: str, holder: str) -> Channel | None:
         """Connect to a waiter; None if it is gone."""
         if address != self.address:
             return open_channel(self._folder, address)
-        return self if holder in self.boxes else None
+        return self if holder in self._boxes else None
 
     def send(self, holder: str, notification: Notification) -> bool:
         """Put a notification into the mailbox of `holder`, if it is still open, and wake its waiter.
@@ -255,21 +251,45 @@ class Inbox(ABC):
         and releases the grant itself.
         """
         with self._mutex:
-            box = self.boxes.get(holder)
+            box = self._boxes.get(holder)
             if box is not None:
                 box.notifications.append(notification)
                 self._wake(box)
         return True
 
+    async def wait(self, box: SqliteMailbox, until: float) -> Notification | None:
+        """Return the next notification for `box`, or None when `until` has passed."""
+        with self._mutex:
+            self._waiting[box] = None
+        try:
+            await self._wait(box, until)
+        finally:
+            with self._mutex:
+                self._waiting.pop(box, None)
+                self._leave(box)
+        if self._closed:
+            raise closed_error()
+        return box.notifications.popleft() if box.notifications else None
+
+    def close(self) -> None:
+        """Wake all waiters and remove the pipe. A second call does nothing."""
+        with self._mutex:
+            self._closed = True
+            for box in self._waiting:
+                self._wake(box)
+            self._remove_pipe()
+
+    def reset(self, *, forked: bool) -> None:
+        """Drop all mailboxes: their waiters ended with the parent process or the event loop."""
+        self._boxes, self._waiting = {}, {}
+        if forked:
+            self._mutex = self.runtime.mutex()
+            self._close_pipe(remove=False)
+
     def _read_pipe(self) -> None:
         if self._pipe is not None:
             for holder, notification in self._pipe.read():
                 self.send(holder, notification)
-
-    def _consume(self, box: SqliteMailbox) -> Notification | None:
-        if self._closed:
-            raise closed_error()
-        return box.notifications.popleft() if box.notifications else None
 
     def _close_pipe(self, *, remove: bool) -> None:
         pipe, self._pipe = self._pipe, None
@@ -277,48 +297,36 @@ class Inbox(ABC):
             pipe.close(remove=remove)
 
     @abstractmethod
-    async def wait(self, box: SqliteMailbox, waker: Waker, until: float) -> Notification | None: ...
+    async def _wait(self, box: SqliteMailbox, until: float) -> None:
+        """Return when `box` has a notification, the inbox is closed or `until` has passed."""
+
+    # Called under `_mutex`:
 
     def _wake(self, box: SqliteMailbox) -> None:
-        """Wake the waiter of `box`; called under `_mutex`."""
-        box.wake()
+        box.waker.wake()
 
     @abstractmethod
-    def close(self) -> None:
-        """Wake all waiters and remove the pipe. A second call does nothing."""
+    def _leave(self, box: SqliteMailbox) -> None:
+        """The thread or task of `box` has stopped waiting."""
 
-    def reset(self, *, forked: bool) -> None:
-        """Drop all mailboxes: their waiters ended with the parent process or the event loop."""
-        self.boxes = {}
-        if forked:
-            self._mutex = self.runtime.mutex()
-            self._close_pipe(remove=False)
+    @abstractmethod
+    def _remove_pipe(self) -> None: ...
 
 
 class ThreadInbox(Inbox):
-    """Invariants, under `_mutex`: only the thread of the mailbox `_reader` polls and reads the pipe; `_waiting` has
-    every mailbox that a thread waits on, oldest first."""
+    """Invariant, under `_mutex`: only the thread of the mailbox `_reader` polls and reads the pipe."""
 
-    def __init__(self, folder: str, runtime: Runtime) -> None:
-        super().__init__(folder, runtime)
-        self._waiting: dict[SqliteMailbox, None] = {}
-        self._reader: SqliteMailbox | None = None
+    _reader: SqliteMailbox | None = None
 
-    async def wait(self, box: SqliteMailbox, waker: Waker, until: float) -> Notification | None:
-        with self._mutex:
-            self._waiting[box] = None
-        try:
-            while not box.notifications and not self._closed:
-                pipe = self._become_reader(box)
-                if pipe is not None:
-                    self._poll(pipe, until)
-                elif not await waker.wait(until):
-                    break
-                if self.runtime.now() >= until:
-                    break
-        finally:
-            self._leave(box)
-        return self._consume(box)
+    async def _wait(self, box: SqliteMailbox, until: float) -> None:
+        while not box.notifications and not self._closed:
+            pipe = self._become_reader(box)
+            if pipe is not None:
+                self._poll(pipe, until)
+            elif not await box.waker.wait(until):
+                return
+            if self.runtime.now() >= until:
+                return
 
     def _become_reader(self, box: SqliteMailbox) -> Pipe | None:
         with self._mutex:
@@ -339,77 +347,58 @@ class ThreadInbox(Inbox):
                 self._reader = None
 
     def _leave(self, box: SqliteMailbox) -> None:
-        with self._mutex:
-            self._waiting.pop(box, None)
-            if self._reader is box:  # interrupted between becoming the reader and polling
-                self._reader = None
-            self._close_unread_pipe()
-            if self._reader is None and self._waiting:
-                # The newest waiter gets the lock last, so it can read for longest.
-                next(reversed(self._waiting)).wake()
+        if self._reader is box:  # interrupted between becoming the reader and polling
+            self._reader = None
+        if self._closed:
+            self._remove_pipe()
+        if self._reader is None and self._waiting:
+            # The newest waiter gets the lock last, so it can read for longest.
+            next(reversed(self._waiting)).waker.wake()
 
     def _wake(self, box: SqliteMailbox) -> None:
         if box is self._reader and self._pipe is not None:
             self._pipe.wake_reader()  # it polls the pipe, not its waker
         else:
-            box.wake()
+            super()._wake(box)
 
-    def close(self) -> None:
-        with self._mutex:
-            self._closed = True
-            for box in self._waiting:
-                self._wake(box)
-            self._close_unread_pipe()
-
-    def _close_unread_pipe(self) -> None:
-        if self._closed and self._reader is None:
+    def _remove_pipe(self) -> None:
+        if self._reader is None:  # else the reader does it when it leaves
             self._close_pipe(remove=True)
 
     def reset(self, *, forked: bool) -> None:
-        self._waiting = {}
         self._reader = None
         super().reset(forked=forked)
 
 
 class AsyncInbox(Inbox):
-    """Invariant: `_loop` watches the pipe exactly while `_waiting` is not empty."""
+    """Invariant: `_loop` watches the pipe while any task waits; None if no loop does."""
 
-    def __init__(self, folder: str, runtime: Runtime) -> None:
-        super().__init__(folder, runtime)
-        self._waiting: set[SqliteMailbox] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
 
-    async def wait(self, box: SqliteMailbox, waker: Waker, until: float) -> Notification | None:
-        if not self._waiting and self._pipe is not None:
+    async def _wait(self, box: SqliteMailbox, until: float) -> None:
+        if self._loop is None and self._pipe is not None:
             import asyncio
 
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._pipe.fd, self._read_pipe)
-        self._waiting.add(box)
-        try:
-            while not box.notifications and not self._closed and await waker.wait(until):
-                pass  # a wake-up may be left over from before this wait
-        finally:
-            self._waiting.discard(box)
-            if not self._waiting:
-                self._stop_watching()
-        return self._consume(box)
+        while not box.notifications and not self._closed and await box.waker.wait(until):
+            pass  # a wake-up may be left over from before this wait
+
+    def _leave(self, box: SqliteMailbox) -> None:
+        if not self._waiting:
+            self._stop_watching()
 
     def _stop_watching(self) -> None:
         loop, self._loop = self._loop, None
         if loop is not None and self._pipe is not None and not loop.is_closed():
             loop.remove_reader(self._pipe.fd)
 
-    def close(self) -> None:
-        self._closed = True
+    def _remove_pipe(self) -> None:
         self._stop_watching()
-        for box in self._waiting:
-            self._wake(box)
         self._close_pipe(remove=True)
 
     def reset(self, *, forked: bool) -> None:
         # Leave the watch alone: the loop is closed, or in a forked child it belongs to the parent.
-        self._waiting = set()
         self._loop = None
         super().reset(forked=forked)
 

@@ -28,7 +28,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,7 +36,7 @@ from lockfast.errors import ConfigurationError, Outcome, StoreError, StoreRefuse
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.sqlite import transactions
-from lockfast.stores.sqlite.connection import SQL, OtherBootInUse, in_transaction, open_or_create, wal_bytes
+from lockfast.stores.sqlite.connection import SQL, OtherBootInUse, open_or_create, wal_bytes
 from lockfast.stores.sqlite.inbox import INBOXES, Inbox, SqliteMailbox
 from lockfast.stores.sqlite.location import boot_id, checked_path, prepare
 from lockfast.stores.sqlite.transactions import Outgoing, Transaction
@@ -74,11 +73,13 @@ class Database:
         self._pid = os.getpid()
         self._uses = 0
         self._checkpoint_due = self._paused = self._orphaned = self._closed = False
+        with _fork_mutex:
+            _databases.add(self)
 
     async def run(self, work: Work[T], until: float, *, even_closed: bool = False) -> T:
         """Run `work` on the connection and return its result. While the file is busy, run it again from the start.
 
-        `work` executes one statement or uses `in_transaction`. `even_closed` allows clean-up after `close`.
+        `work` executes one statement or one transaction. `even_closed` allows clean-up after `close`.
         """
         pause = FIRST_PAUSE
         while True:
@@ -98,17 +99,16 @@ class Database:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     def _run_once(self, work: Work[T], even_closed: bool) -> T:
-        if not self._closed:
+        if self._closed and not even_closed:
+            raise closed_error()
+        try:
             connection = self._usable()
             result = work(connection)
             self._limit_log(connection)
             return result
-        if not even_closed:
-            raise closed_error()
-        try:
-            return work(self._usable())
         finally:
-            self._disconnect()
+            if self._closed:
+                self._disconnect()
 
     def _limit_log(self, connection: sqlite3.Connection) -> None:
         """Checkpoint a long log. A failure here does not affect the finished work."""
@@ -132,13 +132,11 @@ class Database:
         if self._connection is not None and self._file != self._file_at_path():
             log.warning("The lock file was removed or replaced; its locks are gone: %s", self.path)
             self._disconnect()
-        return self._connection or self._connect()
-
-    def _connect(self) -> sqlite3.Connection:
-        path = prepare(self.path)
-        # Read before opening: if the file is replaced in between, the next transaction notices.
-        self._file = self._file_at_path()
-        self._connection = open_or_create(path, self._boot_id())
+        if self._connection is None:
+            path = prepare(self.path)
+            # Read before opening: if the file is replaced in between, the next transaction notices.
+            self._file = self._file_at_path()
+            self._connection = open_or_create(path, self._boot_id())
         return self._connection
 
     def _file_at_path(self) -> tuple[int, int]:
@@ -166,15 +164,13 @@ class Database:
             self._disconnect()
 
     def resume(self) -> None:
-        """After a fork, in the parent."""
+        """After a fork, in both processes."""
         if self._paused:
             self._paused = False
             self._mutex.release()
 
-    def reset(self) -> bool:
-        """After a fork, in the child; False if that was done already."""
-        if os.getpid() == self._pid:
-            return False
+    def reset(self) -> None:
+        """After a fork, in the child."""
         self._pid = os.getpid()
         self._mutex = threading.Lock()
         self._paused = False
@@ -184,7 +180,26 @@ class Database:
             # Leak the parent's connection, because the end of the interpreter would close it.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
             self._orphaned = True
-        return True
+
+
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_fork_mutex = threading.Lock()  # held while `_databases` changes, and from before a fork until after it
+
+
+def _before_fork() -> None:
+    _fork_mutex.acquire()
+    for database in list(_databases):
+        database.pause()
+
+
+def _after_fork() -> None:
+    for database in list(_databases):
+        database.resume()
+    _fork_mutex.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def _still_busy(error: sqlite3.Error, path: str) -> errors.LockError:
@@ -278,14 +293,11 @@ class SqliteStore(Store):
         self._now = runtime.now
         self._wall_us = wall_us
         self._database = Database(path, runtime, boot_id)
-        self.pause_for_fork, self.resume_after_fork = self._database.pause, self._database.resume
         # Symbolic links to the file must lead to one inbox folder, or its processes could not notify each other.
         self._inbox = INBOXES[flavour](f"{Path(path).resolve()}-inbox", runtime)
         self._requests = 0
         self._flavour = flavour
         self._finalizer = self._finalize()
-        with _fork_mutex:
-            _stores.add(self)
 
     def _finalize(self) -> weakref.finalize[[Database, Inbox, int], SqliteStore]:
         finalizer = weakref.finalize(self, _close, self._database, self._inbox, os.getpid())
@@ -293,10 +305,6 @@ class SqliteStore(Store):
         # "closed" to the waiters, as if the program had called close().
         finalizer.atexit = self._flavour != "threads"
         return finalizer
-
-    @property
-    def inbox_open(self) -> bool:
-        return bool(self._inbox.address)
 
     def mailbox(self, holder: str) -> Mailbox:
         return SqliteMailbox(self._inbox, holder)
@@ -330,7 +338,9 @@ class SqliteStore(Store):
             return connection.execute(statement, (now + renewal.ttl, renewal.name, renewal.holder, now)).rowcount > 0
 
         def work(connection: sqlite3.Connection) -> list[bool]:
-            return in_transaction(connection, lambda: [renewed(connection, renewal) for renewal in renewals])
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                return [renewed(connection, renewal) for renewal in renewals]
 
         return await self._database.run(work, until)
 
@@ -364,49 +374,38 @@ class SqliteStore(Store):
         self, step: Callable[[Transaction], T], until: float, begin: str = "BEGIN IMMEDIATE", even_closed: bool = False
     ) -> T:
         """Commit `step`, send its notifications, and return its result."""
-        result, outgoing = await self._commit(step, until, begin, even_closed)
-        while outgoing:
-            message = outgoing.pop(0)
-            if not message.channel.send(message.holder, message.notification):
-                outgoing += await self._release_for(message, until)
-        return result
 
-    async def _release_for(self, message: Outgoing, until: float) -> list[Outgoing]:
-        """Release the grant or ticket of a waiter that died after the commit; return the next notifications."""
-        try:
-            step = partial(transactions.release, name=message.name, holder=message.holder)
-            return (await self._commit(step, until, "BEGIN IMMEDIATE", even_closed=True))[1]
-        except StoreError as error:
-            text = "Could not remove a dead waiter; its grant or ticket expires with its ttl: lock %s: %s"
-            log.warning(text, shown(message.name), error)
-            return []
-
-    async def _commit(
-        self, step: Callable[[Transaction], T], until: float, begin: str, even_closed: bool
-    ) -> tuple[T, list[Outgoing]]:
         def work(connection: sqlite3.Connection) -> tuple[T, list[Outgoing]]:
-            def run_step() -> tuple[T, list[Outgoing]]:
-                inbox = self._inbox
+            inbox = self._inbox
+            with connection:
+                connection.execute(begin)
                 tx = Transaction(connection.execute, self._now(), self._wall_us(), inbox.channel_to, inbox.address, [])
                 return step(tx), tx.outgoing
 
-            return in_transaction(connection, run_step, begin)
+        result, outgoing = await self._database.run(work, until, even_closed=even_closed)
+        for message in outgoing:
+            if not message.channel.send(message.holder, message.notification):
+                await self._release_for_dead(message, until)
+        return result
 
-        return await self._database.run(work, until, even_closed=even_closed)
+    async def _release_for_dead(self, message: Outgoing, until: float) -> None:
+        """Release the grant or ticket of a waiter that died after the commit, and so notify the next one."""
+        try:
+            await self.release(message.name, message.holder, until)
+        except StoreError as error:
+            text = "Could not remove a dead waiter; its grant or ticket expires with its ttl: lock %s: %s"
+            log.warning(text, shown(message.name), error)
 
     async def cancel_waits(self) -> None:
         self._inbox.close()
-        give_up_at = self._runtime.now() + 0.3  # the waiters get a moment to leave the queue
-        while self._inbox.boxes and self._runtime.now() < give_up_at:
-            await self._runtime.sleep(0.002)
 
     async def close(self) -> None:
         self._finalizer()
 
     def reset(self, *, forked: bool) -> None:
-        """A second call after a fork changes nothing: the session and `_after_fork_in_child` both call it."""
         self._inbox.reset(forked=forked)
-        if forked and self._database.reset():
+        if forked:
+            self._database.reset()
             self._finalizer.detach()
             self._finalizer = self._finalize()
 
@@ -416,30 +415,3 @@ def _close(database: Database, inbox: Inbox, pid: int) -> None:
     if os.getpid() == pid:
         inbox.close()
         database.close()
-
-
-_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
-_fork_mutex = threading.Lock()  # held while `_stores` changes, and from before a fork until after it
-
-
-def _before_fork() -> None:
-    _fork_mutex.acquire()
-    for store in list(_stores):
-        store.pause_for_fork()
-
-
-def _after_fork_in_parent() -> None:
-    for store in list(_stores):
-        store.resume_after_fork()
-    _fork_mutex.release()
-
-
-def _after_fork_in_child() -> None:
-    global _fork_mutex
-    _fork_mutex = threading.Lock()
-    for store in list(_stores):
-        store.reset(forked=True)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
