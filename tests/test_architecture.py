@@ -53,8 +53,6 @@ IMPURE = {"asyncio", "os", "random", "secrets", "select", "socket", "threading",
 DOORS = {
     ("client.connect", "runtime"),
     ("client.connect", "stores"),
-    ("client.target", "runtime"),
-    ("client.target", "stores"),
 }
 """Modules of the client that build stores and runtimes."""
 RUNNER = "runtime.base"

@@ -1,7 +1,7 @@
-"""`connect()`: from a URL, a client or nothing to a connection.
+"""`connect()`: from a URL, a client, a list of servers or nothing to locks on a store.
 
-Nothing is imported before it is called, because `import lockfast` is on the path of every command, however short.
-`target.py` knows which targets there are.
+Every import is inside a function, because `import lockfast` is on the path of every command, however short, and a
+program loads only the store that it uses.
 """
 
 from __future__ import annotations
@@ -12,14 +12,25 @@ TYPE_CHECKING = False
 """As in `typing`, whose import would be a good part of the run time of a short command."""
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import Any, Unpack
 
     from lockfast.client.lease import Lease
     from lockfast.client.locks import AsyncLocks, Locks
     from lockfast.client.options import StoreOptions
-    from lockfast.ports import Observer
+    from lockfast.ports import Observer, Runtime, Store
     from lockfast.stores.sqlite.connection import FastGrant
     from lockfast.values import Owner, Seconds
+
+TCP_SCHEMES = ("redis", "rediss", "valkey", "valkeys")
+REDIS_SCHEMES = frozenset(
+    {*TCP_SCHEMES, "unix", *(f"{one}+{kind}" for one in TCP_SCHEMES for kind in ("sentinel", "cluster"))}
+)
+SCHEMES = (
+    "redis://, rediss://, valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster://, etcd://, "
+    "zookeeper://, sqlite:///path and memory://"
+)
+REDIS_OPTIONS = ("replicas", "replica_timeout", "aof", "reassert", "service", "scripts")
 
 
 def connect(
@@ -52,12 +63,12 @@ def connect(
     <Locks on memory://>
     """
     from lockfast.client.locks import Locks
-    from lockfast.client.target import checked_store_timeout, store_of
     from lockfast.runtime.threads import ThreadRuntime
+    from lockfast.values import seconds
 
     runtime = ThreadRuntime()
-    store, address = store_of(target, runtime, "threads", options)
-    timeout = checked_store_timeout(store_timeout)
+    store, address = _store_of(target, runtime, "threads", options)
+    timeout = seconds(store_timeout, "store_timeout", least=0.05)
     return Locks(store, runtime, owner=_owner(label), store_timeout=timeout, address=address, observer=observer)
 
 
@@ -76,12 +87,12 @@ def connect_asyncio(
     <AsyncLocks on memory://>
     """
     from lockfast.client.locks import AsyncLocks
-    from lockfast.client.target import checked_store_timeout, store_of
     from lockfast.runtime.asyncio import AsyncioRuntime
+    from lockfast.values import seconds
 
     runtime = AsyncioRuntime()
-    store, address = store_of(target, runtime, "asyncio", options)
-    timeout = checked_store_timeout(store_timeout)
+    store, address = _store_of(target, runtime, "asyncio", options)
+    timeout = seconds(store_timeout, "store_timeout", least=0.05)
     return AsyncLocks(store, runtime, owner=_owner(label), store_timeout=timeout, address=address, observer=observer)
 
 
@@ -119,3 +130,124 @@ def _host() -> str:
 
         host = socket.gethostname()
     return "".join(char for char in host if char.isprintable() and char != ":")[:64]
+
+
+def _store_of(target: Any, runtime: Any, flavour: str, options: Mapping[str, Any]) -> tuple[Store, str]:
+    """Return the store that `target` names, and its address for people."""
+    from lockfast.errors import ConfigurationError, shown
+
+    if isinstance(target, list | tuple):
+        return _quorum(target, runtime, flavour, **options)
+    for option in options:
+        if option not in REDIS_OPTIONS:
+            raise ConfigurationError(
+                f"connect() has no option {shown(option)}. Options are label, store_timeout and observer, and for "
+                f"Redis and Valkey {', '.join(REDIS_OPTIONS)}."
+            )
+    if target is None:
+        target = os.environ.get("LOCKFAST_URL") or "sqlite://"
+    if isinstance(target, str):
+        return _store_of_url(target, runtime, flavour, options)
+    from lockfast.stores.redis.factory import store_of_client
+
+    return store_of_client(target, runtime, flavour, options)
+
+
+def _store_of_url(url: str, runtime: Runtime, flavour: str, options: Mapping[str, Any]) -> tuple[Store, str]:
+    from lockfast.errors import ConfigurationError, shown
+
+    scheme, separator, rest = url.partition("://")
+    scheme = scheme.lower()
+    if not separator or not scheme.replace("+", "").isalnum():
+        # The beginning of a broken URL may be a password, so it is not shown.
+        raise ConfigurationError(
+            f"The target of connect() is not a URL: it does not begin with a scheme and '://'. Use one of {SCHEMES}."
+        )
+    if scheme in REDIS_SCHEMES:
+        from lockfast.stores.redis.factory import store_of_url
+
+        return store_of_url(url, runtime, flavour, options)
+    if scheme not in ("memory", "sqlite", "etcd", "etcds", "zookeeper"):
+        raise ConfigurationError(f"connect() does not know the scheme {shown(scheme + '://')}. Schemes are {SCHEMES}.")
+    if options:
+        raise ConfigurationError(
+            f"The option {shown(next(iter(options)))} belongs to Redis and Valkey; {scheme}:// has no replicas."
+        )
+    if scheme == "memory":
+        from lockfast.stores.memory import MemoryStore, hub
+
+        return MemoryStore(hub(rest), runtime), f"memory://{rest}"
+    if scheme == "zookeeper":
+        from lockfast.stores.zookeeper.session import Session
+        from lockfast.stores.zookeeper.store import ZooKeeperStore
+
+        session = Session(url, runtime, flavour)
+        return ZooKeeperStore(session, runtime), session.shown
+    if scheme != "sqlite":
+        from lockfast.stores.etcd.client import EtcdClient
+        from lockfast.stores.etcd.store import EtcdStore
+
+        client = EtcdClient(url, runtime, flavour)
+        return EtcdStore(client, runtime), client.shown
+    from lockfast.stores.sqlite.location import default_path
+    from lockfast.stores.sqlite.store import SqliteStore
+
+    if rest and not rest.startswith("/"):
+        raise ConfigurationError(
+            "A sqlite URL has three slashes and then the path: sqlite:///locks.db is relative, "
+            "sqlite:////var/lib/app/locks.db is absolute, and sqlite:// alone is the default place."
+        )
+    path = rest[1:] or default_path()
+    return SqliteStore(path, runtime, flavour=flavour), f"sqlite:///{path}"
+
+
+def _quorum(
+    targets: Sequence[Any], runtime: Any, flavour: str, *, sits_out: Seconds = 0.0, **unknown: Any
+) -> tuple[Store, str]:
+    """Return a quorum of the servers in the list."""
+    from lockfast.core.quorum.store import QuorumStore
+    from lockfast.errors import ConfigurationError, shown
+    from lockfast.stores.redis.factory import member_of
+    from lockfast.values import seconds
+
+    if unknown:
+        raise ConfigurationError(
+            f"connect() has no option {shown(next(iter(unknown)))} for a list of servers. Options are label, "
+            "store_timeout, observer and sits_out."
+        )
+    absence = seconds(sits_out, "sits_out")
+    for target in targets:
+        if isinstance(target, str) and target.partition("://")[0].lower() not in REDIS_SCHEMES:
+            raise ConfigurationError("A quorum consists of Redis or Valkey servers: pass their URLs or clients.")
+    members = [member_of(target, runtime, flavour) for target in targets]
+    addresses = [address for _, address in members]
+    _check_servers(addresses)
+    return QuorumStore(members, runtime, sits_out=absence), f"a quorum of {', '.join(addresses)}"
+
+
+def _check_servers(addresses: Sequence[str]) -> None:
+    """Refuse a list that is no quorum, or that names a server twice, whatever the database: it is the server that
+    fails."""
+    import logging
+
+    from lockfast.errors import ConfigurationError
+
+    count = len(addresses)
+    if not count:
+        raise ConfigurationError("A quorum needs servers, and this list is empty. Pass three or five.")
+    if count < 3:
+        raise ConfigurationError(
+            f"A quorum of {count} does not survive the failure of a server. Pass three or five that fail "
+            "independently; to use a single server, pass it without a list."
+        )
+    seen: set[str] = set()
+    for address in addresses:
+        server = address.rpartition("?db=" if address.startswith("unix:") else "/")[0]
+        if server in seen:
+            raise ConfigurationError(
+                f"{address} is in the list twice, so it would vote twice. List each server of a quorum once."
+            )
+        seen.add(server)
+    if count % 2 == 0:
+        log = logging.getLogger("lockfast")
+        log.warning("A quorum of %d servers survives no more failures than one of %d.", count, count - 1)
