@@ -57,7 +57,9 @@ from lockfast.values import clean
 NAME = "demo:counter"
 SIZE = 4  # workers; the texts say "four"
 VICTIM = 1  # index of the worker that is killed in the third act
-LONG_TTL = 30.0  # for the second act, in which a slow machine must not lose a lease
+PAUSE = 0.004  # seconds between read and write
+TTL = 1.5  # seconds, for the third act
+LONG_TTL = 30.0  # seconds, for the second act, in which a slow machine must not lose a lease
 
 FRAME = 0.05  # seconds between two drawings
 LATE = 1.5  # seconds after the ttl within which a dead holder's lock must be granted again, on a loaded machine
@@ -81,11 +83,10 @@ with locks.lock("counter", ttl=30) as lease:    # renewed inside the block
 
 
 class Order(NamedTuple):
-    """Do `rounds` rounds with `pause` seconds between read and write, under the lock unless `ttl` is None. In round
-    `stall_at` (from 1), stop between read and write."""
+    """Do `rounds` rounds, under the lock unless `ttl` is None. In round `stall_at` (from 1), stop between read and
+    write."""
 
     rounds: int
-    pause: float
     ttl: float | None = None
     stall_at: int | None = None
 
@@ -99,19 +100,17 @@ class Round(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How long the demo takes: `rounds` per worker (`rounds_3` in the third act), `pause` seconds between read and
-    write, `linger` seconds to watch the victim hold the lock, `reading` seconds to read each introduction."""
+    """How long the demo takes: `rounds` per worker (`rounds_3` in the third act), `linger` seconds to watch the victim
+    hold the lock, `reading` seconds to read each introduction."""
 
     rounds: int
     rounds_3: int
-    pause: float
-    ttl: float
     linger: float
     reading: float
 
 
-FULL = Pace(rounds=100, rounds_3=50, pause=0.004, ttl=1.5, linger=0.5, reading=0.8)
-QUICK = Pace(rounds=25, rounds_3=12, pause=0.004, ttl=1.5, linger=0.1, reading=0.0)
+FULL = Pace(rounds=100, rounds_3=50, linger=0.5, reading=0.8)
+QUICK = Pace(rounds=25, rounds_3=12, linger=0.1, reading=0.0)
 
 
 class Act(NamedTuple):
@@ -123,25 +122,25 @@ class Act(NamedTuple):
 
 
 def acts(pace: Pace) -> list[Act]:
-    short = Order(pace.rounds_3, pace.pause, pace.ttl)
+    short = Order(pace.rounds_3, TTL)
     crash = [short._replace(stall_at=pace.rounds_3 // 3) if index == VICTIM else short for index in range(SIZE)]
     return [
         Act(
             "Without a lock",
             f"Four worker processes add 1 to the number in one file, {pace.rounds} times each: read it, wait "
-            f"{pace.pause * 1000:g}{NBSP}ms, write it back. Nothing coordinates them.",
-            [Order(pace.rounds, pace.pause)] * SIZE,
+            f"{PAUSE * 1000:g}{NBSP}ms, write it back. Nothing coordinates them.",
+            [Order(pace.rounds)] * SIZE,
         ),
         Act(
             "With the lock",
             'The same work, but each round runs inside `with locks.lock("demo:counter")`. The workers wait in a queue, '
             "and each grant has a fence: a number that only grows.",
-            [Order(pace.rounds, pace.pause, LONG_TTL)] * SIZE,
+            [Order(pace.rounds, LONG_TTL)] * SIZE,
         ),
         Act(
             "The holder is killed",
             f"The same again, {pace.rounds_3} rounds each, but worker {VICTIM + 1} gets SIGKILL in the middle of one: "
-            f"after the read and before the write, without a chance to release. The ttl is {pace.ttl:g}{NBSP}s.",
+            f"after the read and before the write, without a chance to release. The ttl is {TTL:g}{NBSP}s.",
             crash,
         ),
     ]
@@ -187,19 +186,20 @@ def _perform(terminal: Terminal, crew: Crew, path: Path, url: str, pace: Pace, *
     terminal.say(f"lockfast {lockfast.__version__}: what a lock does, in three acts", "bold")
     terminal.say(f"The locks are in {where}.", indent="  ")
     crew.start(SIZE, path, url)
-    results = [_perform_act(terminal, number, act, crew, path, pace) for number, act in enumerate(acts(pace), 1)]
     table: list[Line] = [[], [(f"  {'act':<26}{'updates':>9}{'in the file':>14}{'lost':>7}", "dim")]]
-    for number, result in enumerate(results, 1):
-        row = f"  {number}  {result.title:<23}{result.made:>9}{result.found:>14}"
-        table.append([(row, ""), (f"{result.lost:>7}", "red" if result.lost else "green")])
+    scenes = []
+    for number, act in enumerate(acts(pace), 1):
+        scenes.append(scene := _perform_act(terminal, number, act, crew, path, pace))
+        row = f"  {number}  {act.title:<23}{scene.made:>9}{scene.total:>14}"
+        table.append([(row, ""), (f"{scene.lost:>7}", "red" if scene.lost else "green")])
     terminal.lines([*table, []])
     terminal.say("The code for this:", indent="  ")
     terminal.lines([[], *([("    " + line, "cyan")] for line in CODE.splitlines()), []])
     terminal.say("Read more in README.md and docs/, or run `python -m pydoc lockfast`.", indent="  ")
-    return 0 if all(result.kept for result in results) else 1
+    return 0 if all(scene.kept for scene in scenes) else 1
 
 
-def _perform_act(terminal: Terminal, number: int, act: Act, crew: Crew, path: Path, pace: Pace) -> Result:
+def _perform_act(terminal: Terminal, number: int, act: Act, crew: Crew, path: Path, pace: Pace) -> Scene:
     terminal.say()
     terminal.say(f"Act {number}. {act.title}", "bold")
     terminal.say(act.intro, indent="  ")
@@ -207,18 +207,13 @@ def _perform_act(terminal: Terminal, number: int, act: Act, crew: Crew, path: Pa
     if terminal.live:
         time.sleep(pace.reading)
     with Block(terminal) as block:
-        scene, total = _play(act, crew, path, pace, lambda *seen: block.draw(_drawing(terminal, *seen)))
-    result = judge(act.title, scene, total)
-    explain(terminal, act.orders[0], scene, result)
-    return result
+        scene = _play(act, crew, path, pace, lambda scene: block.draw(_drawing(terminal, scene)))
+    explain(terminal, scene)
+    return scene
 
 
-def _play(act: Act, crew: Crew, path: Path, pace: Pace, draw: Callable[[Scene, int], None]) -> tuple[Scene, int]:
-    """Play an act to its end; return the scene and the number in the file.
-
-    `draw` gets the same two values. A timer calls it, not the reports: a report comes at the end of a round, when no
-    worker holds the lock.
-    """
+def _play(act: Act, crew: Crew, path: Path, pace: Pace, draw: Callable[[Scene], None]) -> Scene:
+    """Play an act to its end. A timer calls `draw`, not the reports: they come when no worker holds the lock."""
     write_counter(path, 0)
     scene = Scene(len(act.orders), act.orders[0].rounds, act.orders[0].ttl is not None)
     for worker, order in zip(crew.workers, act.orders, strict=True):
@@ -232,23 +227,27 @@ def _play(act: Act, crew: Crew, path: Path, pace: Pace, draw: Callable[[Scene, i
             crew.kill(VICTIM)
             scene.kill(time.monotonic())
         if now >= draw_at:
-            draw(scene, int(path.read_text("ascii")))
+            scene.total = int(path.read_text("ascii"))
+            draw(scene)
             draw_at = now + FRAME
-    total = int(path.read_text("ascii"))
-    draw(scene, total)
-    return scene, total
+    scene.total = int(path.read_text("ascii"))
+    draw(scene)
+    return scene
 
 
 @dataclass
 class Scene:
-    """The state of an act, computed from the workers' messages. `stalled_at`, `killed_at` and `succeeded_at` are None
-    until then; `successor` is the first worker that held the lock after the kill."""
+    """The state of an act: `total`, which is the number in the file, and what follows from the workers' messages.
+
+    `stalled_at`, `killed_at` and `succeeded_at` are None until then; `successor` is the first worker that held the lock
+    after the kill."""
 
     size: int
     rounds_each: int
     locked: bool
     states: list[str] = field(init=False)
     rounds: list[tuple[int, Round]] = field(default_factory=list)
+    total: int = 0
     fence: int = 0
     victim: int | None = None
     stalled_at: float | None = None
@@ -283,6 +282,19 @@ class Scene:
     def over(self) -> bool:
         return all(state in (FINISHED, KILLED) for state in self.states)
 
+    @property
+    def made(self) -> int:
+        return len(self.rounds)
+
+    @property
+    def lost(self) -> int:
+        return self.made - self.total
+
+    @property
+    def kept(self) -> bool:
+        """False if the lock broke a promise."""
+        return not self.locked or (self.lost == 0 and self.fences()[2])
+
     def seconds(self) -> float:
         """From the start of the first round to the end of the last."""
         return max(one.released_at for _, one in self.rounds) - min(one.held_at for _, one in self.rounds)
@@ -305,10 +317,10 @@ class Scene:
         return min(fences), max(fences), all(fence < later for fence, later in pairwise(fences))
 
 
-def _drawing(terminal: Terminal, scene: Scene, total: int) -> list[Line]:
+def _drawing(terminal: Terminal, scene: Scene) -> list[Line]:
     """The scene as lines; after its end only the workers, since the findings follow."""
     workers = [_worker_line(terminal, scene, index) for index in range(scene.size)]
-    return workers if scene.over else [*workers, _file_line(scene, total), _event_line(scene)]
+    return workers if scene.over else [*workers, _file_line(scene), _event_line(scene)]
 
 
 def _worker_line(terminal: Terminal, scene: Scene, index: int) -> Line:
@@ -326,10 +338,13 @@ def _worker_line(terminal: Terminal, scene: Scene, index: int) -> Line:
     ]
 
 
-def _file_line(scene: Scene, total: int) -> Line:
-    made = max(len(scene.rounds), total)  # the file may be ahead of the reports
-    missing = made - total
-    line = [(f"  {made} updates made, {total} in the file, ", ""), (f"{missing} lost", "red" if missing else "green")]
+def _file_line(scene: Scene) -> Line:
+    made = max(scene.made, scene.total)  # the file may be ahead of the reports
+    missing = made - scene.total
+    line = [
+        (f"  {made} updates made, {scene.total} in the file, ", ""),
+        (f"{missing} lost", "red" if missing else "green"),
+    ]
     return [*line, (f", fence {scene.fence}", "dim")] if scene.locked else line
 
 
@@ -345,59 +360,41 @@ def _event_line(scene: Scene) -> Line:
     return [(f"{victim} was killed; worker {scene.successor + 1} held the lock {after:.2f} s later.", "green")]
 
 
-class Result(NamedTuple):
-    """The result of an act; `kept` is false if the lock broke a promise."""
-
-    title: str
-    made: int
-    found: int
-    kept: bool
-
-    @property
-    def lost(self) -> int:
-        return self.made - self.found
-
-
-def judge(title: str, scene: Scene, total: int) -> Result:
-    made = len(scene.rounds)
-    return Result(title, made, total, not scene.locked or (made == total and scene.fences()[2]))
-
-
-def explain(terminal: Terminal, order: Order, scene: Scene, result: Result) -> None:
+def explain(terminal: Terminal, scene: Scene) -> None:
     if scene.killed_at is not None and scene.successor is not None and scene.succeeded_at is not None:
         after = scene.succeeded_at - scene.killed_at
         _check(
             terminal,
-            after <= (order.ttl or 0.0) + LATE,
+            after <= TTL + LATE,
             f"{after:.2f}{NBSP}s after worker {VICTIM + 1} was killed, worker {scene.successor + 1} held the "
             "lock: the lock of a dead process expires at the end of its ttl.",
         )
-    lost = f"{result.lost} were lost" if result.lost > 1 else "1 was lost" if result.lost == 1 else "none was lost"
-    if result.lost < 0:
-        lost = f"{-result.lost} too many"
-    _check(terminal, result.lost == 0, f"{result.made} updates were made and the file says {result.found}: {lost}.")
+    lost = {0: "none was lost", 1: "1 was lost"}.get(scene.lost, f"{scene.lost} were lost")
+    if scene.lost < 0:
+        lost = f"{-scene.lost} too many"
+    _check(terminal, scene.lost == 0, f"{scene.made} updates were made and the file says {scene.total}: {lost}.")
     if not scene.locked:
         race = "Whenever two workers read the same number, one of the two updates is overwritten."
-        _point(terminal, race if result.lost else "That was luck: run it again.")
+        _point(terminal, race if scene.lost else "That was luck: run it again.")
         return
     if scene.killed_at is not None:
         _point(terminal, "The interrupted round was never written, so it counts on neither side.")
     else:
-        _explain_speed(terminal, order, scene)
+        _explain_speed(terminal, scene)
     first, last, rose = scene.fences()
     if rose:
-        _point(terminal, f"The fence grew with each of the {len(scene.rounds)} rounds, from {first} to {last}.")
+        _point(terminal, f"The fence grew with each of the {scene.made} rounds, from {first} to {last}.")
     else:
         _check(terminal, False, f"The fence did not grow with each round (from {first} to {last}).")
 
 
-def _explain_speed(terminal: Terminal, order: Order, scene: Scene) -> None:
-    count, seconds = len(scene.rounds), scene.seconds()
+def _explain_speed(terminal: Terminal, scene: Scene) -> None:
+    count, seconds = scene.made, scene.seconds()
     *most, last = sorted(scene.counts_at_first_finish(), reverse=True)
     _point(
         terminal,
         f"{count} rounds took {seconds:.1f}{NBSP}s, {count / seconds:.0f} per second. Each waited "
-        f"{order.pause * 1000:g}{NBSP}ms between read and write; a hand-off took {scene.handoff() * 1000:.1f}{NBSP}ms "
+        f"{PAUSE * 1000:g}{NBSP}ms between read and write; a hand-off took {scene.handoff() * 1000:.1f}{NBSP}ms "
         "(median).",
     )
     fair = scene.rounds_each - last <= max(2, scene.rounds_each * UNFAIR)
@@ -470,7 +467,7 @@ def _carry_out(order: Order, path: Path, locks: lockfast.Locks) -> None:
             if number == order.stall_at:
                 _send(STALLS)
                 time.sleep(STALL)
-            time.sleep(order.pause)
+            time.sleep(PAUSE)
             write_counter(path, before + 1)
             released_at = time.monotonic()
         _send(DID, Round(held_at, released_at, fence))
