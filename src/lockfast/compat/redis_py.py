@@ -49,7 +49,7 @@ from lockfast.ports import Runtime
 from lockfast.runtime.asyncio import AsyncioRuntime
 from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.simple.key_lock import KeyLock
+from lockfast.simple import KeyLock
 from lockfast.values import Claim, holder_id, lock_name
 
 __all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "errors"]

@@ -33,12 +33,9 @@ _ready: tuple[int, list[str]] = (0, [])
 _this_thread = threading.local()
 
 
-def _clock() -> Callable[[], float]:
-    boot_time = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic if boot_time is None else partial(time.clock_gettime, boot_time)
-
-
-now: Callable[[], float] = _clock()
+now: Callable[[], float] = time.monotonic
+if hasattr(time, "CLOCK_BOOTTIME"):
+    now = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
 def new_holder_id() -> str:

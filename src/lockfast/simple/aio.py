@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from lockfast.runtime.asyncio import AsyncioRuntime
-from lockfast.simple import MIN_TTL, How
-from lockfast.simple.key_lock import KeyLock
+from lockfast.simple import MIN_TTL, How, KeyLock
 from lockfast.values import Seconds, holder_id, lock_name, seconds
 
 __all__ = ["How", "acquire", "acquire_lock", "acquire_lock_with_timeout", "release", "release_lock"]

@@ -40,9 +40,6 @@ def lockfast_async_locks(lockfast_sandbox: Sandbox) -> AsyncLocks:
 @pytest.fixture
 def lockfast_connect(lockfast_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
     """Make `lockfast.connect()` and `lockfast.aio.connect()` return the sandbox's locks, whatever their arguments."""
-    import lockfast
-    import lockfast.aio
-
-    monkeypatch.setattr(lockfast, "connect", lambda target=None, **options: lockfast_sandbox.locks)
-    monkeypatch.setattr(lockfast.aio, "connect", lambda target=None, **options: lockfast_sandbox.async_locks)
+    monkeypatch.setattr("lockfast.connect", lambda target=None, **options: lockfast_sandbox.locks)
+    monkeypatch.setattr("lockfast.aio.connect", lambda target=None, **options: lockfast_sandbox.async_locks)
     return lockfast_sandbox

@@ -73,7 +73,7 @@ class Sandbox:
     def __init__(self) -> None:
         self.clock = Clock()
         self._scheduler = Scheduler(self.clock)
-        self._hub = hub = _SandboxHub(self.clock)
+        self._hub = hub = _SandboxHub(self.clock.wall_us)
         self._strangers = 0
         threads, loop = SandboxRuntime(self._scheduler), SandboxAsyncioRuntime(self.clock)
         common: Any = {"owner": Owner("sandbox", 1), "store_timeout": 10.0, "address": "sandbox://"}
@@ -203,41 +203,26 @@ class Sandbox:
 
 
 class _SandboxHub(Hub):
-    """The shared state of the memory store on a virtual clock; `lock` reaches it even while it is unreachable."""
+    """The shared state of the memory store on a virtual clock; `lock` works even while it is unreachable."""
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock.wall_us)
-        self.reachable = True
-        self._guard()
+    reachable = True
 
-    def _guard(self) -> None:
-        self.lock = self.mutex
-        self.mutex = _Guard(self)
-
-    def _deliver(self, address: str, notification: GrantNotification | FirstNotification) -> bool:
-        return super()._deliver(address, notification) if self.reachable else address in self.boxes
-
-    def reset(self) -> None:
-        super().reset()
-        self._guard()
-
-
-class _Guard(AbstractContextManager[None]):
-    """The hub's mutex for the code under test: fails while the store is unreachable."""
-
-    def __init__(self, hub: _SandboxHub) -> None:
-        self._hub = hub
-
-    def __enter__(self) -> None:
-        if not self._hub.reachable:
+    @property
+    def mutex(self) -> AbstractContextManager[Any]:
+        """The lock for the code under test."""
+        if not self.reachable:
             raise StoreUnavailable(
                 "The test made the store unreachable, so the request was not executed. Call Sandbox.reachable() to "
                 "connect it again."
             )
-        self._hub.lock.__enter__()
+        return self.lock
 
-    def __exit__(self, *_: object) -> None:
-        self._hub.lock.__exit__(None, None, None)
+    @mutex.setter
+    def mutex(self, lock: AbstractContextManager[Any]) -> None:
+        self.lock = lock
+
+    def _deliver(self, address: str, notification: GrantNotification | FirstNotification) -> bool:
+        return super()._deliver(address, notification) if self.reachable else address in self.boxes
 
 
 class Stuck(RuntimeError):
@@ -396,7 +381,6 @@ class SandboxRuntime(ThreadRuntime):
         self._scheduler = scheduler
         self.now = scheduler.clock.now
         self.random = lambda: 0.5
-        self.mutex: Callable[[], AbstractContextManager[Any]] = threading.Lock
         self.waker: Any = lambda: SandboxWaker(scheduler)
 
     async def sleep(self, seconds: float) -> None:
