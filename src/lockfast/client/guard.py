@@ -6,11 +6,14 @@ would only start under the lock and continue without it: a generator, or a funct
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec
 
 from lockfast.errors import ConfigurationError, shown
 from lockfast.values import lock_name
+
+P = ParamSpec("P")
 
 NameOf = str | Callable[..., str]
 """A lock's name: a template such as "account:{account_id}", or a function of the call's arguments."""
@@ -39,6 +42,30 @@ def check_function(function: Any, *, is_async: bool) -> None:
             else "a plain function; lockfast.aio guards coroutine functions"
         )
         raise ConfigurationError(f"This lock guards {use}, which {shown(_name(function))} is not.")
+
+
+def guarded(function: Callable[P, Any], block: Callable[P, Any]) -> Callable[P, Any]:
+    """Run each call of `function` in the `with` block that `block` returns; a false lease is the result instead."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        with block(*args, **kwargs) as lease:
+            return function(*args, **kwargs) if lease else lease
+
+    return call
+
+
+def guarded_async(
+    function: Callable[P, Awaitable[Any]], block: Callable[P, Any]
+) -> Callable[P, Coroutine[Any, Any, Any]]:
+    """Do the same for a coroutine function, with `async with`."""
+
+    @functools.wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        async with block(*args, **kwargs) as lease:
+            return await function(*args, **kwargs) if lease else lease
+
+    return call
 
 
 def name_function(name: NameOf, function: Callable[..., Any]) -> Callable[..., str]:

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from types import CodeType, FrameType, TracebackType
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, Unpack, cast
 
-from lockfast.client.guard import check_function
+from lockfast.client.guard import check_function, guarded, guarded_async
 from lockfast.client.lease import AsyncLease, BaseLease, Lease
 from lockfast.client.options import LockOptions, checked_timeout
 from lockfast.client.session import Session, session_of
@@ -461,13 +461,7 @@ class Lock(BaseLock[Lease]):
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: every call runs under the lock."""
         check_function(function, is_async=False)
-
-        @functools.wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return guarded
+        return guarded(function, lambda *_, **__: self)
 
 
 class AsyncLock(BaseLock[AsyncLease]):
@@ -534,10 +528,4 @@ class AsyncLock(BaseLock[AsyncLease]):
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
         """Decorate a coroutine function: every call runs under the lock."""
         check_function(function, is_async=True)
-
-        @functools.wraps(function)
-        async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-            async with self:
-                return await function(*args, **kwargs)
-
-        return guarded
+        return guarded_async(function, lambda *_, **__: self)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from lockfast.client.guard import NameOf, check_function, name_function
+from lockfast.client.guard import NameOf, check_function, guarded, guarded_async, name_function
 from lockfast.client.lease import AsyncLease, ExportedLease, Lease
 from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
 from lockfast.client.options import LockOptions, OnceOptions
@@ -122,11 +121,11 @@ class BaseLocks(Generic[LeaseT]):
         self.session.ensure_open()
         return Listing(self.session.ports, pattern, free=free, patience=self.session.store_timeout)
 
-    def _update(self, key: str, change: Callable[[bytes | None], Any], limits: tuple[int, Seconds, bool]) -> Any:
+    def _update(self, key: str, *change_and_limits: Any) -> Any:
         from lockfast.client import update
 
         lock = self._lock_class(self, f"update:{key}", ttl=update.LOCK_TTL)
-        return update.Update(lock, key, change, update.limits(*limits)).run()
+        return update.Update(lock, key, *change_and_limits).run()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {self.session.address}{', closed' if self.session.closed else ''}>"
@@ -221,13 +220,7 @@ class Locks(BaseLocks[Lease]):
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
             check_function(function, is_async=False)
             name_of = name_function(name, function)
-
-            @functools.wraps(function)
-            def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-                with Lock(self, name_of(*args, **kwargs), **options):
-                    return function(*args, **kwargs)
-
-            return guarded
+            return guarded(function, lambda *args, **kwargs: Lock(self, name_of(*args, **kwargs), **options))
 
         return decorate
 
@@ -251,7 +244,7 @@ class Locks(BaseLocks[Lease]):
         Traceback (most recent call last):
         lockfast.errors.ConfigurationError: memory:// holds locks and no values, ...
         """
-        return cast(V, run(self._update(key, change, (attempts, timeout, adaptive))))
+        return cast(V, run(self._update(key, change, attempts, timeout, adaptive)))
 
     def adopt(self, text: str, **options: Unpack[LockOptions[Lease]]) -> Lease:
         """Take over the lease that `lease.export()` wrote into `text`; exactly one client gets it.
@@ -364,13 +357,7 @@ class AsyncLocks(BaseLocks[AsyncLease]):
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
             check_function(function, is_async=True)
             name_of = name_function(name, function)
-
-            @functools.wraps(function)
-            async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with AsyncLock(self, name_of(*args, **kwargs), **options):
-                    return await function(*args, **kwargs)
-
-            return guarded
+            return guarded_async(function, lambda *args, **kwargs: AsyncLock(self, name_of(*args, **kwargs), **options))
 
         return decorate
 
@@ -384,7 +371,7 @@ class AsyncLocks(BaseLocks[AsyncLease]):
         adaptive: bool = True,
     ) -> V:
         """Change the value of a key on the server; `change` may be a coroutine function. See `Locks.update`."""
-        return cast(V, await self._update(key, change, (attempts, timeout, adaptive)))
+        return cast(V, await self._update(key, change, attempts, timeout, adaptive))
 
     async def adopt(self, text: str, **options: Unpack[LockOptions[AsyncLease]]) -> AsyncLease:
         """Take over the lease that `lease.export()` wrote into `text`; exactly one client gets it."""

@@ -14,20 +14,19 @@ Rules:
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
-from lockfast.client.guard import check_function
-from lockfast.client.lease import AsyncLease, BaseLease, Lease
+from lockfast.client.guard import check_function, guarded, guarded_async
+from lockfast.client.lease import AsyncLease, Lease
 from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock, Scope, pop_scope
 from lockfast.client.options import L, LockOptions, OnceOptions
 from lockfast.errors import AcquireTimeout, ConfigurationError, StoreError, shown
 from lockfast.runtime.base import run
-from lockfast.values import LEAST_TTL, LockInfo, Owner, Seconds, seconds
+from lockfast.values import LEAST_TTL, LockInfo, Owner, seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,38 +66,34 @@ class Skipped:
 
 
 class Schedule(NamedTuple):
-    """When a job may run; checked by `schedule()`. `kept` applies to a successful run."""
+    """For how many seconds from its start a run keeps others from starting; `kept` applies if it was successful."""
 
     at_least: float
     kept: float
-    at_most: float | None
     busy: Busy
 
 
-def schedule(every: Seconds | None, at_least: Seconds, at_most: Seconds | None, busy: Busy) -> Schedule:
-    """Check the options of `locks.once()`."""
-    period = None if every is None else seconds(every, "every", least=LEAST_TTL)
-    least = seconds(at_least, "at_least")
-    most = None if at_most is None else seconds(at_most, "at_most", least=LEAST_TTL)
-    if most is not None and least > most:
-        raise ConfigurationError(f"at_least ({least:g} s) must not be more than at_most ({most:g} s).")
-    if period is not None and least > period:
-        raise ConfigurationError(f"at_least ({least:g} s) must not be more than every ({period:g} s).")
-    if busy not in ("skip", "wait", "raise"):
-        raise ConfigurationError(f"busy must be 'skip', 'wait' or 'raise', not {shown(busy)}.")
-    return Schedule(least, max(least, SHARE * (period or 0.0)), most, busy)
-
-
 def split_options(busy: Busy, options: OnceOptions[L]) -> tuple[Schedule, LockOptions[L]]:
-    """Split the options of `locks.once()` into the schedule and the options of the job's lock."""
+    """Split the options of `locks.once()`, checked, into the schedule and the options of the job's lock."""
     rest: dict[str, Any] = dict(options)
     for option in ("max_hold", "renew"):
         if option in rest:
             raise ConfigurationError(f"once() has no option {option}: at_most limits how long a run may take.")
-    chosen = schedule(rest.pop("every", None), rest.pop("at_least", 0.0), rest.pop("at_most", None), busy)
-    if chosen.at_most is not None:
-        rest["max_hold"] = chosen.at_most
-    return chosen, cast(LockOptions[L], rest)
+    least = seconds(rest.pop("at_least", 0.0), "at_least")
+    limits = {option: rest.pop(option, None) for option in ("every", "at_most")}
+    for option, value in limits.items():
+        if value is not None:
+            limits[option] = seconds(value, option, least=LEAST_TTL)
+            if least > limits[option]:
+                raise ConfigurationError(
+                    f"at_least ({least:g} s) must not be more than {option} ({limits[option]:g} s)."
+                )
+    if busy not in ("skip", "wait", "raise"):
+        raise ConfigurationError(f"busy must be 'skip', 'wait' or 'raise', not {shown(busy)}.")
+    if limits["at_most"] is not None:
+        rest["max_hold"] = limits["at_most"]
+    kept = max(least, SHARE * (limits["every"] or 0.0))
+    return Schedule(least, kept, busy), cast(LockOptions[L], rest)
 
 
 class BaseOnce(Generic[LeaseT]):
@@ -189,13 +184,7 @@ class Once(BaseOnce[Lease], Generic[S]):
     def __call__(self, function: Callable[P, R]) -> Callable[P, R | S]:
         """Decorate a function: a call runs it, or returns `Skipped`."""
         check_function(function, is_async=False)
-
-        @functools.wraps(function)
-        def once(*args: P.args, **kwargs: P.kwargs) -> R | S:
-            with self as lease:
-                return function(*args, **kwargs) if isinstance(lease, BaseLease) else lease
-
-        return once
+        return guarded(function, lambda *_, **__: self)
 
 
 class AsyncOnce(BaseOnce[AsyncLease], Generic[S]):
@@ -229,10 +218,4 @@ class AsyncOnce(BaseOnce[AsyncLease], Generic[S]):
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R | S]]:
         """Decorate a coroutine function: a call runs it, or returns `Skipped`."""
         check_function(function, is_async=True)
-
-        @functools.wraps(function)
-        async def once(*args: P.args, **kwargs: P.kwargs) -> R | S:
-            async with self as lease:
-                return await function(*args, **kwargs) if isinstance(lease, BaseLease) else lease
-
-        return once
+        return guarded_async(function, lambda *_, **__: self)

@@ -19,7 +19,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from lockfast.client.lease import BaseLease
@@ -27,7 +27,6 @@ from lockfast.client.lock import BaseLock
 from lockfast.client.session import Session
 from lockfast.core.retry import retry
 from lockfast.errors import ConfigurationError, LockError, UpdateConflict, shown
-from lockfast.ports import WatchedValue
 from lockfast.values import Seconds, lock_name, seconds
 
 Value = bytes | str | int | float
@@ -83,23 +82,6 @@ def conflict_pause(conflicts: int, random: float) -> float:
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(conflicts - 1, 16)) * random
 
 
-class Limits(NamedTuple):
-    """How long to try; checked by `limits()`."""
-
-    attempts: int
-    timeout: float
-    adaptive: bool
-
-
-def limits(attempts: object, timeout: Seconds, adaptive: object) -> Limits:
-    """Check the options of `locks.update()`."""
-    if not isinstance(attempts, int) or isinstance(attempts, bool) or attempts < 1:
-        raise ConfigurationError(f"attempts must be a whole number of at least 1, not {shown(attempts)}.")
-    if not isinstance(adaptive, bool):
-        raise ConfigurationError(f"adaptive must be True or False, not {shown(adaptive)}.")
-    return Limits(attempts, seconds(timeout, "timeout"), adaptive)
-
-
 def encoded(value: Value) -> bytes:
     """Return a value as the server stores it.
 
@@ -116,7 +98,20 @@ def encoded(value: Value) -> bytes:
 class Update:
     """One change under way. `lock` guards it while conflicts are frequent."""
 
-    def __init__(self, lock: BaseLock[Any], key: str, change: Callable[[bytes | None], Any], chosen: Limits) -> None:
+    def __init__(
+        self,
+        lock: BaseLock[Any],
+        key: str,
+        change: Callable[[bytes | None], Any],
+        attempts: object,
+        timeout: Seconds,
+        adaptive: object,
+    ) -> None:
+        if not isinstance(attempts, int) or isinstance(attempts, bool) or attempts < 1:
+            raise ConfigurationError(f"attempts must be a whole number of at least 1, not {shown(attempts)}.")
+        if not isinstance(adaptive, bool):
+            raise ConfigurationError(f"adaptive must be True or False, not {shown(adaptive)}.")
+        patience = seconds(timeout, "timeout")
         session = lock._session
         session.ensure_open()
         if not session.store.capabilities.values:
@@ -128,8 +123,9 @@ class Update:
         self._lock = lock
         self._key = lock_name(key)
         self._change = change
-        self._chosen = chosen
-        self._give_up_at = session.runtime.now() + chosen.timeout
+        self._attempts = attempts
+        self._adaptive = adaptive
+        self._give_up_at = session.runtime.now() + patience
         self._contention = _contention_of(session, key)
         self._conflicts = 0
 
@@ -137,7 +133,7 @@ class Update:
         """Return the result of `change` once it is written."""
         runtime = self._session.runtime
         while True:
-            if self._chosen.adaptive and self._contention.locking:
+            if self._adaptive and self._contention.locking:
                 written, value = await self._attempt_locked()
             else:
                 written, value = await self._attempt()
@@ -148,7 +144,7 @@ class Update:
             self._conflicts += 1
             self._contention.conflict()
             left = self._give_up_at - runtime.now()
-            if self._conflicts >= self._chosen.attempts or left <= 0:
+            if self._conflicts >= self._attempts or left <= 0:
                 raise self._conflict_error()
             await runtime.sleep(min(left, conflict_pause(self._conflicts, runtime.random())))
 
@@ -165,13 +161,10 @@ class Update:
         except BaseException:
             watched.abandon()
             raise
-        return await self._write(watched, new), value
-
-    async def _write(self, watched: WatchedValue, new: bytes | None) -> bool:
         if new is None:
             watched.abandon()
-            return True
-        return await watched.commit(new, self._session.runtime.now() + self._session.store_timeout)
+            return True, value
+        return await watched.commit(new, session.runtime.now() + session.store_timeout), value
 
     async def _attempt_locked(self) -> tuple[bool, Any]:
         lease: BaseLease | None = await self._lock._acquire(False, None)
