@@ -334,6 +334,9 @@ class BaseLock(Generic[LeaseT]):
             "to release. To release from elsewhere, call release() on the lease."
         )
 
+    async def _release(self) -> bool:
+        return await self._last_lease()._release()
+
     async def _exit(self, lease: LeaseT) -> LeaseLost | None:
         """End a `with` block. Return the loss to raise, if there was one."""
         core = lease._core
@@ -404,7 +407,7 @@ class Lock(BaseLock[Lease]):
 
     def release(self) -> bool:
         """Release the lease that this thread acquired from this object; False if it had already ended."""
-        return self._last_lease().release()
+        return run(self._release())
 
     def locked(self) -> bool:
         """Whether anybody holds the lock now."""
@@ -485,7 +488,7 @@ class AsyncLock(BaseLock[AsyncLease]):
 
     async def release(self) -> bool:
         """Release the lease that this task acquired from this object; False if it had already ended."""
-        return await self._last_lease().release()
+        return await self._release()
 
     async def locked(self) -> bool:
         """Whether anybody holds the lock now."""

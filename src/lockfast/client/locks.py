@@ -1,18 +1,21 @@
-"""`Locks`: what `connect()` returns. Makes locks on one store; a sync and an async shell over one `Session`."""
+"""`Locks`: what `connect()` returns. Makes locks on one store; a sync and an async shell over one `Session`.
+
+`RLock`, below, is a lock that its thread or task may acquire again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from types import TracebackType
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from lockfast.client.guard import NameOf, check_function, guarded, guarded_async, name_function
 from lockfast.client.lease import AsyncLease, ExportedLease, Lease
-from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
+from lockfast.client.lock import MOST_CALLERS, AsyncLock, BaseLock, LeaseT, Lock
 from lockfast.client.options import LockOptions, OnceOptions
 from lockfast.client.session import Session
 from lockfast.core.acquire import Grant, adopt
-from lockfast.core.lease_state import valid_until
+from lockfast.core.lease_state import ALIVE, State, valid_until
 from lockfast.core.retry import retry
 from lockfast.errors import LeaseLost, shown
 from lockfast.ports import Observer, Ports, Runtime, Store
@@ -22,7 +25,6 @@ from lockfast.values import Claim, LockInfo, Owner, Page, Seconds, is_plain, loc
 if TYPE_CHECKING:
     from lockfast.client.guarantees import Guarantees
     from lockfast.client.once import AsyncOnce, Busy, Once, Skipped
-    from lockfast.client.rlock import AsyncRLock, RLock
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -168,8 +170,6 @@ class Locks(BaseLocks[Lease]):
         ...     inner.fence == outer.fence
         True
         """
-        from lockfast.client.rlock import RLock
-
         return RLock(self, name, **options)
 
     @overload
@@ -327,8 +327,6 @@ class AsyncLocks(BaseLocks[AsyncLease]):
 
     def rlock(self, name: str, **options: Unpack[LockOptions[AsyncLease]]) -> AsyncRLock:
         """Return a lock that the task that holds it may acquire again, at no cost; options as for `lock`."""
-        from lockfast.client.rlock import AsyncRLock
-
         return AsyncRLock(self, name, **options)
 
     @overload
@@ -401,3 +399,124 @@ class AsyncLocks(BaseLocks[AsyncLease]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class Reentrant(BaseLock[LeaseT]):
+    """The rules of a re-entrant lock in both flavours.
+
+    the lease is     acquire again                 release one level
+    alive            one level deeper, no request  one level less; the outermost releases the lease
+    lost             LeaseLost                     one level less; at the outermost nothing is left to release
+    released         as if it were new             nothing is held
+
+    The count belongs to one lease and ends with it, so it never says "held" of a lock that another client has. A lost
+    lease gets no new level, so all levels unwind; the end of each block raises `LeaseLost`, unless an error passes
+    through it. Each thread or task counts for itself; a forked child and a child task have nothing.
+
+    `_levels` maps a caller to its lease and depth, at least 1. Each caller changes only its own entry, so no mutex is
+    needed.
+    """
+
+    def __init__(self, client: Any, name: str, **options: Unpack[LockOptions[LeaseT]]) -> None:
+        super().__init__(client, name, **options)
+        self._levels: dict[Hashable, tuple[LeaseT, int]] = {}
+
+    @property
+    def depth(self) -> int:
+        """How often the running thread or task has acquired the lock and not released it. Sends nothing."""
+        level = self._levels.get(self._session.runtime.caller())
+        return 0 if level is None else level[1]
+
+    async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: FrameType | None = None) -> LeaseT | None:
+        caller = self._session.runtime.caller()
+        level = self._levels.get(caller)
+        if level is not None:
+            self._wait(blocking, timeout)
+            held, depth = level
+            # Leases of a parent process or of a closed event loop are not ours, so their levels are dropped.
+            state = State.RELEASED if held.inherited else held.state
+            if state in ALIVE:
+                if frame is not None:
+                    self._enter_scope(held, frame)
+                self._levels[caller] = held, depth + 1
+                return held
+            if state is State.LOST:
+                raise held._lost_error()
+            del self._levels[caller]
+        try:
+            lease = await super()._acquire(blocking, timeout, frame)
+        except BaseException:
+            caller = None  # a task keeps its error, and that this frame: it must not keep the task
+            raise
+        if lease is not None:
+            self._levels[caller] = lease, 1
+            try:
+                if len(self._levels) > MOST_CALLERS:  # callers that let their leases expire
+                    for one in [one for one, (held, _) in list(self._levels.items()) if not held.remaining]:
+                        self._levels.pop(one, None)
+            except BaseException:  # interrupted: the caller does not get the lease
+                self._levels.pop(caller, None)
+                await self._abandon(lease)
+                raise
+        return lease
+
+    def _leave_level(self, caller: Hashable) -> bool:
+        """Leave one level; True if it was the outermost."""
+        lease, depth = self._levels[caller]
+        if depth > 1:
+            self._levels[caller] = lease, depth - 1
+            return False
+        del self._levels[caller]
+        return True
+
+    async def _release(self) -> bool:
+        """Release one level; whether the lease was still valid."""
+        caller = self._session.runtime.caller()
+        level = self._levels.get(caller)
+        if level is None or level[0].state is State.RELEASED:
+            self._levels.pop(caller, None)
+            return await super()._release()  # again after an error; else it raises NotHeld
+        if not self._leave_level(caller):
+            return level[0].state is not State.LOST
+        return await level[0]._release()
+
+    async def _exit(self, lease: LeaseT) -> LeaseLost | None:
+        # Another thread may end a generator's block, so the lease knows the caller that entered it.
+        caller = lease._core.caller
+        level = self._levels.get(caller)
+        if level is not None and level[0] is lease and not self._leave_level(caller):
+            return lease._lost_error() if lease.state is State.LOST else None
+        return await super()._exit(lease)
+
+    def __repr__(self) -> str:
+        depth = self.depth
+        return f"{super().__repr__()[:-1]}{f', depth {depth}' if depth else ''}>"
+
+
+class RLock(Reentrant[Lease], Lock):
+    """A re-entrant lock, for threads. Threads may share one object; each counts for itself.
+
+    `release()` releases one level, and with the outermost the lease.
+
+    >>> import lockfast
+    >>> lock = lockfast.connect("memory://").rlock("doc:re-entrant", ttl=10)
+    >>> with lock, lock:
+    ...     lock
+    <RLock 'doc:re-entrant', ttl 10 s, depth 2>
+    >>> lock.locked()
+    False
+    """
+
+
+class AsyncRLock(Reentrant[AsyncLease], AsyncLock):
+    """A re-entrant lock, for asyncio: the same names, awaited; each task counts for itself.
+
+    >>> import asyncio, lockfast.aio
+    >>> async def main():
+    ...     async with lockfast.aio.connect("memory://") as locks:
+    ...         lock = locks.rlock("doc:async-re-entrant")
+    ...         async with lock, lock:
+    ...             return lock.depth
+    >>> asyncio.run(main())
+    2
+    """
