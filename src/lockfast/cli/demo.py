@@ -237,10 +237,8 @@ def _play(act: Act, crew: Crew, path: Path, pace: Pace, draw: Callable[[Scene], 
 
 @dataclass
 class Scene:
-    """The state of an act: `total`, which is the number in the file, and what follows from the workers' messages.
-
-    `stalled_at`, `killed_at` and `succeeded_at` are None until then; `successor` is the first worker that held the lock
-    after the kill."""
+    """The state of an act, from the workers' messages; `total` is the number in the file. Times are None until their
+    event happens. `successor` is the first worker that held the lock after the kill."""
 
     size: int
     rounds_each: int

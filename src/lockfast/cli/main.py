@@ -90,7 +90,7 @@ def _run(argv: list[str]) -> int:
 
 
 def load(command: str) -> Any:
-    """Load the module of a command. `importlib` is not used: `run` would have to load it first."""
+    """Load the module of a command by name, without `importlib`, which would delay `run`."""
     return __import__(COMMANDS[command][0], fromlist=["run"])
 
 

@@ -165,8 +165,8 @@ class UnrenewedLease:
 
 
 class CommandLease:
-    """A lease that the library renews. `once` is set for `--once-per` and `--at-least`: there the exit code decides how
-    long the job stays closed."""
+    """A lease that the library renews. `once` is set for `--once-per` and `--at-least`: then the exit code decides how
+    long the lock stays held."""
 
     renew_at = float("inf")
 
@@ -346,8 +346,8 @@ class WakePipe:
 
 
 class Supervisor:
-    """One run. `_kill_at` is set once the command was asked to end because the lock was lost; `_continue_at` while
-    lockfast stops together with the command."""
+    """Supervises one run. `_kill_at` is set once the command was asked to end because the lock was lost, `_continue_at`
+    while lockfast is stopped together with the command."""
 
     def __init__(
         self, grace: float, group: int, lease: UnrenewedLease | CommandLease, wake: WakePipe, terminal: Foreground
@@ -425,8 +425,8 @@ class CommandProcess:
 
     def __init__(self, command: list[str], grace: float) -> None:
         self._command = command
-        # Open /dev/null for closed standard streams, lest a pipe gets one of their numbers. The command does not
-        # inherit them: its closed streams stay closed.
+        # Open /dev/null for closed standard streams, so that no pipe gets one of their numbers. The command
+        # does not inherit them: its closed streams stay closed.
         spare = 0
         while spare <= 2:
             spare = os.open(os.devnull, os.O_RDWR)
@@ -475,7 +475,7 @@ class CommandProcess:
 
 
 class Foreground:
-    """The controlling terminal, if there is one. It changes groups only if the current one is known to be in front."""
+    """The controlling terminal, if there is one. Its foreground group changes only if the expected group is there."""
 
     def __init__(self) -> None:
         self._group = os.getpgrp()

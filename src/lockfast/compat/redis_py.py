@@ -55,7 +55,7 @@ from lockfast.values import Claim, holder_id, lock_name
 __all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "errors"]
 
 errors = sys.modules[__name__]
-"""Another place of the errors below: `redis_py.errors.LockError` is `redis_py.LockError`."""
+"""An alias: `redis_py.errors.LockError` is `redis_py.LockError`."""
 
 log = logging.getLogger("lockfast")
 

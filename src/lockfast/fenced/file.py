@@ -3,7 +3,7 @@
 Rules:
 
 - The greatest fence seen is stored in a small file next to it (`9527.txt.fence`). A smaller fence may neither read nor
-  write. A read raises the stored fence, so that no older holder can write between the read and the next write.
+  write.
 - A reader sees the old file or the new one, never a part: the new one is written and synced under another name, then
   renamed.
 - Check and rename happen under a `flock` on the fence file, which is held for microseconds. If its holder is stopped
@@ -103,7 +103,7 @@ class FencedFile:
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
-        """Inside the block no other client is in one, and our fence is the greatest so far."""
+        """Inside the block, this process alone has the `flock`, and its fence is the greatest so far."""
         fd = os.open(self._guard, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             self._lock(fd)

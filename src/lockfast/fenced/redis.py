@@ -2,8 +2,7 @@
 
 Rules:
 
-- The greatest fence seen is in a guard key next to the data, in the same cluster slot. A read raises it too, so that
-  no older holder can write between the read and the next write.
+- The greatest fence seen is in a guard key next to the data, in the same cluster slot.
 - Each key has its own guard unless `guard` names one for all keys of a resource: data that changes together needs one
   guard.
 - The guard never expires, unless `keep` gives a time after its last use. A holder that pauses for longer is accepted.

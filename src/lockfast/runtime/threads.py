@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lockfast.errors import StoreError
-from lockfast.ports import CallerState, PendingWait
+from lockfast.ports import CallerState, PendingWait, Work
 from lockfast.runtime.base import current_thread, new_holder_id, now, random, run
 
 log = logging.getLogger("lockfast")
@@ -87,7 +87,7 @@ class ThreadRuntime:
     async def sleep(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))  # noqa: ASYNC251 - on threads a port blocks
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
+    def spawn(self, work: Work, name: str) -> bool:
         def body() -> None:
             try:
                 run(work())
@@ -122,5 +122,5 @@ class ThreadRuntime:
             for work in works:
                 work.close()
 
-    async def finish(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, patience: float) -> None:
+    async def finish(self, work: Work, name: str, patience: float) -> None:
         await work()  # limits itself; a thread cannot be cancelled

@@ -54,7 +54,7 @@ EXTEND = Script("simple_renew")
 DELETE_IF_EQUAL: tuple[tuple[str, ...], ...] = (("DELIFEQ",), ("DELEX", "IFEQ"))
 """For each kind of server: the command before the key, and the word after it."""
 _native: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""Per client, the index of its server's command above; its length if the server has none."""
+"""Per client, the index of its server's command in DELETE_IF_EQUAL; the length of that if the server has none."""
 
 _runtime = ThreadRuntime()
 

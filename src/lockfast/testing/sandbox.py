@@ -24,6 +24,7 @@ from typing import Any, Self, TypeVar
 from lockfast.client.lease import BaseLease
 from lockfast.client.locks import AsyncLocks, Locks
 from lockfast.errors import StoreUnavailable
+from lockfast.ports import Work
 from lockfast.runtime.asyncio import AsyncioRuntime
 from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
@@ -306,13 +307,13 @@ class Scheduler:
         self._local = threading.local()
         self._yielded = threading.Semaphore(0)
 
-    def add(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    def add(self, work: Work, name: str) -> None:
         """Run `work` in the background, starting at the driver's next wait."""
         actor = Actor(name)
         self._actors.append(actor)
         threading.Thread(target=self._body, args=(actor, work), name=f"lockfast-{name}", daemon=True).start()
 
-    def _body(self, actor: Actor, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _body(self, actor: Actor, work: Work) -> None:
         self._local.actor = actor
         actor.gate.acquire()
         try:
@@ -386,7 +387,7 @@ class SandboxRuntime(ThreadRuntime):
     async def sleep(self, seconds: float) -> None:
         self._scheduler.park(None, self._scheduler.clock.now() + max(0.0, seconds))
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
+    def spawn(self, work: Work, name: str) -> bool:
         self._scheduler.add(work, name)
         return True
 
