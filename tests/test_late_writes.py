@@ -67,13 +67,13 @@ class EtcdDelay:
     def let_go(self) -> None:
         self._open.set()
 
-    async def call(self, path: str, body: dict[str, Any], until: float) -> Any:
+    async def call(self, path: str, body: dict[str, Any], until: float, *about: str) -> Any:
         writes = [one for one in body.get("success", ()) if "request_range" not in one]
         if self._armed and writes:
             self._armed = False
             self.held.set()
             self._open.wait()
-        reply = await self._call(path, body, until)
+        reply = await self._call(path, body, until, *about)
         if self.loses_reply and writes:
             self.loses_reply = False
             raise StoreUnavailable("The reply was lost.", outcome=Outcome.UNKNOWN)

@@ -26,21 +26,30 @@ LEAST_LIMIT = 0.02  # seconds that a request gets at least, even if its caller h
 UNAUTHENTICATED, DENIED, NOT_FOUND, PRECONDITION = 16, 7, 5, 9  # error codes of etcd
 
 
-class EtcdError(Exception):
-    """An error reply of etcd, with its code."""
+class LeaseExpired(StoreUnavailable):
+    """The etcd lease of a write has expired."""
 
+
+class LeaseExists(StoreUnavailable):
+    """The id of a new etcd lease is taken."""
+
+
+class _ErrorReply(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-def store_error(error: EtcdError, about: str) -> StoreError:
-    """Translate an error reply that the store does not handle."""
+def _store_error(error: _ErrorReply, about: str) -> StoreError:
     if error.code in (DENIED, UNAUTHENTICATED) or "auth" in str(error) or "user name" in str(error):
         return StoreRefused(
             f"etcd refused an operation on {about}; nothing was changed. Give the account the right to read and write "
             f"keys under lockfast/. [{error}]"
         )
+    if error.code == NOT_FOUND:
+        return LeaseExpired("The etcd lease expired before the lock was written; nothing was changed. Try again.")
+    if error.code == PRECONDITION:
+        return LeaseExists(f"etcd could not create {about}; nothing was changed. Try again. [{error}]")
     return StoreUnavailable(
         f"etcd could not serve an operation on {about}; it may or may not have been executed. [{error}]",
         outcome=Outcome.UNKNOWN,
@@ -92,30 +101,23 @@ class EtcdClient:
         self._sockets: list[Any] = []
         self._cancelled = self._closed = False
 
-    async def call(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
-        """Return the reply; raise `EtcdError` for an error reply, `StoreUnavailable` if none came in time."""
-        if self._credentials is not None and not self._headers:
-            await self._authenticate(until)
+    async def call(self, path: str, body: dict[str, Any], until: float, about: str = "a lease") -> dict[str, Any]:
+        """Return the reply, or raise a `StoreError`; `about` names the object of the request in its message."""
         try:
-            return await self._post(path, body, until)
-        except EtcdError as error:
-            expired = error.code == UNAUTHENTICATED or "user name is empty" in str(error)
-            if self._credentials is None or not expired:
-                raise
-            await self._authenticate(until)
-            return await self._post(path, body, until)
+            return await self._post_with_token(path, body, until)
+        except _ErrorReply as error:
+            raise _store_error(error, about) from error
 
     async def stream(self, path: str, body: dict[str, Any], until: float) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the parts of a streamed reply until `until`; `StoreUnavailable` if the connection ends before."""
         base = self._urls[self._first]
         lines = self._stream(base + path, body, self._limit(until))
         try:
-            with self._translated():
+            with self._translated(base), suppress(self._httpx.ReadTimeout):
                 async for line in lines:
                     yield json.loads(line)
-        except StoreUnavailable as error:
-            if not self._cancelled and not isinstance(error.__cause__, self._httpx.ReadTimeout):
-                self._failed(base)
+        except StoreUnavailable:
+            if not self._cancelled:
                 raise
         finally:
             await lines.aclose()
@@ -143,48 +145,54 @@ class EtcdClient:
             with self._mutex:
                 self._sockets.remove(socket)
 
-    async def _authenticate(self, until: float) -> None:
+    async def _post_with_token(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
+        if self._credentials is None:
+            return await self._post(path, body, until)
+        if self._headers:
+            try:
+                return await self._post(path, body, until)
+            except _ErrorReply as error:
+                if error.code != UNAUTHENTICATED and "user name is empty" not in str(error):
+                    raise
         self._headers = {}
-        reply = await self._post("/v3/auth/authenticate", self._credentials or {}, until)
+        reply = await self._post("/v3/auth/authenticate", self._credentials, until)
         self._headers = {"Authorization": reply["token"]}
+        return await self._post(path, body, until)
 
     async def _post(self, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
-        urls = self._urls[self._first :] + self._urls[: self._first]
-        for attempt, base in enumerate(urls, 1):
+        *others, last = self._urls[self._first :] + self._urls[: self._first]
+        for base in others:
             try:
-                with self._translated():
-                    http, headers, limit = self._connected(), self._headers, self._limit(until)
-                    reply = http.post(base + path, json=body, headers=headers, timeout=limit)
-                    return _decoded(await reply if self._is_async else reply)
+                return await self._post_to(base, path, body, until)
             except StoreUnavailable as error:
-                self._failed(base)
-                if error.outcome is Outcome.UNKNOWN or attempt == len(urls):
+                if error.outcome is Outcome.UNKNOWN:
                     raise
-        raise StoreUnavailable("No etcd server was given.")
+        return await self._post_to(last, path, body, until)
 
-    def _failed(self, url: str) -> None:
-        """Start with the server after `url` from now on."""
-        self._first = (self._urls.index(url) + 1) % len(self._urls)
+    async def _post_to(self, base: str, path: str, body: dict[str, Any], until: float) -> dict[str, Any]:
+        with self._translated(base):
+            http, limit = self._connected(), self._limit(until)
+            reply = http.post(base + path, json=body, headers=self._headers, timeout=limit)
+            return _decoded(await reply if self._is_async else reply)
 
     def _limit(self, until: float) -> float:
         return max(LEAST_LIMIT, until - self._runtime.now())
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Translate errors of httpx."""
+    def _translated(self, base: str) -> Iterator[None]:
+        """Translate errors of httpx. After one, requests start with the server after `base`."""
         httpx = self._httpx
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise StoreUnavailable(
-                f"Cannot connect to etcd; nothing was changed. Check that it is running, and the address. "
-                f"[{clean(str(error), 160)}]"
-            ) from error
         except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed during the request
+            self._first = (self._urls.index(base) + 1) % len(self._urls)
+            text = clean(str(error) or type(error).__name__, 160)
+            if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)):
+                raise StoreUnavailable(
+                    f"Cannot connect to etcd; nothing was changed. Check that it is running, and the address. [{text}]"
+                ) from error
             raise StoreUnavailable(
-                "etcd did not reply; the request may or may not have been executed. "
-                f"[{clean(str(error) or type(error).__name__, 160)}]",
-                outcome=Outcome.UNKNOWN,
+                f"etcd did not reply; the request may or may not have been executed. [{text}]", outcome=Outcome.UNKNOWN
             ) from error
 
     def _connected(self) -> Any:
@@ -236,5 +244,5 @@ def _decoded(response: Any) -> dict[str, Any]:
             "executed. Check that the server is etcd 3.4 or later."
         ) from None
     if response.status_code >= 400 or code:
-        raise EtcdError(code, clean(str(reply.get("message") or reply.get("error")), 160))
+        raise _ErrorReply(code, clean(str(reply.get("message") or reply.get("error")), 160))
     return dict(reply)

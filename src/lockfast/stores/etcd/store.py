@@ -20,16 +20,17 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from math import ceil
 from time import time as wall_clock
 from typing import Any, NamedTuple
 
 from lockfast import values
-from lockfast.errors import StoreUnavailable, shown
+from lockfast.errors import StoreError, StoreUnavailable, shown
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
-from lockfast.stores.etcd.client import NOT_FOUND, PRECONDITION, EtcdClient, EtcdError, store_error
+from lockfast.stores.etcd.client import EtcdClient, LeaseExists, LeaseExpired
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits
 
 ROOT = b"lockfast/"
@@ -168,8 +169,12 @@ def _queue(name: str) -> dict[str, Any]:
     return {"key": packed(start), "range_end": packed(start[:-1] + b"\x01")}
 
 
-def records_in(response: dict[str, Any]) -> tuple[Record, ...]:
-    return tuple(map(Record.of, response["response_range"].get("kvs", ())))
+def records_in(found: dict[str, Any]) -> tuple[Record, ...]:
+    return tuple(map(Record.of, found.get("kvs", ())))
+
+
+def record_in(found: dict[str, Any]) -> Record | None:
+    return next(iter(records_in(found)), None)
 
 
 class EtcdMailbox:
@@ -274,8 +279,8 @@ class EtcdStore(Store):
         box = self._boxes.get(claim.holder)
         if box is not None:
             box.name, box.revision, box.attempt = claim.name, revision, enqueue.attempt
-        first = bool(seen.queue) and seen.queue[0].waiter == claim.holder
-        position = 0 if first or not seen.queue else max(1, seen.waiting - (seen.own is not None))
+        first = not seen.queue or seen.queue[0].waiter == claim.holder
+        position = 0 if first else max(1, seen.waiting - (seen.own is not None))
         ticket = revision if seen.own is None else seen.own.created
         return Queued(ticket, position, await self._ttl_left(lock.lease, until))
 
@@ -297,7 +302,7 @@ class EtcdStore(Store):
             owner = str(head.fields.get("owner", ""))
             conditions = [*conditions, is_unchanged(head)]
             return await self._grant(name, conditions, head.waiter, owner, head.lease, until) is not None
-        except _LeaseExpired:
+        except LeaseExpired:
             await self._transact(name, [is_unchanged(head)], [delete(head.key)], until)
             return False
 
@@ -309,7 +314,7 @@ class EtcdStore(Store):
             ttls = [await self._keep_alive(lease, until) for lease in leases]
             reads = [get(lock_key(renewal.name)) for renewal in batch]
             responses = (await self._transact(batch[0].name, [], reads, until))["responses"]
-            locks = [next(iter(records_in(response)), None) for response in responses]
+            locks = [record_in(response["response_range"]) for response in responses]
             for renewal, lease, ttl, lock in zip(batch, leases, ttls, locks, strict=True):
                 if lock is None or lock.value != renewal.holder.encode() or not lock.lease:
                     answers.append(False)
@@ -324,7 +329,7 @@ class EtcdStore(Store):
         """Move the grant to a new etcd lease if the ttl differs: a lease cannot change its ttl. The fence stays."""
         if not renewal.final and lease_ttl >= ceil(renewal.ttl):
             return True
-        reply = await self._call("/v3/lease/grant", {"ID": 0, "TTL": ceil(renewal.ttl)}, "a lease", until)
+        reply = await self._client.call("/v3/lease/grant", {"ID": 0, "TTL": ceil(renewal.ttl)}, until)
         lease = int(reply["ID"])  # etcd chose it
         seen = await self._read(renewal.name, until)
         if seen.meta is None:
@@ -394,22 +399,16 @@ class EtcdStore(Store):
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
         start = lock_key(cursor) + b"\0" if cursor else lock_key("")
-        body = {
-            "key": packed(start),
-            "range_end": packed(lock_key("")[:-1] + b"0"),  # the character after the slash
-            "limit": PAGE,
-            "keys_only": True,
-            "sort_order": "ASCEND",
-            "sort_target": "KEY",
-        }
-        reply = await self._call("/v3/kv/range", body, "all locks", until)
-        found = [Record.of(kv).key[len(lock_key("")) :].decode("utf-8", "replace") for kv in reply.get("kvs", ())]
+        end = lock_key("")[:-1] + b"0"  # the character after the slash
+        body = {"key": packed(start), "range_end": packed(end), "limit": PAGE, "keys_only": True}
+        reply = await self._client.call("/v3/kv/range", body, until, "all locks")
+        found = [record.key[len(lock_key("")) :].decode("utf-8", "replace") for record in records_in(reply)]
         infos = [await self.inspect(name, until) for name in found if fits(name, pattern)]
         return Page(tuple(info._replace(waiters=()) for info in infos), found[-1] if reply.get("more") else "")
 
     async def facts(self, until: float) -> Facts:
-        status = await self._call("/v3/maintenance/status", {}, "the server", until)
-        members = await self._call("/v3/cluster/member/list", {}, "the cluster", until)
+        status = await self._client.call("/v3/maintenance/status", {}, until, "the server")
+        members = await self._client.call("/v3/cluster/member/list", {}, until, "the cluster")
         leads = status.get("leader") == status.get("header", {}).get("member_id")
         return Facts(
             "etcd",
@@ -421,9 +420,6 @@ class EtcdStore(Store):
 
     async def cancel_waits(self) -> None:
         self._client.cancel_streams()
-        give_up_at = self._runtime.now() + 0.3  # the waiters get a moment to leave the queue
-        while self._boxes and self._runtime.now() < give_up_at:
-            await self._runtime.sleep(0.005)
 
     async def close(self) -> None:
         await self._client.close()
@@ -436,10 +432,9 @@ class EtcdStore(Store):
     async def _read(self, name: str, until: float, own: str = "", most: int = 1) -> Snapshot:
         reads = [get(lock_key(name)), get(meta_key(name)), get_queue(name, most), get(wait_key(name, own or "-"))]
         reply = await self._transact(name, [], reads, until)
-        lock, meta, queue, mine = map(records_in, reply["responses"])
-        waiting = int(reply["responses"][2]["response_range"].get("count", 0))
-        first = (next(iter(found), None) for found in (lock, meta, mine))
-        return Snapshot(next(first), next(first), queue, waiting, next(first))
+        lock, meta, queue, mine = (response["response_range"] for response in reply["responses"])
+        waiting = int(queue.get("count", 0))
+        return Snapshot(record_in(lock), record_in(meta), records_in(queue), waiting, record_in(mine))
 
     def _lease_of(self, holder: str) -> int:
         return self._leases.get(holder) or lease_of(holder)
@@ -450,31 +445,27 @@ class EtcdStore(Store):
         body = {"ID": lease, "TTL": ceil(ttl)}
         try:
             await self._client.call("/v3/lease/grant", body, until)
-        except EtcdError as error:
-            if error.code != PRECONDITION:
-                raise store_error(error, "a lease") from error
+        except LeaseExists:
             if not await self._keep_alive(lease, until):  # it expired in between
-                await self._call("/v3/lease/grant", body, "a lease", until)
+                await self._client.call("/v3/lease/grant", body, until)
         return lease
 
     async def _keep_alive(self, lease: int, until: float) -> int:
         """Renew an etcd lease; return its ttl, 0 if it has expired."""
-        reply = await self._call("/v3/lease/keepalive", {"ID": lease}, "a lease", until)
+        reply = await self._client.call("/v3/lease/keepalive", {"ID": lease}, until)
         return int(reply.get("result", {}).get("TTL", 0))
 
     async def _end_lease(self, holder: str, until: float) -> None:
         lease = self._lease_of(holder)
         self._leases.pop(holder, None)
-        try:
+        with suppress(StoreError):  # the lease expires by itself
             await self._client.call("/v3/lease/revoke", {"ID": lease}, until)
-        except (EtcdError, StoreUnavailable):
-            pass  # it expires by itself
 
     async def _ttl_left(self, lease: int, until: float) -> float | None:
         """The ttl left, rounded up, as etcd rounds down; None for a lock that another program took without a lease."""
         if lease == 0:
             return None
-        reply = await self._call("/v3/lease/timetolive", {"ID": lease}, "a lease", until)
+        reply = await self._client.call("/v3/lease/timetolive", {"ID": lease}, until)
         return max(0.0, float(reply.get("TTL", 0)) + 1.0)
 
     async def _write(self, name: str, conditions: Operations, writes: Operations, until: float) -> int | None:
@@ -483,25 +474,8 @@ class EtcdStore(Store):
         return int(reply["header"]["revision"]) if reply.get("succeeded") else None
 
     async def _transact(self, name: str, conditions: Operations, then: Operations, until: float) -> dict[str, Any]:
-        try:
-            return await self._client.call("/v3/kv/txn", {"compare": conditions, "success": then}, until)
-        except EtcdError as error:
-            if error.code == NOT_FOUND:
-                raise _LeaseExpired from error
-            raise store_error(error, f"the lock {shown(name)}") from error
-
-    async def _call(self, path: str, body: dict[str, Any], about: str, until: float) -> dict[str, Any]:
-        try:
-            return await self._client.call(path, body, until)
-        except EtcdError as error:
-            raise store_error(error, about) from error
-
-
-class _LeaseExpired(StoreUnavailable):
-    """The etcd lease of a write has expired."""
-
-    def __init__(self) -> None:
-        super().__init__("The etcd lease expired before the lock was written; nothing was changed. Try again.")
+        body = {"compare": conditions, "success": then}
+        return await self._client.call("/v3/kv/txn", body, until, f"the lock {shown(name)}")
 
 
 def _too_busy(name: str) -> StoreUnavailable:
