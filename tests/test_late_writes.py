@@ -14,7 +14,7 @@ import pytest
 import lockfast
 from lockfast import Locks, Outcome, StoreUnavailable
 from lockfast.runtime.base import run
-from lockfast.stores.zookeeper.store import holder_path, lock_path
+from lockfast.stores.zookeeper import holder_path, lock_path
 from lockfast.values import Claim, Granted, Renewal, Taken
 from tests.support.other_servers import Etcd, ZooKeeper
 from tests.support.waiting import until

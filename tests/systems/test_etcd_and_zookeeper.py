@@ -18,7 +18,7 @@ import pytest
 
 from lockfast import ConfigurationError, LeaseLost, State, StoreUnavailable
 from lockfast.stores.etcd.store import lock_key, packed
-from lockfast.stores.zookeeper.store import holder_path
+from lockfast.stores.zookeeper import holder_path
 from lockfast.testing import contract
 from lockfast.testing.contract import CHECKS, Bench, ContractBroken, run_check
 from lockfast.values import Renewal

@@ -228,11 +228,8 @@ def is_shifted(offsets: str) -> bool:
     >>> is_shifted("boottime       86400         0")
     True
     """
-    for line in offsets.splitlines():
-        clock, *offset = line.split()
-        if clock == "boottime":
-            return any(part != "0" for part in offset)
-    return False
+    rows = [line.split() for line in offsets.splitlines()]
+    return any(row[0] == "boottime" and row[1:] != ["0", "0"] for row in rows)
 
 
 def _sysctl(key: str) -> str:

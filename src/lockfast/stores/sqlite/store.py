@@ -60,7 +60,7 @@ REFUSED = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLIT
 
 
 class Database:
-    """Invariants: `_connection` is used only under `_mutex`, and only by the process `_pid` that opened it."""
+    """Invariants: `_connection` is used only under `_mutex`, and only by the process `pid` that opened it."""
 
     def __init__(self, path: str, runtime: Runtime, boot_id: Callable[[], str]) -> None:
         self.path = path
@@ -70,7 +70,7 @@ class Database:
         self._mutex = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._file = (0, 0)
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._uses = 0
         self._checkpoint_due = self._paused = self._orphaned = self._closed = False
         with _fork_mutex:
@@ -122,7 +122,7 @@ class Database:
             log.warning("Could not checkpoint the lock file %s; its log keeps growing: %s", self.path, error)
 
     def _usable(self) -> sqlite3.Connection:
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             self._orphaned = True
         if self._orphaned:
             raise ConfigurationError(
@@ -171,7 +171,7 @@ class Database:
 
     def reset(self) -> None:
         """After a fork, in the child."""
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._mutex = threading.Lock()
         self._paused = False
         if self._connection is not None:
@@ -296,15 +296,10 @@ class SqliteStore(Store):
         # Symbolic links to the file must lead to one inbox folder, or its processes could not notify each other.
         self._inbox = INBOXES[flavour](f"{Path(path).resolve()}-inbox", runtime)
         self._requests = 0
-        self._flavour = flavour
-        self._finalizer = self._finalize()
-
-    def _finalize(self) -> weakref.finalize[[Database, Inbox, int], SqliteStore]:
-        finalizer = weakref.finalize(self, _close, self._database, self._inbox, os.getpid())
+        self._finalizer = weakref.finalize(self, _close, self._database, self._inbox)
         # On threads, the session closes at exit and releases its leases. Closing the store before that would report
         # "closed" to the waiters, as if the program had called close().
-        finalizer.atexit = self._flavour != "threads"
-        return finalizer
+        self._finalizer.atexit = flavour != "threads"
 
     def mailbox(self, holder: str) -> Mailbox:
         return SqliteMailbox(self._inbox, holder)
@@ -406,12 +401,10 @@ class SqliteStore(Store):
         self._inbox.reset(forked=forked)
         if forked:
             self._database.reset()
-            self._finalizer.detach()
-            self._finalizer = self._finalize()
 
 
-def _close(database: Database, inbox: Inbox, pid: int) -> None:
-    """Close everything, unless this is a forked child: the parent owns it then."""
-    if os.getpid() == pid:
+def _close(database: Database, inbox: Inbox) -> None:
+    """Close everything, except in a forked child that was not reset: the parent owns it then."""
+    if os.getpid() == database.pid:
         inbox.close()
         database.close()

@@ -151,9 +151,7 @@ def listing(tx: Transaction, pattern: str, cursor: str) -> Page:
 def inspect(tx: Transaction, name: str) -> LockInfo:
     rows = tx.execute(SQL["waiters"], (name, tx.now, MOST_SHOWN)).fetchall()
     waiters = tuple(WaiterInfo(holder, Owner.decode(owner), tx.now - since) for holder, owner, since in rows)
-    waiting = len(rows)
-    if waiting == MOST_SHOWN:
-        waiting = tx.execute(SQL["waiting"], (name, tx.now)).fetchone()[0]
+    waiting: int = tx.execute(SQL["waiting"], (name, tx.now)).fetchone()[0]
     return _with_holder(tx, _read(tx, name), LockInfo(name, waiters=waiters, waiting=waiting))
 
 

@@ -1,4 +1,6 @@
-"""`ports.Store` on ZooKeeper. Each operation reads a lock's nodes, decides, and writes if they are unchanged.
+"""`ports.Store` on ZooKeeper 3.5 or later, through kazoo.
+
+Each operation reads a lock's nodes, decides, and writes in one transaction if they are unchanged:
 
     /lockfast/=NAME                     the lock; NAME is quoted
     /lockfast/=NAME/holder              the grant: holder id, owner, ttl and grant id; its last change starts the ttl
@@ -7,6 +9,8 @@
 
 Rules:
 
+- A grant is no ephemeral node. Those end with the session, and a session can end before a lease does, so a holder with
+  a short network failure would lose its lock.
 - The fence is the transaction id that created the holder's node: ZooKeeper never repeats one. The version of a node is
   no such id, as it starts at 0 when the node is created again, and a delayed write could match a later grant. So every
   grant has a random id, and every write depends on the node of that id.
@@ -14,23 +18,37 @@ Rules:
   again.
 - Time is ZooKeeper's alone: the timestamp of a node that it writes.
 - A lock is handed off in the transaction that releases it.
+
+Differences to the other stores:
+
+- ZooKeeper does not detect a dead waiter. A crashed waiter may be granted the lock, which then lasts for its ttl. A
+  waiter that did not refresh its ticket for its whole ttl loses it.
+- A waiter that becomes first in the queue is not notified.
+- A free lock has no fence to show.
+- The nodes of a crashed holder stay, as a free lock, until the name is used again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from lockfast import values
-from lockfast.errors import StoreUnavailable, closed_error, shown
+from lockfast.errors import ConfigurationError, Outcome, StoreRefused, StoreUnavailable, closed_error, shown
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
-from lockfast.stores.zookeeper.session import Session
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits
 
+kazoo_log = logging.getLogger("lockfast.kazoo")
+kazoo_log.setLevel(logging.CRITICAL)  # our errors report the same
+
+SESSION_SECONDS = 10.0  # how long ZooKeeper keeps a silent session; only watches depend on it
+LEAST_LIMIT = 0.02  # seconds that a request gets at least, even if its caller has less time left
 ROOT = "/lockfast"
 ROUNDS = 50  # how often an operation starts again after a lost race, which means progress for another client
 ANY_VERSION = -1
@@ -109,6 +127,111 @@ def ticket_of(child: str) -> int:
     7
     """
     return int(child.rpartition("-")[2])
+
+
+class Session:
+    """One kazoo client, in both flavours, started at the first request.
+
+    kazoo sends requests from its own thread. It keeps a request while it is disconnected, and may send it after its
+    caller has gone. So a request without a reply in time has an unknown outcome.
+    """
+
+    def __init__(self, url: str, runtime: Runtime, flavour: str) -> None:
+        try:
+            import kazoo.client
+            import kazoo.exceptions
+        except ImportError as error:
+            raise ConfigurationError(
+                "A ZooKeeper URL needs kazoo, which is not installed. Run: pip install 'lockfast[zookeeper]'"
+            ) from error
+        self._new_client = kazoo.client.KazooClient
+        self.errors: Any = kazoo.exceptions
+        self._runtime = runtime
+        self._is_async = flavour == "asyncio"
+        self._mutex = runtime.mutex()
+        self._client: Any = None
+        self._connected: Any = None
+        self._closed = False
+        try:
+            parts = urlsplit(url)
+            hosts = parts.netloc.rpartition("@")[2].split(",")
+            ports = [urlsplit(f"//{host}").port for host in hosts]  # raises ValueError for an invalid port
+            if not all(hosts) or 0 in ports or parts.path not in ("", "/") or parts.query or parts.fragment:
+                raise ValueError
+        except ValueError:
+            raise ConfigurationError(
+                "This ZooKeeper URL is not valid. It should look like zookeeper://user:password@host1:2181,host2:2181."
+            ) from None
+        self._login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
+        self._hosts = ",".join(hosts)
+        self.shown = clean(f"zookeeper://{self._hosts}")
+
+    def _started(self) -> Any:
+        with self._mutex:
+            if self._closed:
+                raise closed_error()
+            if self._client is None:
+                auth = [("digest", self._login)] if self._login else None
+                self._client = self._new_client(self._hosts, timeout=SESSION_SECONDS, auth_data=auth, logger=kazoo_log)
+                self._connected = self._client.start_async()
+            return self._client
+
+    async def request(self, send: Callable[[Any], Any], until: float) -> Any:
+        """Call `send(client)` and return the reply; raise kazoo's exception for an error reply."""
+        client = self._started()
+        limit = max(LEAST_LIMIT, until - self._runtime.now())
+        if not self._connected.is_set() and not await self._call(self._connected.wait, limit):
+            raise StoreUnavailable(
+                "Cannot connect to ZooKeeper; nothing was changed. Check that it is running, and the address."
+            )
+        errors = self.errors
+        try:
+            if self._is_async:
+                return await self._reply(send(client), limit)
+            return send(client).get(block=True, timeout=limit)
+        except (TimeoutError, client.handler.timeout_exception) as error:
+            raise _unknown("it did not reply in time") from error
+        except (errors.ConnectionLoss, errors.SessionExpiredError, errors.ConnectionClosedError) as error:
+            raise _unknown("the connection was lost") from error
+        except (errors.NoAuthError, errors.AuthFailedError) as error:
+            raise StoreRefused(
+                "ZooKeeper refused the request; nothing was changed. Give the account all rights on the nodes below "
+                "/lockfast."
+            ) from error
+
+    async def _call(self, blocking: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of kazoo that blocks; on asyncio, in a worker thread."""
+        return await asyncio.to_thread(blocking, *arguments) if self._is_async else blocking(*arguments)
+
+    async def _reply(self, reply: Any, limit: float) -> Any:
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+        reply.rawlink(lambda _: loop.call_soon_threadsafe(arrived.set))
+        async with asyncio.timeout(limit):
+            await arrived.wait()
+        return reply.get(block=False)
+
+    async def close(self) -> None:
+        with self._mutex:
+            self._closed = True
+            client, self._client = self._client, None
+        if client is not None:
+            await self._call(_stop, client)
+
+    def reset(self) -> None:
+        self._mutex = self._runtime.mutex()
+        self._client = None
+
+
+def _stop(client: Any) -> None:
+    client.stop()
+    client.close()
+
+
+def _unknown(reason: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"No reply from ZooKeeper: {reason}. The request may or may not have been executed.", outcome=Outcome.UNKNOWN
+    )
 
 
 class ZooKeeperMailbox:
@@ -341,9 +464,6 @@ class ZooKeeperStore(Store):
         self.waits_cancelled = True
         for box in list(self.boxes.values()):
             box.wake()
-        give_up_at = self._runtime.now() + 0.3  # the waiters get a moment to leave the queue
-        while self.boxes and self._runtime.now() < give_up_at:
-            await self._runtime.sleep(0.005)
 
     async def close(self) -> None:
         await self._session.close()
