@@ -9,8 +9,7 @@ import pytest
 from lockfast.runtime.base import run
 from lockfast.stores.redis.lua.scripts import ACQUIRE, RELEASE
 from lockfast.stores.redis.protocol.notifications import PING
-from lockfast.stores.redis.store import RedisStore, acquire_request, release_request
-from lockfast.stores.redis.topology.quorum_member import RedisMember
+from lockfast.stores.redis.store import RedisMember, RedisStore, acquire_request, release_request
 from lockfast.values import Claim, Enqueue
 from verify.virtual_server import VirtualRedis
 

@@ -245,7 +245,7 @@ def test_no_wake_up_is_lost_on_a_connection(name: str, patched: Patch) -> None:
 
 SLEEPS = """\
 if pending.waker is None:
-                pending.waker = self._runtime.waker()
+                pending.waker = self.runtime.waker()
                 self.sleepers[pending] = None
             elif not await pending.waker.wait(until):"""
 LOST_WAKE_UPS = {
@@ -255,7 +255,11 @@ LOST_WAKE_UPS = {
         SLEEPS,
         "if not await self._sleep(pending, until):",
     ),
-    "a thread that leaves while none reads wakes none": ("wait_for", "if not self.reading.locked():", "if False:"),
+    "a thread that leaves while none reads wakes none": (
+        "remove_sleeper",
+        "if not self.reading.locked():",
+        "if False:",
+    ),
     "a failing connection wakes no thread": ("fail", "pending.wake()", "pass"),
     "a thread that has its reply reads anyway": ("read", "reads = True", "reads = True; self.read_once()"),
     "a reply wakes no thread": ("read_once", "if pending.waker is not None:", "if False:"),
@@ -264,7 +268,7 @@ LOST_WAKE_UPS = {
 
 async def _sleep(self: ThreadLink, pending: PendingReply, until: float) -> bool:
     """Register and sleep in one step, a plausible mistake."""
-    pending.waker = self._runtime.waker()
+    pending.waker = self.runtime.waker()
     self.sleepers[pending] = None
     return await pending.waker.wait(until)
 

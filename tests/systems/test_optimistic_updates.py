@@ -13,7 +13,7 @@ import lockfast
 from lockfast import Outcome, StoreUnavailable, UpdateConflict
 from lockfast.client import update
 from lockfast.client.update import LOCK_AT, MOST_CONTENTION, Contention, _contention_of
-from lockfast.stores.redis.transport.threads import ThreadWatchConnection
+from lockfast.stores.redis.watch import ThreadWatchConnection
 from tests.contract.driver import Driver, done, scenario
 from tests.contract.stores import only
 from tests.support.servers import Server

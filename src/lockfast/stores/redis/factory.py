@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 from lockfast.errors import ConfigurationError, shown
 from lockfast.facts import Topology
 from lockfast.ports import MemberStore, Runtime, Store
-from lockfast.stores.redis.store import RedisStore
-from lockfast.stores.redis.topology.replicas import AcknowledgedStore, ReplicaAcks
-from lockfast.stores.redis.topology.sentinel import Sentinel, Sentinels
+from lockfast.stores.redis.store import RedisMember, RedisStore
+from lockfast.stores.redis.topology.replication import AcknowledgedStore, ReplicaAcks, Sentinel, Sentinels
 from lockfast.stores.redis.transport.connect import ConnectionFactory
 from lockfast.stores.redis.urls import Address, parse_cluster_url, parse_sentinel_url, pool_of_url
 from lockfast.values import clean, seconds
@@ -125,8 +124,6 @@ def store_of_client(client: Any, runtime: Runtime, flavour: str, given: Mapping[
 
 def member_of(target: Any, runtime: Runtime, flavour: str) -> tuple[MemberStore, str]:
     """One member of a quorum, from a URL or a client of a single server."""
-    from lockfast.stores.redis.topology.quorum_member import redis_member
-
     if isinstance(target, str):
         several = "+" in target.partition("://")[0]
     else:
@@ -136,7 +133,9 @@ def member_of(target: Any, runtime: Runtime, flavour: str) -> tuple[MemberStore,
         raise ConfigurationError("The members of a quorum are single servers, not clusters and not sentinel groups.")
     pool = pool_of_url(target, flavour) if isinstance(target, str) else target.connection_pool
     settings = _our_settings(pool.connection_kwargs)
-    return redis_member(_connection_factory(pool.connection_class, settings), runtime, flavour), _address(settings)
+    builder = StoreBuilder(runtime, flavour, _checked({}))
+    connections = builder.connections(_connection_factory(pool.connection_class, settings), member=True)
+    return RedisMember(*connections), _address(settings)
 
 
 class StoreBuilder(NamedTuple):
@@ -146,18 +145,25 @@ class StoreBuilder(NamedTuple):
     flavour: str
     options: RedisOptions
 
-    def connections(self, factory: ConnectionFactory, *, failover: bool = False) -> tuple[Any, Any]:
+    def connections(
+        self, factory: ConnectionFactory, *, failover: bool = False, member: bool = False
+    ) -> tuple[Any, Any]:
         """A wire and an inbox, not connected yet. With `failover`, a reply has limited time."""
         limit = math.inf
         if failover:  # a WAIT for replicas delays the requests behind it
             limit = REPLY_LIMIT + (min(1.0, self.options.acks.within) if self.options.acks else 0.0)
+        wire_class: type[Any]
+        inbox_class: type[Any]
         if self.flavour == "threads":
-            from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadWire
+            from lockfast.stores.redis.transport import threads
 
-            return ThreadWire(factory, self.runtime, limit), ThreadInbox(factory, self.runtime, limit)
-        from lockfast.stores.redis.transport.tasks import TaskInbox, TaskWire
+            wire_class, inbox_class = threads.ThreadWire, threads.ThreadInbox
+        else:
+            from lockfast.stores.redis.transport import tasks
 
-        return TaskWire(factory, self.runtime, limit), TaskInbox(factory, self.runtime, limit)
+            wire_class, inbox_class = tasks.TaskWire, tasks.TaskInbox
+        wire = wire_class(factory, self.runtime, limit, member=member)
+        return wire, inbox_class(factory, self.runtime, limit, member=member)
 
     def store(self, wire: Any, inbox: Any, topology: Topology) -> RedisStore:
         """With scripts, with transactions, or (except in a cluster) with scripts until the server denies them."""

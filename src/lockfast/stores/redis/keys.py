@@ -15,6 +15,7 @@ from lockfast.stores.redis.protocol.resp import bulks
 from lockfast.values import AUX_PREFIX
 
 SLOTS = 16384
+MARK_PREFIX = AUX_PREFIX.encode() + b"twin:"  # of the keys that show whether two members of a quorum are one server
 META_PATTERN = AUX_PREFIX.encode() + b"{*}:m*"  # matches the meta key of every lock, for SCAN
 
 

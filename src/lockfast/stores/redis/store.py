@@ -18,12 +18,12 @@ from typing import Any, Protocol, Self, TypeVar
 from lockfast.errors import StoreError, StoreProtocolError, StoreRefused, shown
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, Store, WatchedValue
-from lockfast.stores.redis.keys import META_PATTERN, keys_of, name_of
+from lockfast.stores.redis.keys import MARK_PREFIX, META_PATTERN, keys_of, name_of
 from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.lua.scripts import Script
 from lockfast.stores.redis.protocol.error_replies import NOT_MASTER, code_of, error_of
 from lockfast.stores.redis.protocol.notifications import PING
-from lockfast.stores.redis.protocol.replies import FACTS_REQUESTS, INFO_FIELDS, facts_in, info_of
+from lockfast.stores.redis.protocol.replies import FACTS_REQUESTS, IDENTITY_REQUEST, INFO_FIELDS, facts_in, info_of
 from lockfast.stores.redis.protocol.resp import ReplyError, bulks, pack
 from lockfast.stores.redis.watch import WatchConnection, WatchConnections
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits
@@ -73,6 +73,17 @@ class Inbox(Connection, Protocol):
     """One subscribed connection that receives the notifications for all acquisitions of a client."""
 
     def mailbox(self, holder: str) -> Mailbox: ...
+
+
+class MemberWire(Wire, Protocol):
+    @property
+    def silent_since(self) -> float | None: ...
+
+    async def connect(self, until: float) -> bool: ...
+
+
+class MemberInbox(Inbox, Protocol):
+    async def connect(self, until: float) -> bool: ...
 
 
 # The two requests of every cycle. Their constant parts (digest, keys, ttl, owner) are cached, so that only the holder
@@ -365,6 +376,45 @@ class RedisStore(Store):
         self._watches.reset()
         self.inbox.reset(forked=forked)
         self.wire.reset(forked=forked)
+
+
+class RedisMember(RedisStore):
+    """`ports.MemberStore`: one server as a member of a quorum."""
+
+    wire: MemberWire
+    inbox: MemberInbox
+
+    def __init__(self, wire: MemberWire, inbox: MemberInbox) -> None:
+        super().__init__(wire, inbox, reasserts=True)
+
+    @property
+    def silent_since(self) -> float | None:
+        return self.wire.silent_since
+
+    async def connect(self, until: float) -> bool:
+        return await self.wire.connect(until)
+
+    async def connect_inbox(self, until: float) -> None:
+        await self.inbox.connect(until)
+
+    async def identity(self, until: float) -> Facts:
+        # A quorum does not wait for replies beyond a majority, so it could miss that a script must be loaded.
+        info = await self.wire.request(IDENTITY_REQUEST, until, before=scripts.LOAD)
+        return facts_in([info, None, None, None], 0.0)
+
+    async def mark(self, secret: str, number: int, until: float) -> int | None:
+        key = MARK_PREFIX + secret.encode()
+        put = pack(b"SET", key, b"%d" % number, b"NX", b"PX", b"5000")
+        found = await self.wire.request(pack(b"GET", key), until, before=(put,))
+        return int(found) if isinstance(found, bytes) and found.isdigit() else None
+
+    async def release(self, name: str, holder: str, until: float) -> bool:
+        """Send the whole script: nobody may be waiting for the reply that it has to be loaded first."""
+        request = scripts.RELEASE.in_full(release_request(name, holder))
+        return bool(await self._run(scripts.RELEASE, request, name, until) == 1)
+
+    def _prepare_release(self, claim: Claim, position: int) -> None:
+        return  # `release` above does not use prepared requests
 
 
 def _unexpected(name: str, reply: object) -> StoreError:

@@ -12,10 +12,11 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from lockfast.errors import Outcome, StoreUnavailable, closed_error, shown
@@ -24,6 +25,9 @@ from lockfast.stores.redis.protocol.error_replies import error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.transport.connect import MIN_CONNECT_TIME, ConnectionFactory, connect_error
 from lockfast.stores.redis.user_client import reply_of, settled
+
+# Connections of the parent process, never collected: __del__ would write to its TLS connection, or warn.
+_inherited: list[TaskWatchConnection] = []
 
 UNWATCH, MULTI, EXEC = pack(b"UNWATCH"), pack(b"MULTI"), pack(b"EXEC")
 
@@ -74,6 +78,34 @@ class WatchConnection(ABC):
     @abstractmethod
     def reset(self) -> None:
         """In a forked child, or after the event loop was closed: drop the connection without touching it."""
+
+
+class ThreadWatchConnection(WatchConnection):
+    @asynccontextmanager
+    async def _time_limit(self, seconds: float) -> AsyncIterator[None]:
+        if self._connection._sock is not None:
+            self._connection._sock.settimeout(seconds)
+        yield
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+    reset = close  # in a forked child, the library only closes its copy of the descriptor
+
+
+class TaskWatchConnection(WatchConnection):
+    def _time_limit(self, seconds: float) -> asyncio.Timeout:
+        return asyncio.timeout(seconds)
+
+    def close(self) -> None:
+        # The library's disconnect() is a coroutine that waits for the transport to close.
+        writer = self._connection._writer
+        self._connection._reader = self._connection._writer = None
+        if writer is not None:
+            writer.transport.abort()
+
+    def reset(self) -> None:
+        _inherited.append(self)
 
 
 class WatchConnections:

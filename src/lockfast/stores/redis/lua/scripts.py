@@ -60,6 +60,8 @@ FORCE_RELEASE = Script("force_release")
 TRACK = (pack(b"CLIENT", b"TRACKING", b"ON", b"OPTIN", b"NOLOOP"), pack(b"CLIENT", b"CACHING", b"YES"))
 """Sent before a renewal: the server then reports external changes of the keys that the renewal reads. If it denies
 this, the next renewal detects them."""
+LOAD = tuple(pack(b"SCRIPT", b"LOAD", script.text) for script in (ACQUIRE, RENEW))
+"""Sent before the first request of a quorum. If the account may not load scripts, the first use of each loads it."""
 
 
 def milliseconds(seconds: float) -> bytes:

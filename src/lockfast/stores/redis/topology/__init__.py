@@ -1,1 +1,1 @@
-"""More than one server: Sentinel, Cluster, replicas and the nodes of a quorum."""
+"""More than one server: a master with replicas, or a cluster."""

@@ -30,7 +30,10 @@ from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.protocol.error_replies import Redirected, UnknownCommand, error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
 from lockfast.stores.redis.store import RedisStore
-from lockfast.stores.redis.topology.replicas import AcknowledgedStore
+from lockfast.stores.redis.topology.replication import AcknowledgedStore
+from lockfast.stores.redis.transport.connect import InboxMailbox
+from lockfast.stores.redis.transport.tasks import TaskInbox, TaskWire
+from lockfast.stores.redis.transport.threads import ThreadInbox, ThreadWire
 from lockfast.stores.redis.urls import Address
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Notification, Page, Renewal
 
@@ -67,8 +70,8 @@ class ClusterNode:
     """One node. `failed`: its last request got no answer. `importing`: see `asking`."""
 
     store: RedisStore
-    wire: Any
-    inbox: Any
+    wire: TaskWire | ThreadWire
+    inbox: TaskInbox | ThreadInbox
     host: str
     importing: bool = False
     failed: bool = False
@@ -94,37 +97,35 @@ class ClusterMailbox:
         self._boxes = boxes
         self._holder = holder
         self._node: ClusterNode | None = None
-        self._box: Any = None
+        self._box: InboxMailbox[Any] | None = None
 
     async def open(self, until: float) -> None:
         self._boxes[self._holder] = self
 
     async def open_at(self, node: ClusterNode, slot: int, until: float) -> str:
-        if self._node is not node or not self._box.connected:
-            self._close_box()
-            self._node, self._box = node, node.inbox.mailbox(self._holder, slot)
+        box = self._box
+        if box is None or self._node is not node or not box.connected:
+            if box is not None:
+                box.close()
+            box = node.inbox.mailbox(self._holder, slot)
+            self._node, self._box = node, box
             try:
-                await self._box.open(until)
+                await box.open(until)
             except UnknownCommand:
                 # Redis before 7.0 has no sharded channels: use an ordinary one, which reaches every node.
                 node.inbox.sharded = False
                 node.inbox.drop()
-                await self._box.open(until)
-        address: str = self._box.address
-        return address
+                await box.open(until)
+        return box.address
 
     async def wait(self, until: float) -> Notification | None:
         """None also if the connection broke or the slot moved: the next request goes to the new node."""
-        received: Notification | None = None if self._box is None else await self._box.receive(until)
-        return received
-
-    def _close_box(self) -> None:
-        if self._box is not None:
-            self._box.close()
+        return None if self._box is None else await self._box.receive(until)
 
     def close(self) -> None:
         self._boxes.pop(self._holder, None)
-        self._close_box()
+        if self._box is not None:
+            self._box.close()
 
 
 class ClusterStore(Store):

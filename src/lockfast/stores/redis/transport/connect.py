@@ -84,6 +84,9 @@ class Link(Protocol):
     def disconnect(self, why: str) -> None:
         """Fail and close without blocking."""
 
+    async def wait_for(self, pending: PendingReply, until: float) -> None:
+        """Return when `pending` is ready, the link has failed, or `until` has passed."""
+
     def reset(self, *, forked: bool) -> None: ...
 
 
@@ -93,14 +96,15 @@ LinkT = TypeVar("LinkT", bound=Link)
 class BaseConnector(ABC, Generic[LinkT]):
     """Keeps one link: what a wire and an inbox have in common. After `close()` it never connects again.
 
-    Unless `on_demand`, requests fail at once without a link, and only `connect_link` connects."""
+    For a member of a quorum, only `connect` connects; without a link, requests fail at once."""
 
-    on_demand = True
-
-    def __init__(self, new_connection: ConnectionFactory, runtime: Runtime, max_wait: float = math.inf) -> None:
+    def __init__(
+        self, new_connection: ConnectionFactory, runtime: Runtime, max_wait: float = math.inf, *, member: bool = False
+    ) -> None:
         self._new_connection = new_connection
         self.runtime = runtime
         self._max_wait = max_wait
+        self._member = member
         self._link: LinkT | None = None
         self._closed = False
         self.reset(forked=False)
@@ -115,18 +119,20 @@ class BaseConnector(ABC, Generic[LinkT]):
         link = self._link
         if link is not None and link.error is None:
             return link
-        if not self.on_demand:
+        if self._member:
             raise not_connected()
         return await self.connect_link(until)
+
+    async def connect(self, until: float) -> bool:
+        """Connect unless connected; True if the connection is new."""
+        before = self._link
+        return await self.connect_link(until) is not before
 
     @abstractmethod
     async def connect_link(self, until: float) -> LinkT: ...
 
     async def close(self) -> None:
-        await self._close_link()
-
-    @abstractmethod
-    async def _close_link(self) -> None: ...
+        self._closed = True
 
     def reset(self, *, forked: bool) -> None:
         link, self._link = self._link, None
@@ -172,12 +178,12 @@ def no_reply(why: str) -> StoreUnavailable:
     )
 
 
-class ShardChannels:
-    """`subscribed`: the subscribed channels. `pending`: one pending reply per unanswered SSUBSCRIBE, in order."""
+class Channels:
+    """The subscriptions of one inbox connection. `pending` has one pending reply per unanswered request, in order."""
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self.subscribed: set[str] = set()
+        self.subscribed: set[str] = set()  # the sharded channels
         self.pending: deque[PendingReply] = deque()
 
     def channel(self, slot: int) -> str:
@@ -192,12 +198,17 @@ class ShardChannels:
         self.subscribed -= idle
         return request + pack(b"SUNSUBSCRIBE", *(one.encode() for one in idle)) if idle else request
 
+    def expect_reply(self) -> PendingReply:
+        answer = PendingReply()
+        self.pending.append(answer)
+        return answer
+
     def settle(self, reply: Any) -> bool:
-        """Whether this is a reply to SSUBSCRIBE, which is passed to the caller that waits for it."""
-        if not isinstance(reply, ReplyError) and not (isinstance(reply, list) and reply[0] == b"ssubscribe"):
+        """Whether this is the reply to a subscription, which is passed to the caller that waits for it."""
+        subscribed = isinstance(reply, list) and reply[0] in (b"subscribe", b"ssubscribe")
+        if not subscribed and not isinstance(reply, ReplyError):
             return False
-        if self.pending:
-            self.pending.popleft().settle(reply)
+        self.pending.popleft().settle(reply)
         return True
 
 
@@ -220,12 +231,15 @@ class BaseInbox(BaseConnector[LinkT]):
     _heard_at = _pinged_at = 0.0
 
     def reset(self, *, forked: bool) -> None:
-        self._shards = ShardChannels("")
-        self.mailboxes: dict[str, BaseMailbox[LinkT]] = {}
+        self._channels = Channels("")
+        self.mailboxes: dict[str, InboxMailbox[LinkT]] = {}
         super().reset(forked=forked)
 
+    def mailbox(self, holder: str, slot: int | None = None) -> InboxMailbox[LinkT]:
+        return InboxMailbox(self, holder, slot)
+
     @abstractmethod
-    async def _subscribe(self, link: LinkT, shards: ShardChannels, request: bytes, until: float) -> None:
+    async def _subscribe(self, link: LinkT, channels: Channels, request: bytes, until: float) -> None:
         """Send SSUBSCRIBE and wait for its reply; raise the error in it."""
 
     @abstractmethod
@@ -234,20 +248,20 @@ class BaseInbox(BaseConnector[LinkT]):
     async def open_channel(self, slot: int, until: float) -> tuple[LinkT, str]:
         """Subscribe to the channel of a cluster slot; return the connection and the channel."""
         until = min(until, self.runtime.now() + self._max_wait)
-        link, shards = await self.open_link(until), self._shards
-        channel = shards.channel(slot)
-        if channel not in shards.subscribed:
+        link, channels = await self.open_link(until), self._channels
+        channel = channels.channel(slot)
+        if channel not in channels.subscribed:
             in_use = {mailbox.channel for mailbox in tuple(self.mailboxes.values())}
-            await self._subscribe(link, shards, shards.request(channel, in_use), until)
-            shards.subscribed.add(channel)
+            await self._subscribe(link, channels, channels.request(channel, in_use), until)
+            channels.subscribed.add(channel)
         return link, channel
 
-    def receive(self, reply: Any, shards: ShardChannels) -> None:
+    def receive(self, reply: Any, channels: Channels) -> None:
         self._heard_at = self.runtime.now()
-        if self.sharded and shards.settle(reply):
+        if channels.pending and channels.settle(reply):
             return
         if self.sharded and (ended := ended_channel(reply)):
-            shards.subscribed.discard(ended)
+            channels.subscribed.discard(ended)
             for mailbox in tuple(self.mailboxes.values()):
                 if mailbox.channel == ended:
                     mailbox.slot_moved()
@@ -279,10 +293,10 @@ class BaseInbox(BaseConnector[LinkT]):
             await self.runtime.sleep(0.002)
 
 
-class BaseMailbox(ABC, Generic[LinkT]):
+class InboxMailbox(Generic[LinkT]):
     """`ports.Mailbox`. `_link` is the connection at the last request; `channel` is set if it belongs to one `slot`."""
 
-    __slots__ = ("_inbox", "_link", "_notifications", "channel", "holder", "slot")
+    __slots__ = ("_inbox", "_link", "_notifications", "_woken", "channel", "holder", "slot")
 
     def __init__(self, inbox: BaseInbox[LinkT], holder: str, slot: int | None = None) -> None:
         self._inbox = inbox
@@ -290,6 +304,7 @@ class BaseMailbox(ABC, Generic[LinkT]):
         self.slot = slot
         self.channel = ""
         self._notifications: deque[Notification] = deque()
+        self._woken = PendingReply()
         self._link: LinkT | None = None
 
     @property
@@ -311,10 +326,10 @@ class BaseMailbox(ABC, Generic[LinkT]):
     async def receive(self, until: float) -> Notification | None:
         """Return the next notification; None once `until` has passed or the mailbox is not `connected`."""
         link = self._link
-        self._prepare_sleep()
+        self._woken.ready = False  # before the notifications are checked, so that no wake-up is lost
         if not self._notifications and link is not None and self.connected:
             self._inbox.check_alive(link)
-            await self._sleep(link, until)
+            await link.wait_for(self._woken, until)
         return self._notifications.popleft() if self._notifications else None
 
     async def wait(self, until: float) -> Notification | None:
@@ -332,15 +347,8 @@ class BaseMailbox(ABC, Generic[LinkT]):
         self.channel = ""
         self.wake()
 
+    def wake(self) -> None:
+        self._woken.settle(None)
+
     def close(self) -> None:
         self._inbox.mailboxes.pop(self.holder, None)
-
-    @abstractmethod
-    def wake(self) -> None: ...
-
-    def _prepare_sleep(self) -> None:
-        """Forget earlier wake-ups. The notifications are checked after this."""
-
-    @abstractmethod
-    async def _sleep(self, link: LinkT, until: float) -> None:
-        """Return when woken, when the link fails or when `until` has passed."""

@@ -21,15 +21,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from lockfast.errors import StoreError, StoreUnavailable, closed_error
-from lockfast.ports import Runtime, Waker
+from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol import notifications
 from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
 from lockfast.stores.redis.transport import connect
-from lockfast.stores.redis.transport.connect import BaseInbox, BaseMailbox, PendingReply, ShardChannels, no_reply
-from lockfast.stores.redis.watch import WatchConnection
+from lockfast.stores.redis.transport.connect import BaseInbox, Channels, PendingReply, no_reply
+from lockfast.stores.redis.watch import TaskWatchConnection
 
 # Connections of the parent process, never collected: __del__ would write to its TLS connection, or warn.
-_inherited: list[TaskLink | TaskWatchConnection] = []
+_inherited: list[TaskLink] = []
 
 CONNECT_TIMEOUT = 5.0  # seconds; a caller with an earlier deadline stops waiting sooner
 
@@ -122,6 +122,11 @@ class TaskLink(asyncio.Protocol):
                 future = self._pending.popleft()[0]
                 if future is not None and not future.done():
                     future.set_result(reply)
+
+    async def wait_for(self, pending: PendingReply, until: float) -> None:
+        if not pending.ready and self.error is None:
+            pending.waker = waker = self._runtime.waker()
+            await waker.wait(until)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.fail("the server closed the connection")
@@ -217,8 +222,8 @@ class TaskConnector(connect.BaseConnector[TaskLink]):
         self._task = None
         super().reset(forked=forked)
 
-    async def _close_link(self) -> None:
-        self._closed = True
+    async def close(self) -> None:
+        await super().close()
         task, link = self._task, self._link
         if link is not None:
             link.fail("the connection was closed")
@@ -274,89 +279,48 @@ class TaskWire(TaskConnector):
     def poll_events(self) -> None:
         return  # the event loop reads the connection
 
+    @property
+    def silent_since(self) -> float | None:
+        return None if self._link is None else self._link.silent_since
 
-class TaskInbox(TaskConnector, BaseInbox[TaskLink]):
+
+class TaskInbox(BaseInbox[TaskLink], TaskConnector):
     """`store.Inbox` for asyncio. The event loop reads the connection."""
-
-    def mailbox(self, holder: str, slot: int | None = None) -> TaskMailbox:
-        return TaskMailbox(self, holder, slot)
 
     async def _connect(self) -> TaskLink:
         limit = min(CONNECT_TIMEOUT, self._max_wait)
         link = await connect_task_link(self._new_connection, self.runtime, limit)
         address = notifications.new_address(self.runtime)
-        shards = ShardChannels(address)
+        channels = Channels(address)
         link.subscribed = True
+        link.on_push = lambda reply: self.receive(reply, channels)
+        link.on_failure = lambda: self._wake_all(channels)
         if not self.sharded:
-            answer = PendingReply()
-            link.on_push, link.on_failure = answer.settle, lambda: answer.settle(None)
+            request = notifications.subscribe_request(address)
             try:
-                await self._confirm(link, notifications.subscribe_request(address), answer, self.runtime.now() + limit)
+                await self._subscribe(link, channels, request, self.runtime.now() + limit)
             except BaseException:
                 link.fail("the server did not confirm the subscription")
                 raise
             link.feed = notifications.grant_fast_path(link.feed, address, link.protocol, self.notify)
-        link.on_push = lambda reply: self.receive(reply, shards)
-        link.on_failure = self._wake_all
         self._heard_at = self.runtime.now()
-        self.address, self._shards = address, shards
+        self.address, self._channels = address, channels
         return link
 
-    async def _subscribe(self, link: TaskLink, shards: ShardChannels, request: bytes, until: float) -> None:
-        answer = PendingReply()
-        shards.pending.append(answer)
-        await self._confirm(link, request, answer, until)
-
-    async def _confirm(self, link: TaskLink, request: bytes, answer: PendingReply, until: float) -> None:
-        answer.waker = waker = self.runtime.waker()
+    async def _subscribe(self, link: TaskLink, channels: Channels, request: bytes, until: float) -> None:
+        answer = channels.expect_reply()
         link.send(request)
-        await waker.wait(until)
+        await link.wait_for(answer, until)
         error = link.error or notifications.subscribe_error(answer.value, answer.ready)
         if error is not None:
             raise error
 
-    def _wake_all(self) -> None:
+    def _wake_all(self, channels: Channels) -> None:
         for mailbox in self.mailboxes.values():
             mailbox.wake()
-        for answer in self._shards.pending:
+        for answer in channels.pending:
             answer.settle(None)
 
     def _ping(self, link: TaskLink, now: float) -> None:
         self._pinged_at = now
         link.send(notifications.PING)
-
-
-class TaskMailbox(BaseMailbox[TaskLink]):
-    """`ports.Mailbox` for asyncio."""
-
-    __slots__ = ("_waker",)
-
-    def __init__(self, inbox: TaskInbox, holder: str, slot: int | None = None) -> None:
-        super().__init__(inbox, holder, slot)
-        self._waker: Waker | None = None
-
-    def wake(self) -> None:
-        if self._waker is not None:
-            self._waker.wake()
-
-    async def _sleep(self, link: TaskLink, until: float) -> None:
-        if self._waker is None:
-            self._waker = self._inbox.runtime.waker()
-        await self._waker.wait(until)
-
-
-class TaskWatchConnection(WatchConnection):
-    """`watch.WatchConnection` for asyncio."""
-
-    def _time_limit(self, seconds: float) -> asyncio.Timeout:
-        return asyncio.timeout(seconds)
-
-    def close(self) -> None:
-        # The library's disconnect() is a coroutine that waits for the transport to close.
-        writer = self._connection._writer
-        self._connection._reader = self._connection._writer = None
-        if writer is not None:
-            writer.transport.abort()
-
-    def reset(self) -> None:
-        _inherited.append(self)

@@ -13,6 +13,8 @@ Rules:
 - A socket timeout ends each blocking call after `SLICE`, so that the reader can check its deadline; that saves a system
   call over poll() and recv(). Shorter waits, and TLS, use poll().
 - One thread may send while another reads, except under TLS, where OpenSSL forbids it and a mutex separates them.
+- A member of a quorum waits in another way: each wait suspends its coroutine, so that all requests are sent before the
+  thread blocks. The thread then reads all connections with one poll().
 - An I/O error, or an interrupt during a read or a write, fails the link for every caller. So does a timeout if some
   request is unanswered for `STALE_AFTER` seconds.
 """
@@ -22,6 +24,7 @@ from __future__ import annotations
 # redis-py needs this codec to connect. Imported here and not at the first connect, because a fork during that import
 # would leave the child waiting for the import lock for ever.
 import encodings.idna  # noqa: F401
+import os
 import select
 import socket
 import ssl
@@ -29,8 +32,10 @@ import struct
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -39,13 +44,15 @@ from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol import notifications
 from lockfast.stores.redis.protocol.resp import Feed, Pushed, new_reader
 from lockfast.stores.redis.transport import connect
-from lockfast.stores.redis.transport.connect import BaseConnector, BaseInbox, BaseMailbox, PendingReply, no_reply
-from lockfast.stores.redis.watch import WatchConnection
+from lockfast.stores.redis.transport.connect import BaseConnector, BaseInbox, Channels, PendingReply, no_reply
+from lockfast.stores.redis.watch import ThreadWatchConnection
 
 # Seconds that one system call may block. A blocking read is one call; poll() and a read are two.
 SLICE = 0.25
 # Bytes per read. Nearly all replies are short. Under TLS a whole record must be read, as poll() ignores the rest.
 PLAIN_READ, TLS_READ = 4096, 65536
+# Seconds after which a reply that no thread waits for is read, to find out whether it has arrived.
+UNREAD_AFTER = 0.02
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -60,8 +67,8 @@ class ThreadLink:
 
     def __init__(self, connection: Any, runtime: Runtime, dispatch: Callable[[Any], None]) -> None:
         self._connection = connection
-        self._socket: socket.socket = connection._sock
-        self._runtime = runtime
+        self.socket: socket.socket = connection._sock
+        self.runtime = runtime
         self.dispatch = dispatch
         self.protocol = connect.protocol_of(connection)
         self.feed: Feed = new_reader().feed
@@ -70,16 +77,16 @@ class ThreadLink:
         self.sleepers: dict[PendingReply, None] = {}
         self.error: StoreError | None = None
         self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
-        self._tls = self._socket if isinstance(self._socket, ssl.SSLSocket) else None
+        self._poll.register(self.socket, select.POLLIN)
+        self._tls = self.socket if isinstance(self.socket, ssl.SSLSocket) else None
         self._tls_lock = threading.Lock()
-        self._socket.setblocking(self._tls is None)
+        self.socket.setblocking(self._tls is None)
         if self._tls is None:
             limit = struct.pack("ll", 0, int(SLICE * 1e6))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self.write: Callable[[bytes], int] = self._socket.send if self._tls is None else self._write_tls
-        self._receive: Callable[[int], bytes] = self._socket.recv if self._tls is None else self._receive_tls
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self.write: Callable[[bytes], int] = self.socket.send if self._tls is None else self._write_tls
+        self._receive: Callable[[int], bytes] = self.socket.recv if self._tls is None else self._receive_tls
         self._read_size = PLAIN_READ if self._tls is None else TLS_READ
         self.fast_reads = self.blocking_reads and self._tls is None
 
@@ -105,35 +112,31 @@ class ThreadLink:
 
     def _write_tls(self, data: bytes) -> int:
         with self._tls_lock:
-            return self._socket.send(data)
+            return self.socket.send(data)
 
     def _receive_tls(self, size: int) -> bytes:
         with self._tls_lock:
-            return self._socket.recv(size)
+            return self.socket.recv(size)
 
     def _await_writable(self, until: float) -> None:
         poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        if not poll.poll(max(0.0, until - self._runtime.now()) * 1000):
+        poll.register(self.socket, select.POLLOUT)
+        if not poll.poll(max(0.0, until - self.runtime.now()) * 1000):
             raise TimeoutError("the server does not read")
 
     async def wait_for(self, pending: PendingReply, until: float) -> None:
-        """Return when `pending` is ready, the link has failed, or `until` has passed."""
         try:
             while not pending.ready and self.error is None:
-                if self.read(pending, until, self._runtime.now()):
+                if self.read(pending, until, self.runtime.now()):
                     return
                 if pending.waker is None:
-                    pending.waker = self._runtime.waker()
+                    pending.waker = self.runtime.waker()
                     self.sleepers[pending] = None
                 elif not await pending.waker.wait(until):
                     return
         finally:
             if pending.waker is not None:
-                self.sleepers.pop(pending, None)
-                pending.waker = None
-                if not self.reading.locked():
-                    self.wake_sleeper()
+                self.remove_sleeper(pending)
 
     def read(self, pending: PendingReply, until: float, now: float, *, once: bool = False) -> bool:
         """Read for all threads until `pending` is ready, the link has failed, or `until` has passed.
@@ -153,7 +156,7 @@ class ThreadLink:
                 if once:
                     break
                 if not pending.ready:
-                    now = self._runtime.now()
+                    now = self.runtime.now()
             return True
         except BaseException:
             self.fail("reading was interrupted")
@@ -170,12 +173,18 @@ class ThreadLink:
             if pending.wake():
                 return
 
+    def remove_sleeper(self, pending: PendingReply) -> None:
+        self.sleepers.pop(pending, None)
+        pending.waker = None
+        if not self.reading.locked():
+            self.wake_sleeper()
+
     def _await_readable(self, until: float) -> bool:
         if self._tls is not None:
             with self._tls_lock:
                 if self._tls.pending():
                     return True  # decrypted already, so poll() does not see it
-        left = until - self._runtime.now()
+        left = until - self.runtime.now()
         return bool(self._poll.poll(left * 1000 if left > 0 else 0))
 
     def read_once(self) -> None:
@@ -206,7 +215,7 @@ class ThreadLink:
             self.error = no_reply(why)
         with suppress(OSError):
             if self._tls is None:
-                self._socket.shutdown(socket.SHUT_RDWR)  # ends the poll() or recv() of the reader
+                self.socket.shutdown(socket.SHUT_RDWR)  # ends the poll() or recv() of the reader
             else:
                 # The method of SSLSocket would let the reader continue in plain text.
                 socket.socket.shutdown(self._tls, socket.SHUT_RDWR)
@@ -229,10 +238,128 @@ class ThreadLink:
         self._connection.disconnect()
 
 
+class MultiWaitLink(ThreadLink):
+    """A link whose waits suspend, so that `Runtime.gather` can serve many of them in one poll()."""
+
+    blocking_reads = False
+
+    async def wait_for(self, pending: PendingReply, until: float) -> None:
+        while not pending.ready and self.error is None and self.runtime.now() < until:
+            await _Wait(self, pending, until)
+
+    def start_reading(self, reading: dict[int, MultiWaitLink]) -> bool:
+        """Become the reader and enter `reading`, unless done already; False if another thread reads."""
+        descriptor = self.socket.fileno()
+        if reading.get(descriptor) is not self:
+            if not self.reading.acquire(blocking=False):
+                return False
+            reading[descriptor] = self
+            if self._tls is not None:
+                self.read_once()  # poll() does not see data that TLS has already decrypted
+        return True
+
+    def stop_reading(self) -> None:
+        self.reading.release()
+        if self.sleepers:
+            self.wake_sleeper()
+
+
+class _PipeWaker:
+    """`ports.Waker` as a file descriptor for poll(): another thread wakes it when it has read our reply."""
+
+    def __init__(self) -> None:
+        self.fileno, self._write_end = os.pipe()
+        os.set_blocking(self.fileno, False)
+        os.set_blocking(self._write_end, False)
+
+    def wake(self) -> None:
+        with suppress(OSError):  # the pipe is full: the wake-up is pending already
+            os.write(self._write_end, b"!")
+
+    async def wait(self, until: float | None) -> bool:
+        raise NotImplementedError("poll() waits for this waker.")
+
+    def clear(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self.fileno, 4096)
+
+    def __del__(self) -> None:
+        os.close(self.fileno)
+        os.close(self._write_end)
+
+
+class _Poller(threading.local):
+    """The poll object of this thread. It stays registered, because a thread mostly waits for the same servers."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._registered: set[int] = set()
+
+    @cached_property
+    def waker(self) -> _PipeWaker:
+        return _PipeWaker()
+
+    def poll(self, descriptors: set[int], left: float) -> list[tuple[int, int]]:
+        for number in self._registered - descriptors:
+            self._poll.unregister(number)
+        for number in descriptors - self._registered:
+            self._poll.register(number, select.POLLIN)
+        self._registered = descriptors
+        return self._poll.poll(left * 1000 if left > 0 else 0)
+
+
+_poller = _Poller()
+
+
+@dataclass(eq=False, slots=True)
+class _Wait:
+    """`ports.PendingWait`: one coroutine's wait for one reply."""
+
+    link: MultiWaitLink
+    pending: PendingReply
+    until: float
+
+    def __await__(self) -> Generator[_Wait, None, None]:
+        yield self
+
+    @property
+    def ready(self) -> bool:
+        return self.pending.ready or self.link.error is not None
+
+    def wait_any(self, others: Sequence[Any]) -> None:
+        reading: dict[int, MultiWaitLink] = {}  # the links that this thread reads, by descriptor
+        sleeping: list[_Wait] = []  # the waits on links that other threads read
+        try:
+            for one in others:
+                if not one.link.start_reading(reading):
+                    one.pending.waker = _poller.waker
+                    one.link.sleepers[one.pending] = None
+                    sleeping.append(one)
+            for one in sleeping:  # the reader may have stopped before it could see this sleeper
+                one.link.start_reading(reading)
+            if not any(one.ready for one in others):
+                descriptors = {number for number in reading if number >= 0}
+                if sleeping:
+                    descriptors.add(_poller.waker.fileno)
+                left = min([one.until for one in others]) - self.link.runtime.now()
+                for descriptor, _ in _poller.poll(descriptors, left):
+                    if descriptor in reading:
+                        reading[descriptor].read_once()
+        except BaseException:
+            for link in reading.values():
+                link.fail("reading was interrupted")
+            raise
+        finally:
+            for link in reading.values():
+                link.stop_reading()
+            for one in sleeping:
+                one.link.remove_sleeper(one.pending)
+            if sleeping:
+                _poller.waker.clear()
+
+
 class ThreadConnector(BaseConnector[ThreadLink]):
     """A thread holds `_mutex` while it connects or sends."""
-
-    link_class = ThreadLink
 
     def reset(self, *, forked: bool) -> None:
         self._mutex = threading.Lock()
@@ -277,10 +404,11 @@ class ThreadConnector(BaseConnector[ThreadLink]):
         except Exception as error:
             connection.disconnect()
             raise connect.connect_error(error) from error
-        return self.link_class(connection, self.runtime, dispatch)
+        link_class = MultiWaitLink if self._member else ThreadLink
+        return link_class(connection, self.runtime, dispatch)
 
-    async def _close_link(self) -> None:
-        self._closed = True
+    async def close(self) -> None:
+        await super().close()
         locked = self._mutex.acquire(timeout=connect.CLOSE_TIMEOUT)  # if not, a thread connects, and will see `_closed`
         link, self._link = self._link, None
         if locked:
@@ -362,7 +490,7 @@ class ThreadWire(ThreadConnector):
         if on is not None:
             link = connect.same_link(on, link)
         elif link is None or link.error is not None:
-            if not self.on_demand:
+            if self._member:
                 raise connect.not_connected()
             link = self._connect(until)
         replies = [PendingReply() for _ in requests]
@@ -396,42 +524,42 @@ class ThreadWire(ThreadConnector):
         if link is not None and link.error is None:
             link.read(PendingReply(), 0.0, 0.0, once=True)
 
+    @property
+    def silent_since(self) -> float | None:
+        if self._link is None:
+            return None
+        unanswered = self._link.unanswered
+        try:
+            if self.runtime.now() - unanswered[0].sent_at > UNREAD_AFTER:
+                self.poll_events()
+            return unanswered[0].sent_at
+        except IndexError:
+            return None
 
-class ThreadInbox(ThreadConnector, BaseInbox[ThreadLink]):
+
+class ThreadInbox(BaseInbox[ThreadLink], ThreadConnector):
     """`store.Inbox` for threads. A waiting thread reads the connection itself."""
-
-    def mailbox(self, holder: str, slot: int | None = None) -> ThreadMailbox:
-        return ThreadMailbox(self, holder, slot)
 
     def _open(self, until: float) -> ThreadLink:
         self.address = notifications.new_address(self.runtime)
-        shards = connect.ShardChannels(self.address)
-        subscribed = PendingReply()
-        subscribed.ready = self.sharded
-
-        def dispatch(reply: Any) -> None:
-            if subscribed.ready:
-                self.receive(reply, shards)
-            else:
-                subscribed.settle(reply)
-
-        link = self._new_link(until, dispatch)
+        channels = Channels(self.address)
+        link = self._new_link(until, lambda reply: self.receive(reply, channels))
         if not self.sharded:
+            answer = channels.expect_reply()
             link.send(notifications.subscribe_request(self.address), until)
-            link.read(subscribed, until, self.runtime.now())
-            error = notifications.subscribe_error(subscribed.value, subscribed.ready)
+            link.read(answer, until, self.runtime.now())
+            error = notifications.subscribe_error(answer.value, answer.ready)
             if error is not None:
                 link.close()
                 raise closed_error() if self._closed else error
             link.feed = notifications.grant_fast_path(link.feed, self.address, link.protocol, self.notify)
         self._heard_at = self.runtime.now()
-        self._shards = shards
+        self._channels = channels
         return link
 
-    async def _subscribe(self, link: ThreadLink, shards: connect.ShardChannels, request: bytes, until: float) -> None:
-        answer = PendingReply()
+    async def _subscribe(self, link: ThreadLink, channels: Channels, request: bytes, until: float) -> None:
         with self._mutex:
-            shards.pending.append(answer)
+            answer = channels.expect_reply()
             link.send(request, until)
         await link.wait_for(answer, until)
         error = link.error or notifications.subscribe_error(answer.value, answer.ready)
@@ -445,37 +573,3 @@ class ThreadInbox(ThreadConnector, BaseInbox[ThreadLink]):
                 link.send(notifications.PING, now)
             finally:
                 self._mutex.release()
-
-
-class ThreadMailbox(BaseMailbox[ThreadLink]):
-    """`ports.Mailbox` for threads."""
-
-    __slots__ = ("_woken",)
-
-    def __init__(self, inbox: ThreadInbox, holder: str, slot: int | None = None) -> None:
-        super().__init__(inbox, holder, slot)
-        self._woken = PendingReply()
-
-    def wake(self) -> None:
-        self._woken.settle(None)
-
-    def _prepare_sleep(self) -> None:
-        self._woken.ready = False
-
-    async def _sleep(self, link: ThreadLink, until: float) -> None:
-        await link.wait_for(self._woken, until)
-
-
-class ThreadWatchConnection(WatchConnection):
-    """`watch.WatchConnection` for threads."""
-
-    @asynccontextmanager
-    async def _time_limit(self, seconds: float) -> AsyncIterator[None]:
-        if self._connection._sock is not None:
-            self._connection._sock.settimeout(seconds)
-        yield
-
-    def close(self) -> None:
-        self._connection.disconnect()
-
-    reset = close  # in a forked child, the library only closes its copy of the descriptor
