@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self,
 from lockfast.client.guard import NameOf, check_function, guarded, guarded_async, name_function
 from lockfast.client.lease import AsyncLease, ExportedLease, Lease
 from lockfast.client.lock import MOST_CALLERS, AsyncLock, BaseLock, LeaseT, Lock
-from lockfast.client.options import LockOptions, OnceOptions
+from lockfast.client.options import LockOptions, OnceOptions, SessionOptions
 from lockfast.client.session import Session
 from lockfast.core.acquire import Grant, adopt
 from lockfast.core.lease_state import ALIVE, State, valid_until
 from lockfast.core.retry import retry
 from lockfast.errors import LeaseLost, shown
-from lockfast.ports import Observer, Ports, Runtime, Store
+from lockfast.ports import Ports, Runtime, Store
 from lockfast.runtime.base import run
-from lockfast.values import Claim, LockInfo, Owner, Page, Seconds, is_plain, lock_name, name_pattern
+from lockfast.values import Claim, LockInfo, Page, Seconds, is_plain, lock_name, name_pattern
 
 if TYPE_CHECKING:
     from lockfast.client.guarantees import Guarantees
@@ -75,25 +75,8 @@ class BaseLocks(Generic[LeaseT]):
     _is_async: bool
     _lock_class: type[BaseLock[LeaseT]]
 
-    def __init__(
-        self,
-        store: Store,
-        runtime: Runtime,
-        *,
-        owner: Owner,
-        store_timeout: float,
-        address: str,
-        observer: Observer | None = None,
-    ) -> None:
-        self.session = Session(
-            store,
-            runtime,
-            owner=owner,
-            store_timeout=store_timeout,
-            address=address,
-            is_async=self._is_async,
-            observer=observer,
-        )
+    def __init__(self, store: Store, runtime: Runtime, **options: Unpack[SessionOptions]) -> None:
+        self.session = Session(store, runtime, is_async=self._is_async, **options)
 
     async def _adopt(self, text: str, options: LockOptions[LeaseT]) -> LeaseT:
         session = self.session

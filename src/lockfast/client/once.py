@@ -118,9 +118,7 @@ class BaseOnce(Generic[LeaseT]):
         try:
             if lease is not None:
                 lease._keep_until = runtime.now() + self._schedule.at_least
-            scope: Scope[LeaseT | Skipped] = Scope(
-                runtime.caller(), frame, self._skip(await self._inspect()) if lease is None else lease
-            )
+            scope: Scope[LeaseT | Skipped] = Scope(runtime.caller(), frame, lease or await self._skip())
             self._scopes.append(scope)
             return scope
         except BaseException:
@@ -128,13 +126,11 @@ class BaseOnce(Generic[LeaseT]):
                 await self._lock._abandon(lease)
             raise
 
-    async def _inspect(self) -> LockInfo:
+    async def _skip(self) -> Skipped:
         try:
-            return await self._session.store.inspect(self.name, self._session.runtime.now() + INSPECT_WITHIN)
+            info = await self._session.store.inspect(self.name, self._session.runtime.now() + INSPECT_WITHIN)
         except StoreError:
-            return LockInfo(self.name)
-
-    def _skip(self, info: LockInfo) -> Skipped:
+            info = LockInfo(self.name)
         skipped = Skipped(self.name, info.owner, info.held_for, info.ttl_left)
         if self._schedule.busy == "raise":
             raise AcquireTimeout(f"{skipped}. Nothing was left behind.", name=self.name, timeout=0.0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
+from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
 from lockfast.errors import ConfigurationError, shown
+from lockfast.ports import Observer
 from lockfast.values import LEAST_TTL, Owner, Seconds, seconds
 
 L = TypeVar("L")
@@ -49,6 +50,15 @@ class StoreOptions(TypedDict, total=False):
     service: str | None
     scripts: bool | None
     sits_out: Seconds
+
+
+class SessionOptions(TypedDict):
+    """The options of a session that every store has."""
+
+    owner: Owner
+    store_timeout: float
+    address: str
+    observer: NotRequired[Observer | None]
 
 
 class Options(NamedTuple):

@@ -33,8 +33,7 @@ from collections.abc import Iterable, Sequence
 
 from lockfast.core.background import BackgroundTasks
 from lockfast.core.lease_state import ALIVE, HELD, LOST, RELEASED, LeaseState
-from lockfast.core.release import BUDGET, clean_up, release
-from lockfast.core.retry import backoff
+from lockfast.core.release import BUDGET, clean_up, release, remove
 from lockfast.errors import LockError, Outcome, StoreError, StoreUnavailable, shown
 from lockfast.events import Event, EventKind
 from lockfast.ports import CallerState, Ports, Waker
@@ -144,22 +143,9 @@ class Keepalive:
         if lease.cleared:
             return
         lease.cleared = True
-
-        async def clean_up() -> None:
-            # A renewal whose reply was lost may have extended the grant beyond its known end.
-            gone_at = lease.valid_until + lease.ttl
-            failures = 0
-            while self._runtime.now() < gone_at and not self._closed:
-                try:
-                    await self._store.release(lease.name, lease.holder, self._runtime.now() + BUDGET)
-                    return
-                except StoreUnavailable:
-                    failures += 1
-                    await self._runtime.sleep(backoff(failures, self._runtime.random()))
-                except LockError:
-                    return  # denied, or the key holds other data
-
-        self._clean_ups.add(clean_up)
+        # A renewal whose reply was lost may have extended the grant beyond its known end.
+        gone_at = lease.valid_until + lease.ttl
+        self._clean_ups.add(lambda: remove(self._ports, lease.name, lease.holder, gone_at))
 
     def _on_change(self, name: str | None) -> None:
         """An external change of a lock: renew it now instead of at the next renewal."""
@@ -360,30 +346,27 @@ class Keepalive:
         self._failed(rest, error)
 
     async def _renew_in_background(self, rest: Sequence[LeaseState], until: float) -> None:
+        unanswered: list[LeaseState] = []
+        error: StoreError | None = None
         try:
-            self._failed(*await self._renew_all(rest, until))
+            for start in range(0, len(rest), BATCH):
+                try:
+                    unanswered += await self.renew(rest[start : start + BATCH], until)
+                except StoreError as failure:
+                    unanswered += rest[start:]
+                    error = failure
+                    break
+            if unanswered:
+                self._failed(unanswered, error or _no_answer())
         finally:
             self._slow = False
             self._wake()
 
-    def _failed(self, leases: Sequence[LeaseState], error: StoreError | None) -> None:
-        if error is not None:
-            log.warning("Could not renew %d leases; retrying until they expire: %s", len(leases), error)
+    def _failed(self, leases: Sequence[LeaseState], error: StoreError) -> None:
+        log.warning("Could not renew %d leases; retrying until they expire: %s", len(leases), error)
         now = self._runtime.now()
         for lease in leases:
             lease.renewal_failed(now + min(1.0, max(0.02, lease.ttl / 20)))
-
-    async def _renew_all(
-        self, due: Sequence[LeaseState], until: float
-    ) -> tuple[Sequence[LeaseState], StoreError | None]:
-        """Renew in batches. Return the leases without an answer, and why."""
-        unanswered: list[LeaseState] = []
-        for start in range(0, len(due), BATCH):
-            try:
-                unanswered += await self.renew(due[start : start + BATCH], until)
-            except StoreError as error:
-                return (*unanswered, *due[start:]), error
-        return unanswered, _no_answer() if unanswered else None
 
     async def renew(self, due: Sequence[LeaseState], until: float) -> list[LeaseState]:
         """Extend the leases with one request. Return those without an answer."""

@@ -99,18 +99,7 @@ async def clean_up(ports: Ports, name: str, holder: str, ttl: float, *, inline: 
     runtime = ports.runtime
 
     async def persist() -> None:
-        gone_at = runtime.now() + ttl
-        failures = 0
-        while runtime.now() < gone_at:
-            try:
-                await _end(ports, name, holder, keep_until, runtime.now() + BUDGET)
-                return
-            except StoreUnavailable:
-                failures += 1
-                await runtime.sleep(backoff(failures, runtime.random()))
-            except LockError as error:
-                _log_refusal(name, error)
-                return
+        await remove(ports, name, holder, runtime.now() + ttl, keep_until)
 
     async def first_attempt() -> None:
         try:
@@ -124,6 +113,22 @@ async def clean_up(ports: Ports, name: str, holder: str, ttl: float, *, inline: 
         await runtime.finish(first_attempt, "clean-up", CLEAN_UP_PATIENCE)
     else:
         runtime.spawn(persist, "clean-up")
+
+
+async def remove(ports: Ports, name: str, holder: str, gone_at: float, keep_until: float = 0.0) -> None:
+    """Remove a grant or ticket that may exist: retry until the store answers or `gone_at`, when it has expired."""
+    runtime = ports.runtime
+    failures = 0
+    while runtime.now() < gone_at:
+        try:
+            await _end(ports, name, holder, keep_until, runtime.now() + BUDGET)
+            return
+        except StoreUnavailable:
+            failures += 1
+            await runtime.sleep(backoff(failures, runtime.random()))
+        except LockError as error:
+            _log_refusal(name, error)
+            return
 
 
 def _log_refusal(name: str, error: LockError) -> None:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from lockfast import values
@@ -52,15 +53,13 @@ MAX_TIMES_AHEAD = 3  # how often a contender that is ahead in a split vote waits
 Request = Callable[[Member, float], Coroutine[Any, Any, Any]]  # a member, and the moment when its reply is too late
 
 
+@dataclass(slots=True)
 class ClaimRecord:
     """A claim as it was sent, the numbers of the members that got it, and the fence it was granted (0: none yet)."""
 
-    __slots__ = ("claim", "fence", "sent_to")
-
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
-        self.sent_to: set[int] = set()
-        self.fence = 0
+    claim: Claim
+    fence: int = 0
+    sent_to: set[int] = field(default_factory=set)
 
 
 class QuorumMailbox:
