@@ -96,8 +96,8 @@ MUTANTS: dict[str, Mutant] = {
     "the next waiter is not notified": rule(
         "_grant_to_head", "_notify_head(tx, name, head.ttl)", "pass", contract.first_notification
     ),
-    "an earlier ticket is ignored": rule(
-        "_enqueue", "if enqueue.ticket is None or enqueue.ticket >= ticket:", "if True:", contract.tickets
+    "an earlier ticket is ignored": sql(
+        "enqueue", "ticket = min(ticket, excluded.ticket)", "ticket = ticket", contract.tickets
     ),
 }
 

@@ -1,7 +1,7 @@
 -- Every statement of the embedded store, each under its name and contract.
 --
 -- Parameters are positional, in the order of the contract. "Changes n rows" is the cursor's rowcount. Needs only
--- SQLite 3.24: RETURNING would need 3.35.
+-- SQLite 3.25: RETURNING would need 3.35.
 
 -- acquire_free: fast path: grant a lock without reading it first.
 -- In: name, fence (wall time), holder, owner, now, expires_at, fences.
@@ -44,15 +44,13 @@ UPDATE lock SET fence = ?, holder = NULL, owner = '', expires_at = ? WHERE name 
 SELECT holder, address, attempt, ttl, owner, fences, expires_at
 FROM waiter WHERE name = ? ORDER BY ticket, holder LIMIT 1;
 
--- refresh_waiter: renew a ticket. In: address, attempt, expires_at, name, holder. Changes 1 row if the waiter has one.
-UPDATE waiter SET address = ?, attempt = ?, expires_at = ? WHERE name = ? AND holder = ?;
-
--- set_ticket: move a waiter to an earlier ticket that it had before. In: ticket, name, holder.
-UPDATE waiter SET ticket = ? WHERE name = ? AND holder = ?;
-
--- enqueue: add a waiter. In: name, ticket, holder, address, attempt, ttl, owner, fences, now, expires_at.
+-- enqueue: add a waiter, or refresh it if it is in the queue. Of two tickets the earlier one counts.
+-- In: name, ticket, holder, address, attempt, ttl, owner, fences, now, expires_at.
 INSERT INTO waiter (name, ticket, holder, address, attempt, ttl, owner, fences, since, expires_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (name, holder) DO UPDATE SET
+    ticket = min(ticket, excluded.ticket), address = excluded.address, attempt = excluded.attempt,
+    expires_at = excluded.expires_at;
 
 -- last_ticket: In: name. Out: the greatest ticket, NULL for an empty queue.
 SELECT max(ticket) FROM waiter WHERE name = ?;

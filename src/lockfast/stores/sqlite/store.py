@@ -327,17 +327,7 @@ class SqliteStore(Store):
             log.debug("Could not sweep the lock file now: %s", error)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
-        def renewed(connection: sqlite3.Connection, renewal: Renewal) -> bool:
-            now = self._now()
-            statement = SQL["set_expiry" if renewal.final else "renew"]
-            return connection.execute(statement, (now + renewal.ttl, renewal.name, renewal.holder, now)).rowcount > 0
-
-        def work(connection: sqlite3.Connection) -> list[bool]:
-            with connection:
-                connection.execute("BEGIN IMMEDIATE")
-                return [renewed(connection, renewal) for renewal in renewals]
-
-        return await self._database.run(work, until)
+        return await self._transact(lambda tx: [transactions.renew(tx, renewal) for renewal in renewals], until)
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         def work(connection: sqlite3.Connection) -> int:

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from lockfast import values
 from lockfast.stores.sqlite.connection import SQL
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Owner, Page, Queued, Taken, WaiterInfo
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Owner, Page, Queued, Renewal, Taken, WaiterInfo
 
 MOST_SHOWN = 1000
 PAGE = 500
@@ -96,7 +96,7 @@ def acquire(tx: Transaction, claim: Claim, enqueue: Enqueue | None) -> Answer:
         if lock.holder is None:
             return Granted(_grant(tx, claim, lock.fence))
     elif lock.holder == claim.holder:
-        _renew(tx, claim)
+        renew(tx, Renewal(claim.name, claim.holder, claim.ttl))
     if lock.holder == claim.holder:
         return Granted(lock.fence)
     if enqueue is None:
@@ -104,6 +104,11 @@ def acquire(tx: Transaction, claim: Claim, enqueue: Enqueue | None) -> Answer:
     ticket = _enqueue(tx, claim, enqueue)
     position: int = tx.execute(SQL["position"], (claim.name, ticket)).fetchone()[0]
     return Queued(ticket, position, lock.ttl_left)
+
+
+def renew(tx: Transaction, renewal: Renewal) -> bool:
+    statement = SQL["set_expiry" if renewal.final else "renew"]
+    return tx.execute(statement, (tx.now + renewal.ttl, renewal.name, renewal.holder, tx.now)).rowcount > 0
 
 
 def release(tx: Transaction, name: str, holder: str) -> bool:
@@ -124,7 +129,7 @@ def release(tx: Transaction, name: str, holder: str) -> bool:
 def adopt(tx: Transaction, claim: Claim, old_holder: str) -> Granted | None:
     lock = _read(tx, claim.name)
     if lock.holder == claim.holder:
-        _renew(tx, claim)
+        renew(tx, Renewal(claim.name, claim.holder, claim.ttl))
         return Granted(lock.fence)
     if lock.holder is None or lock.holder != old_holder:
         return None
@@ -228,26 +233,16 @@ def _next_fence(tx: Transaction, last: int, count: int = 1) -> int:
     return max(last + count, tx.wall_us)
 
 
-def _renew(tx: Transaction, claim: Claim) -> None:
-    tx.execute(SQL["renew"], (tx.now + claim.ttl, claim.name, claim.holder, tx.now))
-
-
 def _enqueue(tx: Transaction, claim: Claim, enqueue: Enqueue) -> int:
-    """Refresh the waiter's ticket, or add the waiter; return the ticket."""
-    name, holder, expires_at = claim.name, claim.holder, tx.now + claim.ttl
-    refreshed = (enqueue.address, enqueue.attempt, expires_at, name, holder)
-    if tx.execute(SQL["refresh_waiter"], refreshed).rowcount:
-        ticket: int = tx.execute(SQL["ticket"], (name, holder)).fetchone()[0]
-        if enqueue.ticket is None or enqueue.ticket >= ticket:
-            return ticket
-        tx.execute(SQL["set_ticket"], (enqueue.ticket, name, holder))  # the earlier ticket counts
-        return enqueue.ticket
-    # A waiter that was removed because it was unreachable returns with its ticket, to its old position.
-    if enqueue.ticket is None:
+    """Add the waiter, or refresh its ticket; return the ticket.
+
+    A waiter that was removed because it was unreachable returns with its ticket, to its old position.
+    """
+    name, holder, ticket = claim.name, claim.holder, enqueue.ticket
+    if ticket is None:
         last: int | None = tx.execute(SQL["last_ticket"], (name,)).fetchone()[0]
         ticket = max((last or 0) + 1, tx.wall_us)
-    else:
-        ticket = enqueue.ticket
     waiter = (name, ticket, holder, enqueue.address, enqueue.attempt, claim.ttl, claim.owner, claim.fences)
-    tx.execute(SQL["enqueue"], (*waiter, tx.now, expires_at))
-    return ticket
+    tx.execute(SQL["enqueue"], (*waiter, tx.now, tx.now + claim.ttl))
+    kept: int = tx.execute(SQL["ticket"], (name, holder)).fetchone()[0]
+    return kept
