@@ -62,6 +62,14 @@ def _step(
     return on_result(number, outcome)
 
 
+def run_logged(work: Work, name: str) -> None:
+    """Run a background task to its end; log its error."""
+    try:
+        run(work())
+    except Exception:
+        log.exception("A background task of lockfast failed: %s", name)
+
+
 class ThreadRuntime:
     """Time, randomness and tasks for threads."""
 
@@ -88,14 +96,8 @@ class ThreadRuntime:
         time.sleep(max(0.0, seconds))  # noqa: ASYNC251 - on threads a port blocks
 
     def spawn(self, work: Work, name: str) -> bool:
-        def body() -> None:
-            try:
-                run(work())
-            except Exception:
-                log.exception("A background task of lockfast failed: %s", name)
-
         try:
-            threading.Thread(target=body, name=f"lockfast-{name}", daemon=True).start()
+            threading.Thread(target=run_logged, args=(work, name), name=f"lockfast-{name}", daemon=True).start()
             return True
         except RuntimeError as error:
             if sys.is_finalizing() or "shutdown" in str(error):

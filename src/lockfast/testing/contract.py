@@ -39,6 +39,7 @@ T = TypeVar("T")
 PATIENCE = 10.0  # seconds that a check waits for an event that is due at once
 LONG = 30.0  # a ttl that outlasts every check, in seconds
 BRIEF = 0.05  # a ttl that expires during a check, in seconds
+JOINS = "a claim with an inbox joins the queue of a held lock"
 
 
 class ContractBroken(AssertionError):
@@ -66,9 +67,13 @@ class Bench:
     def claim(self, label: str, ttl: float = LONG) -> Claim:
         return Claim(self.name, self.runtime.new_holder_id(), ttl, Owner("host", 1, label).encode())
 
+    async def answer(self, kind: type[T], rule: str, store: Store, claim: Claim, enqueue: Enqueue | None = None) -> T:
+        """Send a claim, whose answer must be of this kind."""
+        return as_a(kind, await store.acquire(claim, enqueue, self.until()), rule)
+
     async def acquire(self, store: Store, claim: Claim) -> int:
         """Acquire a free lock; return its fence."""
-        return as_a(Granted, await store.acquire(claim, None, self.until()), "a free lock is granted").fence
+        return (await self.answer(Granted, "a free lock is granted", store, claim)).fence
 
     async def acquire_expired(self, store: Store, claim: Claim, rule: str) -> Granted:
         """Retry until the lock has expired and `claim` is granted."""
@@ -90,8 +95,7 @@ class Bench:
     ) -> tuple[Mailbox, Queued]:
         """Join the queue of a held lock."""
         box = await self.mailbox(store, claim.holder)
-        answer = await store.acquire(claim, Enqueue(box.address, attempt, ticket), self.until())
-        return box, as_a(Queued, answer, "a claim with an inbox joins the queue of a held lock")
+        return box, await self.answer(Queued, JOINS, store, claim, Enqueue(box.address, attempt, ticket))
 
     async def next_grant(self, box: Mailbox) -> GrantNotification:
         """Wait for a grant notification; skip "you are first" notifications."""
@@ -140,8 +144,7 @@ async def repeated_acquire(bench: Bench) -> None:
     """A claim repeated after a lost reply returns the same grant, with the full ttl from now."""
     store, claim = bench.store(), bench.claim("a", ttl=1)
     fence = await bench.acquire(store, claim)
-    answer = await store.acquire(claim._replace(ttl=LONG), None, bench.until())
-    repeated = as_a(Granted, answer, "a repeated claim is granted")
+    repeated = await bench.answer(Granted, "a repeated claim is granted", store, claim._replace(ttl=LONG))
     equal(repeated.fence, fence, "a repeated claim keeps its fence")
     more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a repeated claim renews the full ttl")
 
@@ -150,7 +153,7 @@ async def denied_without_queueing(bench: Bench) -> None:
     """A claim without an inbox is denied while the lock is held, and leaves no ticket."""
     store, other = bench.store(), bench.store()
     await bench.acquire(store, bench.claim("a"))
-    answer = as_a(Taken, await other.acquire(bench.claim("b"), None, bench.until()), "a held lock is denied")
+    answer = await bench.answer(Taken, "a held lock is denied", other, bench.claim("b"))
     more(answer.ttl_left or 0, LONG / 2, "the denial reports the holder's remaining ttl")
     equal((await bench.inspect(other)).waiting, 0, "a denied claim leaves no ticket")
 
@@ -160,14 +163,13 @@ async def hand_off(bench: Bench) -> None:
     store, other, first, second = bench.store(), bench.store(), bench.claim("a"), bench.claim("b")
     fence = await bench.acquire(store, first)
     box, _ = await bench.enqueue(other, second)
-    repeat = await other.acquire(second, Enqueue(box.address, 2, None), bench.until())
-    as_a(Queued, repeat, "a repeated claim stays queued")
+    await bench.answer(Queued, "a repeated claim stays queued", other, second, Enqueue(box.address, 2, None))
     equal(await store.release(bench.name, first.holder, bench.until()), True, "the holder's release frees the lock")
     notification = await bench.next_grant(box)
     equal(notification.attempt, 2, "a grant notification names the last attempt")
     more(notification.fence, fence, "fences grow")
-    answer = await other.acquire(second, Enqueue(box.address, 3, None), bench.until())
-    confirmed = as_a(Granted, answer, "a request confirms a notified grant")
+    rule, enqueue = "a request confirms a notified grant", Enqueue(box.address, 3, None)
+    confirmed = await bench.answer(Granted, rule, other, second, enqueue)
     equal(confirmed.fence, notification.fence, "the confirmation has the fence of the notification")
 
 
@@ -197,8 +199,7 @@ async def queue_order(bench: Bench) -> None:
     boxes = [(await bench.enqueue(stores[at % 2], claim))[0] for at, claim in enumerate(claims)]
     for claim, box in zip(claims, boxes, strict=True):
         await stores[0].release(bench.name, holder.holder, bench.until())
-        attempted = await stores[1].acquire(bench.claim("new"), None, bench.until())
-        as_a(Taken, attempted, "a lock that was handed off is denied to a newcomer")
+        await bench.answer(Taken, "a lock that was handed off is denied to a newcomer", stores[1], bench.claim("new"))
         notification = await bench.next_grant(box)
         more(notification.fence, fence, "fences grow from holder to holder")
         holder, fence = claim, notification.fence
@@ -246,7 +247,7 @@ async def renewal(bench: Bench) -> None:
     more(left, LONG / 2, "a renewal sets the ttl that it names")
     more(LONG + 0.001, left, "a stranger's renewal changes nothing")
     equal(await store.renew([own._replace(ttl=1.0)], bench.until()), [True], "a renewal with a shorter ttl is valid")
-    as_a(Granted, await store.acquire(claim, None, bench.until()), "a repeated claim is granted")
+    await bench.answer(Granted, "a repeated claim is granted", store, claim)
     more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "neither of them shortens a grant")
     free = await store.inspect(bench.name + ":free", bench.until())
     equal(free.locked, False, "a renewal never acquires a free lock")
@@ -309,12 +310,10 @@ async def expiry_hand_off(bench: Bench) -> None:
     box = await bench.mailbox(other, first.holder)  # connecting may take longer than the brief ttl
     await bench.inspect(other)
     await bench.acquire(store, claim)
-    answer = await other.acquire(first, Enqueue(box.address, 1, None), bench.until())
-    as_a(Queued, answer, "a claim with an inbox joins the queue of a held lock")
+    await bench.answer(Queued, JOINS, other, first, Enqueue(box.address, 1, None))
 
     async def handed_off() -> bool | None:
-        answer = await store.acquire(bench.claim("c"), None, bench.until())
-        as_a(Taken, answer, "a newcomer does not overtake a waiter")
+        await bench.answer(Taken, "a newcomer does not overtake a waiter", store, bench.claim("c"))
         return (await bench.inspect(store)).holder == first.holder or None
 
     await bench.poll(handed_off, "an expired lock is granted to the first waiter")

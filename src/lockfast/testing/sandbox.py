@@ -14,7 +14,6 @@ Both flavours share one store and one clock, and nothing sleeps: the clock jumps
 from __future__ import annotations
 
 import asyncio
-import logging
 import selectors
 import threading
 from collections.abc import Callable, Coroutine
@@ -26,14 +25,11 @@ from lockfast.client.locks import AsyncLocks, Locks
 from lockfast.errors import StoreUnavailable
 from lockfast.ports import Work
 from lockfast.runtime.asyncio import AsyncioRuntime
-from lockfast.runtime.base import run
-from lockfast.runtime.threads import ThreadRuntime
+from lockfast.runtime.threads import ThreadRuntime, run_logged
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.values import Claim, FirstNotification, Granted, GrantNotification, Owner, lock_name
 
 __all__ = ["Held", "Sandbox", "Stuck"]
-
-log = logging.getLogger("lockfast")
 
 T = TypeVar("T")
 
@@ -317,9 +313,7 @@ class Scheduler:
         self._local.actor = actor
         actor.gate.acquire()
         try:
-            run(work())
-        except Exception:
-            log.exception("A background task of lockfast failed: %s", actor.name)
+            run_logged(work, actor.name)
         finally:
             actor.done = True
             self._yielded.release()
