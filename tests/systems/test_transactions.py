@@ -18,7 +18,7 @@ from lockfast import State, StoreRefused, StoreUnavailable
 from lockfast.client.guarantees import Verdict
 from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
-from lockfast.stores.redis.fallback.transactions import FairMutex
+from lockfast.stores.redis.store import FairMutex
 from tests.contract.driver import done, held
 from tests.contract.stores import NO_SCRIPTS
 from tests.support.proxy import FaultProxy

@@ -10,14 +10,16 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from copy import copy
 from functools import lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
-from lockfast.errors import StoreError, StoreProtocolError, StoreRefused, shown
+from lockfast.errors import StoreError, StoreProtocolError, StoreRefused, StoreUnavailable, shown
 from lockfast.facts import Facts, Topology
-from lockfast.ports import Capabilities, Mailbox, Store, WatchedValue
+from lockfast.ports import Capabilities, Mailbox, Runtime, Store, Waker, WatchedValue
 from lockfast.stores.redis.keys import MARK_PREFIX, META_PATTERN, keys_of, name_of
 from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.lua.scripts import Script
@@ -415,6 +417,53 @@ class RedisMember(RedisStore):
 
     def _prepare_release(self, claim: Claim, position: int) -> None:
         return  # `release` above does not use prepared requests
+
+
+class MutexBusy(StoreUnavailable):
+    """A `FairMutex` stayed locked."""
+
+
+class FairMutex:
+    """A mutex in both flavours, first come, first served.
+
+    Invariant: `_locked` stays set while the mutex passes to the first of `_waiting`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.reset()
+
+    def reset(self) -> None:
+        """Unlock and drop all waiters: in a forked child they do not exist."""
+        self._mutex = self._runtime.mutex()
+        self._waiting: deque[Waker | None] = deque()
+        self._locked = False
+
+    @asynccontextmanager
+    async def held(self, until: float) -> AsyncIterator[None]:
+        """Hold the mutex inside the block; raise `StoreUnavailable` if it stays locked until then."""
+        with self._mutex:
+            waker = self._runtime.waker() if self._locked else None
+            if waker is not None:
+                self._waiting.append(waker)
+            self._locked = True
+        try:
+            if waker is not None and not await waker.wait(until):
+                raise MutexBusy("The connection is busy with other requests, so nothing was sent. Try again.")
+            yield
+        finally:
+            self._leave(waker)
+
+    def _leave(self, waker: Waker | None) -> None:
+        following = None
+        with self._mutex:
+            if waker in self._waiting:  # it gave up
+                self._waiting.remove(waker)
+            elif self._waiting:
+                following = self._waiting.popleft()
+            else:
+                self._locked = False
+        if following is not None:
+            following.wake()
 
 
 def _unexpected(name: str, reply: object) -> StoreError:

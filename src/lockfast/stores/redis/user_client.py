@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
@@ -55,12 +56,12 @@ def reply_of(error: Exception) -> ReplyError:
     raise StoreUnavailable(problem, outcome=Outcome.UNKNOWN) from error
 
 
+@dataclass(eq=False)
 class WatchedKey:
     """A connection that watches one key. Error replies are raised."""
 
-    def __init__(self, pipe: Any, key: str | bytes) -> None:
-        self._pipe = pipe
-        self._key = key
+    _pipe: Any
+    _key: str | bytes
 
     async def call(self, command: str) -> Any:
         try:

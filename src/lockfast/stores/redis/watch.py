@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from lockfast.errors import Outcome, StoreUnavailable, closed_error, shown
@@ -32,13 +33,13 @@ _inherited: list[TaskWatchConnection] = []
 UNWATCH, MULTI, EXEC = pack(b"UNWATCH"), pack(b"MULTI"), pack(b"EXEC")
 
 
+@dataclass(eq=False)
 class WatchConnection(ABC):
     """A connection of the client library, for one exchange at a time."""
 
-    def __init__(self, new_connection: ConnectionFactory, runtime: Runtime) -> None:
-        self._new_connection = new_connection
-        self._runtime = runtime
-        self._connection: Any = None
+    _new_connection: ConnectionFactory
+    _runtime: Runtime
+    _connection: Any = None
 
     async def connect(self, until: float) -> None:
         limit = max(MIN_CONNECT_TIME, until - self._runtime.now())
@@ -149,14 +150,14 @@ class WatchConnections:
             self._idle.pop().reset()
 
 
+@dataclass(eq=False)
 class WatchedKeyValue:
     """`ports.WatchedValue`."""
 
-    def __init__(self, connections: WatchConnections, connection: WatchConnection, key: str) -> None:
-        self._connections = connections
-        self._connection = connection
-        self._key = key
-        self.value: bytes | None = None
+    _connections: WatchConnections
+    _connection: WatchConnection
+    _key: str
+    value: bytes | None = None
 
     async def read(self, until: float) -> None:
         key = self._key.encode()

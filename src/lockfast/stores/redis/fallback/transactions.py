@@ -17,9 +17,8 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from math import ceil
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -30,7 +29,7 @@ from lockfast.stores.redis.keys import Keys, keys_of
 from lockfast.stores.redis.protocol.error_replies import code_of, denies_scripts
 from lockfast.stores.redis.protocol.replies import info_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
-from lockfast.stores.redis.store import Inbox, RedisStore, Wire
+from lockfast.stores.redis.store import FairMutex, Inbox, RedisStore, Wire
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken, clean
 
 log = logging.getLogger("lockfast")
@@ -397,54 +396,6 @@ def decide_force_release(keys: Keys, holder: str, found: Found) -> Decision[bool
     fence = max(found.now_us, found.fence + 1)
     meta = pack(b"SET", keys.meta, b"%d - " % fence, b"PX", b"%d" % DAY_MS)
     return Decision(True, (pack(b"DEL", keys.lock), meta))
-
-
-# Waiting: for the connection, and for the lock
-
-
-class FairMutex:
-    """A mutex in both flavours, first come, first served.
-
-    Invariant: `_locked` stays set while the mutex passes to the first of `_waiting`."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self.reset()
-
-    def reset(self) -> None:
-        """Unlock and drop all waiters: in a forked child they do not exist."""
-        self._mutex = self._runtime.mutex()
-        self._waiting: deque[Waker | None] = deque()
-        self._locked = False
-
-    @asynccontextmanager
-    async def held(self, until: float) -> AsyncIterator[None]:
-        """Hold the mutex inside the block; raise `StoreUnavailable` if it stays locked until then."""
-        with self._mutex:
-            waker = self._runtime.waker() if self._locked else None
-            if waker is not None:
-                self._waiting.append(waker)
-            self._locked = True
-        try:
-            if waker is not None and not await waker.wait(until):
-                raise StoreUnavailable(
-                    "The connection is busy with other transactions, so nothing was sent. Try again."
-                )
-            yield
-        finally:
-            self._leave(waker)
-
-    def _leave(self, waker: Waker | None) -> None:
-        following = None
-        with self._mutex:
-            if waker in self._waiting:  # it gave up
-                self._waiting.remove(waker)
-            elif self._waiting:
-                following = self._waiting.popleft()
-            else:
-                self._locked = False
-        if following is not None:
-            following.wake()
 
 
 class PollingInbox:

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from lockfast.errors import LockError, Outcome, StoreError, StoreProtocolError, StoreUnavailable, closed_error, shown
 from lockfast.facts import Facts
@@ -84,20 +84,18 @@ class ClusterNode:
 _failed = attrgetter("failed")
 
 
+@dataclass(eq=False, slots=True)
 class ClusterMailbox:
     """`ports.Mailbox`. `_box` is the mailbox at the node of the last request.
 
     `ClusterStore.acquire` moves it with `open_at` before each request that enqueues, and sends the address there."""
 
-    __slots__ = ("_box", "_boxes", "_holder", "_node")
+    address: ClassVar = ""
 
-    address = ""
-
-    def __init__(self, boxes: dict[str, ClusterMailbox], holder: str) -> None:
-        self._boxes = boxes
-        self._holder = holder
-        self._node: ClusterNode | None = None
-        self._box: InboxMailbox[Any] | None = None
+    _boxes: dict[str, ClusterMailbox]
+    _holder: str
+    _node: ClusterNode | None = None
+    _box: InboxMailbox[Any] | None = None
 
     async def open(self, until: float) -> None:
         self._boxes[self._holder] = self

@@ -24,15 +24,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from lockfast.errors import Outcome, StoreError, StoreRefused, StoreUnavailable, shown
 from lockfast.facts import Facts
-from lockfast.ports import Runtime, Waker
+from lockfast.ports import Runtime
 from lockfast.stores.redis.protocol.error_replies import UnknownCommand, error_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
-from lockfast.stores.redis.store import Inbox, RedisStore, Wire
+from lockfast.stores.redis.store import FairMutex, Inbox, MutexBusy, RedisStore, Wire
 from lockfast.stores.redis.urls import Address
 from lockfast.stores.redis.user_client import settled
 from lockfast.values import Answer, Claim, Enqueue, Granted, Renewal, clean
@@ -68,48 +69,40 @@ class Sentinel(NamedTuple):
         return dict(zip(words[::2], words[1::2], strict=True))
 
 
+@dataclass(eq=False)
 class Sentinels:
     """The sentinels of one service. `on_new_master` is called when the master has changed."""
 
-    is_master = True
-    check_connection = False
+    is_master: ClassVar = True
+    check_connection: ClassVar = False
 
-    def __init__(
-        self,
-        service: str,
-        sentinels: Sequence[Sentinel],
-        flavour: str,
-        *,
-        min_other_sentinels: int = 0,
-        forced_ip: str | None = None,
-    ) -> None:
-        self.service_name = service
-        self.on_new_master: Callable[[], None] | None = None
-        self._master: Address | None = None
-        self._sentinels = list(sentinels)
-        self._flavour = flavour
-        self._min_others = min_other_sentinels
-        self._forced_ip = forced_ip
+    service_name: str
+    sentinels: Sequence[Sentinel]
+    flavour: str
+    min_other_sentinels: int = 0
+    forced_ip: str | None = None
+    on_new_master: Callable[[], None] | None = None
+    _master: Address | None = None
 
     def get_master_address(self) -> Address | Coroutine[Any, Any, Address]:
         """Called by the library's connections, which await the result in the async flavour."""
-        return _run(self._find()) if self._flavour == "threads" else self._find()
+        return _run(self._find()) if self.flavour == "threads" else self._find()
 
     async def _find(self) -> Address:
         """The master's address, from the first sentinel that knows a healthy one."""
         problem = "no sentinel is configured"
         give_up_at = time.monotonic() + SEARCH_LIMIT
-        for sentinel in tuple(self._sentinels):
+        for sentinel in tuple(self.sentinels):
             if time.monotonic() > give_up_at:
                 break
-            others = [one for one in self._sentinels if one is not sentinel]
-            self._sentinels = [*others, sentinel]  # if the caller is cancelled here, the next search starts elsewhere
+            others = [one for one in self.sentinels if one is not sentinel]
+            self.sentinels = [*others, sentinel]  # if the caller is cancelled here, the next search starts elsewhere
             try:
                 address = self._address(await sentinel.master(self.service_name))
             except Exception as error:
                 problem = clean(str(error), 120) or type(error).__name__
                 continue
-            self._sentinels = [sentinel, *others]
+            self.sentinels = [sentinel, *others]
             before, self._master = self._master, address
             if before not in (None, address):
                 log.warning("Service %s has a new master; reconnecting to it.", shown(self.service_name))
@@ -125,9 +118,9 @@ class Sentinels:
         flags = master["flags"].split(",")
         if "s_down" in flags or "o_down" in flags or "master" not in flags:
             raise LookupError("the master is down")
-        if int(master.get("num-other-sentinels", 0)) < self._min_others:
+        if int(master.get("num-other-sentinels", 0)) < self.min_other_sentinels:
             raise LookupError("the sentinel sees too few other sentinels")
-        return self._forced_ip or master["ip"], int(master["port"])
+        return self.forced_ip or master["ip"], int(master["port"])
 
 
 def _run(work: Coroutine[Any, Any, Address]) -> Address:
@@ -176,52 +169,31 @@ def ack_count(acks: ReplicaAcks, reply: Any) -> int:
 
 
 class SharedWait:
-    """One WAIT at a time, shared by all callers that wrote before it.
+    """One WAIT at a time, shared by all callers that wrote before it was sent.
 
-    Invariants: `_started` counts the WAITs sent. `_answered` is the number of the last one answered, with `_count`
-    acknowledgements. The end of a WAIT wakes all `_sleepers`."""
+    Invariants: `_sent` counts the WAITs. `_answered` is the number of the last one answered, with `_count`
+    acknowledgements."""
 
     def __init__(self, send_wait: Callable[[float], Awaitable[int]], runtime: Runtime) -> None:
         self._send_wait = send_wait
         self._runtime = runtime
-        self._mutex = runtime.mutex()
-        self._started = self._answered = self._count = 0
-        self._busy = False
-        self._sleepers: list[Waker] = []
+        self._mutex = FairMutex(runtime)
+        self._sent = self._answered = self._count = 0
 
     async def count(self, enough: int, until: float) -> int:
         """How many replicas have the caller's earlier writes; fewer than `enough` only if time ran out."""
-        mine, best = self._started + 1, -1
-        while True:
-            waker: Waker | None = None
-            with self._mutex:
-                if self._answered >= mine:
-                    best, mine = max(best, self._count), self._started + 1
-                if best >= enough or self._runtime.now() >= until:
-                    return best
-                if self._busy:
-                    waker = self._runtime.waker()
-                    self._sleepers.append(waker)
-                else:
-                    self._busy = True
-                    self._started += 1
-                    mine = self._started
-            if waker is not None:
-                await waker.wait(until)
-            else:
-                await self._wait(mine, until)
-
-    async def _wait(self, number: int, until: float) -> None:
-        try:
-            count = await self._send_wait(until)
-            with self._mutex:
-                self._answered, self._count = number, count
-        finally:
-            with self._mutex:
-                self._busy = False
-                sleepers, self._sleepers = self._sleepers, []
-            for sleeper in sleepers:
-                sleeper.wake()
+        mine, best = self._sent + 1, -1
+        while best < enough and self._runtime.now() < until:
+            try:
+                async with self._mutex.held(until):
+                    if self._answered < mine:
+                        self._sent = number = self._sent + 1
+                        self._count = await self._send_wait(until)
+                        self._answered = number
+                    best, mine = max(best, self._count), self._sent + 1
+            except MutexBusy:
+                break
+        return best
 
 
 class AcknowledgedStore(RedisStore):
