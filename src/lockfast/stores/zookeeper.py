@@ -55,8 +55,6 @@ ANY_VERSION = -1
 MOST_SHOWN = 200
 PAGE = 50
 
-Holder = tuple[str, str, int]  # holder id, owner, and ttl in milliseconds
-
 
 def lock_path(name: str) -> str:
     return f"{ROOT}/={quote(name, safe='')}"
@@ -111,8 +109,9 @@ class Node(NamedTuple):
         return max(0, now_ms - self.created_at_ms) / 1000
 
 
-def value(holder: str, owner: str, ttl_ms: int, attempt: int = 0, grant: str = "") -> bytes:
-    fields = {"holder": holder, "owner": owner, "ttl_ms": ttl_ms, "attempt": attempt, "grant": grant}
+def value(claim: Claim, attempt: int = 0, grant: str = "") -> bytes:
+    ttl_ms = ceil(round(claim.ttl * 1000, 6))  # 2.007 * 1000 is a little more than 2007
+    fields = {"holder": claim.holder, "owner": claim.owner, "ttl_ms": ttl_ms, "attempt": attempt, "grant": grant}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -216,16 +215,12 @@ class Session:
             self._closed = True
             client, self._client = self._client, None
         if client is not None:
-            await self._call(_stop, client)
+            await self._call(client.stop)
+            await self._call(client.close)
 
     def reset(self) -> None:
         self._mutex = self._runtime.mutex()
         self._client = None
-
-
-def _stop(client: Any) -> None:
-    client.stop()
-    client.close()
 
 
 def _unknown(reason: str) -> StoreUnavailable:
@@ -309,7 +304,7 @@ class ZooKeeperStore(Store):
     ) -> Queued | None:
         """Create or refresh the ticket. None if the lock changed meanwhile: its release may have missed the ticket."""
         prefix = waiter_prefix(claim.holder)
-        data = value(claim.holder, claim.owner, ceil(claim.ttl * 1000), enqueue.attempt)
+        data = value(claim, enqueue.attempt)
         own = next((child for child in await self._waiters(claim.name, until) if child.startswith(prefix)), None)
         if own is None:
             path = f"{lock_path(claim.name)}/{prefix}"
@@ -339,11 +334,12 @@ class ZooKeeperStore(Store):
             if waiter.is_expired(now_ms) and (claim is None or waiter.holder != claim.holder):
                 await self._delete(waiter.path, until, waiter.version)
                 continue
-            return await self._replace(name, old, ended, (waiter.holder, waiter.owner, waiter.ttl_ms), waiter, until)
-        return await self._replace(name, old, ended, None if claim is None else _holder_of(claim), None, until)
+            new = Claim(name, waiter.holder, waiter.ttl_ms / 1000, waiter.owner)
+            return await self._replace(name, old, ended, new, waiter, until)
+        return await self._replace(name, old, ended, claim, None, until)
 
     async def _replace(
-        self, name: str, old: Node | None, ended: Sequence[str], new: Holder | None, waiter: Node | None, until: float
+        self, name: str, old: Node | None, ended: Sequence[str], new: Claim | None, waiter: Node | None, until: float
     ) -> bool:
         """In one transaction: delete the grants `ended` and their node `old`, grant to `new`, and delete its ticket."""
 
@@ -354,7 +350,7 @@ class ZooKeeperStore(Store):
                 transaction.delete(old.path, old.version)
             if new is not None:
                 grant = self._runtime.new_holder_id()
-                transaction.create(holder_path(name), value(*new, grant=grant))
+                transaction.create(holder_path(name), value(new, grant=grant))
                 transaction.create(grant_path(name, grant))
             if waiter is not None:
                 transaction.delete(waiter.path, waiter.version)
@@ -379,8 +375,8 @@ class ZooKeeperStore(Store):
 
     async def _renew_node(self, name: str, held: Node, ttl: float, until: float, *, final: bool = False) -> bool:
         """Restart the ttl. Only a final renewal may shorten it."""
-        ttl_ms = ceil(ttl * 1000) if final else max(held.ttl_ms, ceil(ttl * 1000))
-        data = value(held.holder, held.owner, ttl_ms, held.attempt, held.grant)
+        claim = Claim(name, held.holder, ttl if final else max(ttl, held.ttl_ms / 1000), held.owner)
+        data = value(claim, held.attempt, held.grant)
 
         def change(transaction: Any) -> None:
             transaction.check(grant_path(name, held.grant), ANY_VERSION)
@@ -424,7 +420,7 @@ class ZooKeeperStore(Store):
                 continue
             if held is None or held.holder != old_holder or held.is_expired(await self._clock(until)):
                 return None
-            await self._replace(claim.name, held, [held.grant], _holder_of(claim), None, until)
+            await self._replace(claim.name, held, [held.grant], claim, None, until)
         raise _too_busy(claim.name)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
@@ -519,10 +515,6 @@ class ZooKeeperStore(Store):
             return await self._session.request(send, until)
         except (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError, errors.NotEmptyError):
             return None
-
-
-def _holder_of(claim: Claim) -> Holder:
-    return claim.holder, claim.owner, ceil(claim.ttl * 1000)
 
 
 def _too_busy(name: str) -> StoreUnavailable:

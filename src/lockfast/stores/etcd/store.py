@@ -13,6 +13,14 @@ Rules:
 - Conditions compare modification revisions, which etcd never repeats, not even for a key that is created again.
 - A fence is etcd's revision at the grant, which grows with every change in the cluster.
 - A lock is handed off in the transaction that releases it.
+
+Differences to the other stores:
+
+- etcd counts a ttl in whole seconds, and at least about two. A crashed holder's lock is free up to two seconds late.
+- etcd does not detect a dead waiter. A crashed waiter may be granted the lock, which then lasts for its ttl. A waiter
+  that did not refresh its ticket for its whole ttl loses it.
+- A waiter that becomes first in the queue is not notified.
+- A free lock has no fence to show.
 """
 
 from __future__ import annotations
