@@ -80,25 +80,13 @@ def name_function(name: NameOf, function: Callable[..., Any]) -> Callable[..., s
     for field in fields:
         if field not in signature.parameters:
             raise _template_error(template, f"the function has no argument {shown(field)}")
-    parameters = list(signature.parameters.values())
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    # Where each field is found in a call. None if a field names *args, **kwargs or a keyword-only argument.
-    positions = {
-        parameter.name: at
-        for at, parameter in enumerate(parameters)
-        if parameter.name in fields and parameter.kind in plain
-    }
-    simple = len(positions) == len(set(fields))
+    positional = [parameter.name for parameter in signature.parameters.values() if parameter.kind in plain]
+    simple = set(fields) <= set(positional)
 
     def name_of(*args: Any, **kwargs: Any) -> str:
-        values: dict[str, Any] = {}
-        if simple:
-            for field, at in positions.items():
-                if at < len(args):
-                    values[field] = args[at]
-                elif field in kwargs:
-                    values[field] = kwargs[field]
-        if len(values) < len(positions) or not simple:  # defaults, *args and **kwargs; and calls that do not fit
+        values = kwargs | dict(zip(positional, args, strict=False))
+        if not simple or not values.keys() >= set(fields):  # defaults, *args and **kwargs; and calls that do not fit
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             values = bound.arguments

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from lockfast.client.guard import NameOf, check_function, guarded, guarded_async, name_function
@@ -72,11 +72,10 @@ class Listing:
 class BaseLocks(Generic[LeaseT]):
     """The rules of `Locks` in both flavours. `session` is the seam for extensions."""
 
-    _is_async: bool
     _lock_class: type[BaseLock[LeaseT]]
 
     def __init__(self, store: Store, runtime: Runtime, **options: Unpack[SessionOptions]) -> None:
-        self.session = Session(store, runtime, is_async=self._is_async, **options)
+        self.session = Session(store, runtime, is_async=self._lock_class._is_async, **options)
 
     async def _adopt(self, text: str, options: LockOptions[LeaseT]) -> LeaseT:
         session = self.session
@@ -102,6 +101,16 @@ class BaseLocks(Generic[LeaseT]):
         claim = Claim(lock.name, holder, lock._options.ttl, lock._options.owner)
         return lock._lease(Grant(claim, fence, sent_at, valid_until(sent_at, claim.ttl)))
 
+    def _guard(self, name: NameOf, options: LockOptions[LeaseT], wrap: Callable[..., Any]) -> Callable[..., Any]:
+        self.session.options(options)  # report wrong options here, not at the first call
+
+        def decorate(function: Callable[..., Any]) -> Any:
+            check_function(function, is_async=self._lock_class._is_async)
+            name_of = name_function(name, function)
+            return wrap(function, lambda *args, **kwargs: self._lock_class(self, name_of(*args, **kwargs), **options))
+
+        return decorate
+
     def _listing(self, pattern: str, free: bool) -> Listing:
         self.session.ensure_open()
         return Listing(self.session.ports, pattern, free=free, patience=self.session.store_timeout)
@@ -126,7 +135,6 @@ class Locks(BaseLocks[Lease]):
     True
     """
 
-    _is_async = False
     _lock_class = Lock
 
     def lock(self, name: str, **options: Unpack[LockOptions[Lease]]) -> Lock:
@@ -198,14 +206,7 @@ class Locks(BaseLocks[Lease]):
         >>> deposit(7, amount=100)
         True
         """
-        self.session.options(options)  # report wrong options here, not at the first call
-
-        def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            check_function(function, is_async=False)
-            name_of = name_function(name, function)
-            return guarded(function, lambda *args, **kwargs: Lock(self, name_of(*args, **kwargs), **options))
-
-        return decorate
+        return self._guard(name, options, guarded)
 
     def update(
         self,
@@ -277,9 +278,7 @@ class Locks(BaseLocks[Lease]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -295,7 +294,6 @@ class AsyncLocks(BaseLocks[AsyncLease]):
     True
     """
 
-    _is_async = True
     _lock_class = AsyncLock
 
     def lock(self, name: str, **options: Unpack[LockOptions[AsyncLease]]) -> AsyncLock:
@@ -333,14 +331,7 @@ class AsyncLocks(BaseLocks[AsyncLease]):
         self, name: NameOf, **options: Unpack[LockOptions[AsyncLease]]
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Return a decorator for coroutine functions: each call runs under the lock that its arguments name."""
-        self.session.options(options)  # report wrong options here, not at the first call
-
-        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-            check_function(function, is_async=True)
-            name_of = name_function(name, function)
-            return guarded_async(function, lambda *args, **kwargs: AsyncLock(self, name_of(*args, **kwargs), **options))
-
-        return decorate
+        return self._guard(name, options, guarded_async)
 
     async def update(
         self,
@@ -378,9 +369,7 @@ class AsyncLocks(BaseLocks[AsyncLease]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

@@ -226,11 +226,6 @@ class QuorumStore(Store):
         graces = sorted(member.store.grace for member in self.members.all)
         return graces[self.members.majority - 1]
 
-    @property
-    def inbox_open(self) -> bool:
-        admitted = [member for member in self.members.all if member.admitted]
-        return bool(admitted) and all(member.store.inbox_open for member in admitted)
-
     def mailbox(self, holder: str) -> Mailbox:
         return QuorumMailbox(self, holder)
 
