@@ -144,7 +144,7 @@ class Session:
                 "A ZooKeeper URL needs kazoo, which is not installed. Run: pip install 'lockfast[zookeeper]'"
             ) from error
         self._new_client = kazoo.client.KazooClient
-        self.errors: Any = kazoo.exceptions
+        self._errors: Any = kazoo.exceptions
         self._runtime = runtime
         self._is_async = flavour == "asyncio"
         self._mutex = runtime.mutex()
@@ -176,18 +176,20 @@ class Session:
             return self._client
 
     async def request(self, send: Callable[[Any], Any], until: float) -> Any:
-        """Call `send(client)` and return the reply; raise kazoo's exception for an error reply."""
+        """Call `send(client)` and return the reply; None if a node is missing or another client changed it first."""
         client = self._started()
         limit = max(LEAST_LIMIT, until - self._runtime.now())
         if not self._connected.is_set() and not await self._call(self._connected.wait, limit):
             raise StoreUnavailable(
                 "Cannot connect to ZooKeeper; nothing was changed. Check that it is running, and the address."
             )
-        errors = self.errors
+        errors = self._errors
         try:
             if self._is_async:
                 return await self._reply(send(client), limit)
             return send(client).get(block=True, timeout=limit)
+        except (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError, errors.NotEmptyError):
+            return None
         except (TimeoutError, client.handler.timeout_exception) as error:
             raise _unknown("it did not reply in time") from error
         except (errors.ConnectionLoss, errors.SessionExpiredError, errors.ConnectionClosedError) as error:
@@ -272,7 +274,6 @@ class ZooKeeperStore(Store):
 
     def __init__(self, session: Session, runtime: Runtime) -> None:
         self._session = session
-        self._errors = session.errors
         self._runtime = runtime
         self.boxes: dict[str, ZooKeeperMailbox] = {}
         self.waits_cancelled = False
@@ -308,11 +309,15 @@ class ZooKeeperStore(Store):
         own = next((child for child in await self._waiters(claim.name, until) if child.startswith(prefix)), None)
         if own is None:
             path = f"{lock_path(claim.name)}/{prefix}"
-            created = await self._write(lambda one: one.create_async(path, data, sequence=True, makepath=True), until)
+            created = await self._session.request(
+                lambda one: one.create_async(path, data, sequence=True, makepath=True), until
+            )
             if created is None:
                 return None
             own = created.rpartition("/")[2]
-        stat = await self._write(lambda client: client.set_async(f"{lock_path(claim.name)}/{own}", data), until)
+        stat = await self._session.request(
+            lambda client: client.set_async(f"{lock_path(claim.name)}/{own}", data), until
+        )
         current = await self.read_holder(claim.name, until)
         if stat is None or current is None or current.created_by != held.created_by:
             return None
@@ -356,7 +361,7 @@ class ZooKeeperStore(Store):
                 transaction.delete(waiter.path, waiter.version)
 
         if old is None:
-            await self._write(lambda client: client.ensure_path_async(lock_path(name)), until)
+            await self._session.request(lambda client: client.ensure_path_async(lock_path(name)), until)
         return await self._transact(change, until)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
@@ -472,31 +477,23 @@ class ZooKeeperStore(Store):
         return await self._node(holder_path(name), until, watch)
 
     async def _node(self, path: str, until: float, watch: Callable[[Any], None] | None = None) -> Node | None:
-        try:
-            data, stat = await self._session.request(lambda client: client.get_async(path, watch=watch), until)
-        except self._errors.NoNodeError:
-            return None
-        return Node.of(path, data, stat)
+        found = await self._session.request(lambda client: client.get_async(path, watch=watch), until)
+        return None if found is None else Node.of(path, *found)
 
     async def _children(self, path: str, until: float) -> list[str]:
-        try:
-            return list(await self._session.request(lambda client: client.get_children_async(path), until))
-        except self._errors.NoNodeError:
-            return []
+        return await self._session.request(lambda client: client.get_children_async(path), until) or []
 
     async def _waiters(self, name: str, until: float) -> list[str]:
         return waiters_in(await self._children(lock_path(name), until))
 
     async def _clock(self, until: float) -> int:
         """ZooKeeper's time in milliseconds: the timestamp of a write."""
-        stat = await self._write(lambda client: client.set_async(ROOT, b""), until)
-        if stat is None:
-            await self._write(lambda client: client.ensure_path_async(ROOT), until)
-            stat = await self._session.request(lambda client: client.set_async(ROOT, b""), until)
+        while (stat := await self._session.request(lambda client: client.set_async(ROOT, b""), until)) is None:
+            await self._session.request(lambda client: client.ensure_path_async(ROOT), until)
         return int(stat.mtime)
 
     async def _delete(self, path: str, until: float, version: int = ANY_VERSION) -> None:
-        await self._write(lambda client: client.delete_async(path, version), until)
+        await self._session.request(lambda client: client.delete_async(path, version), until)
 
     async def _transact(self, change: Callable[[Any], None], until: float) -> bool:
         """Execute all operations of `change` or none. False after a lost race."""
@@ -507,14 +504,6 @@ class ZooKeeperStore(Store):
             return transaction.commit_async()
 
         return not any(isinstance(result, Exception) for result in await self._session.request(send, until))
-
-    async def _write(self, send: Callable[[Any], Any], until: float) -> Any:
-        """Send a write and return its result; None after a lost race."""
-        errors = self._errors
-        try:
-            return await self._session.request(send, until)
-        except (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError, errors.NotEmptyError):
-            return None
 
 
 def _too_busy(name: str) -> StoreUnavailable:
