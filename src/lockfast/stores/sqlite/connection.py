@@ -79,20 +79,6 @@ def open_or_create(path: str, boot: str) -> sqlite3.Connection:
     return connection
 
 
-def open_if_current(path: str, boot: str) -> sqlite3.Connection | None:
-    """Open the lock file if it has its tables and is of this boot; change nothing."""
-    connection = _connect(path)
-    try:
-        if _is_lock_file(connection, path) and _stored_boot(connection) == boot:
-            _configure(connection)
-            return connection
-    except BaseException:
-        connection.close()
-        raise
-    connection.close()
-    return None
-
-
 def wal_bytes(path: str) -> int:
     """The size of the write-ahead log. SQLite truncates it when it restarts the log (`journal_size_limit`)."""
     try:
@@ -217,24 +203,23 @@ def fast_acquire(url: str, name: str, ttl: float, owner: str) -> FastGrant | Non
         return None
     if not hasattr(time, "CLOCK_BOOTTIME") or os.urandom(1) == b"\0":
         return None
+    connection = grant = None
     try:
         path = os.path.realpath(checked_path(rest[1:]) if rest else default_path())
         check_folder(os.path.dirname(path))
         check_file(path)
-        connection = open_if_current(path, boot_id())
+        connection = _connect(path)
+        if _is_lock_file(connection, path) and _stored_boot(connection) == boot_id():
+            _configure(connection)
+            holder, sent_at, fence = os.urandom(15).hex(), _now(), time.time_ns() // 1000
+            row = (name, fence, holder, owner, sent_at, sent_at + ttl, 1)
+            if connection.execute(SQL["acquire_free"], row).rowcount:
+                grant = FastGrant(connection, path, name, holder, ttl, fence, sent_at)
     except (OSError, sqlite3.Error, ValueError):
-        return None  # the store meets the same error and explains it
-    if connection is None:
-        return None
-    holder, sent_at, fence = os.urandom(15).hex(), _now(), time.time_ns() // 1000
-    row = (name, fence, holder, owner, sent_at, sent_at + ttl, 1)
-    try:
-        if connection.execute(SQL["acquire_free"], row).rowcount:
-            return FastGrant(connection, path, name, holder, ttl, fence, sent_at)
-    except sqlite3.DatabaseError:
-        pass  # the file is busy or damaged; nothing was changed
-    connection.close()
-    return None
+        pass  # the store meets the same error and explains it
+    if connection is not None and grant is None:
+        connection.close()
+    return grant
 
 
 def _is_plain(text: str) -> bool:
