@@ -225,8 +225,7 @@ def _quorum(
 
 
 def _check_servers(addresses: Sequence[str]) -> None:
-    """Refuse a list that is no quorum, or that names a server twice, whatever the database: it is the server that
-    fails."""
+    """Refuse a list that is no quorum. Two databases of one server count as one: they fail together."""
     import logging
 
     from lockfast.errors import ConfigurationError

@@ -45,7 +45,7 @@ def check_function(function: Any, *, is_async: bool) -> None:
 
 
 def guarded(function: Callable[P, Any], block: Callable[P, Any]) -> Callable[P, Any]:
-    """Run each call of `function` in the `with` block that `block` returns; a false lease is the result instead."""
+    """Wrap `function`: each call runs inside `with block(...)`. If that yields a false value, the call returns it."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -58,7 +58,7 @@ def guarded(function: Callable[P, Any], block: Callable[P, Any]) -> Callable[P, 
 def guarded_async(
     function: Callable[P, Awaitable[Any]], block: Callable[P, Any]
 ) -> Callable[P, Coroutine[Any, Any, Any]]:
-    """Do the same for a coroutine function, with `async with`."""
+    """Wrap a coroutine function in the same way, with `async with`."""
 
     @functools.wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> Any:

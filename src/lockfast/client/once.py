@@ -66,7 +66,7 @@ class Skipped:
 
 
 class Schedule(NamedTuple):
-    """For how many seconds from its start a run keeps others from starting; `kept` applies if it was successful."""
+    """Seconds from its start in which a run prevents another: `at_least` always, `kept` if it was successful."""
 
     at_least: float
     kept: float

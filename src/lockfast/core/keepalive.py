@@ -148,7 +148,7 @@ class Keepalive:
         self._clean_ups.add(lambda: remove(self._ports, lease.name, lease.holder, gone_at))
 
     def _on_change(self, name: str | None) -> None:
-        """An external change of a lock: renew it now instead of at the next renewal."""
+        """A lock was changed externally, or any lock if `name` is None: renew it now to find out whether it is lost."""
         self._changed.append(name)
         self._wake()
 

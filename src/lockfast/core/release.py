@@ -116,7 +116,7 @@ async def clean_up(ports: Ports, name: str, holder: str, ttl: float, *, inline: 
 
 
 async def remove(ports: Ports, name: str, holder: str, gone_at: float, keep_until: float = 0.0) -> None:
-    """Remove a grant or ticket that may exist: retry until the store answers or `gone_at`, when it has expired."""
+    """Remove a grant or ticket that may exist. Retry until the store answers, or until it has expired at `gone_at`."""
     runtime = ports.runtime
     failures = 0
     while runtime.now() < gone_at:
