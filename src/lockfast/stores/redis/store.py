@@ -77,14 +77,25 @@ class Inbox(Connection, Protocol):
     def mailbox(self, holder: str) -> Mailbox: ...
 
 
-class MemberWire(Wire, Protocol):
+class TransportWire(Wire, Protocol):
+    """What the wires of `transport/` offer to a quorum and to transactions."""
+
     @property
-    def silent_since(self) -> float | None: ...
+    def silent_since(self) -> float | None:
+        """When the oldest unanswered request was sent; None if there is none."""
 
     async def connect(self, until: float) -> bool: ...
 
+    async def post(self, requests: Sequence[bytes], until: float, on: Any = None) -> Any:
+        """Send the requests together. The result starts with the connection and goes to `collect`.
 
-class MemberInbox(Inbox, Protocol):
+        With `on`, use that connection; if it is gone, raise `StoreUnavailable` with nothing sent."""
+
+    async def collect(self, posted: Any, until: float) -> list[Any]:
+        """Return a reply for each request."""
+
+
+class TransportInbox(Inbox, Protocol):
     async def connect(self, until: float) -> bool: ...
 
 
@@ -240,9 +251,7 @@ class RedisStore(Store):
         key = claim.name, claim.holder
         if key in self.prepared_releases:
             return  # a repeated request
-        if (
-            len(self.prepared_releases) >= MAX_PREPARED_RELEASES
-        ):  # some belong to leases that were lost and never released
+        if len(self.prepared_releases) >= MAX_PREPARED_RELEASES:  # most belong to lost leases, never released
             self.prepared_releases.clear()
         self._ping_last = position == 0 or not self._ping_last
         self.prepared_releases[key] = (release_request(claim.name, claim.holder), (PING,) if self._ping_last else ())
@@ -383,10 +392,10 @@ class RedisStore(Store):
 class RedisMember(RedisStore):
     """`ports.MemberStore`: one server as a member of a quorum."""
 
-    wire: MemberWire
-    inbox: MemberInbox
+    wire: TransportWire
+    inbox: TransportInbox
 
-    def __init__(self, wire: MemberWire, inbox: MemberInbox) -> None:
+    def __init__(self, wire: TransportWire, inbox: TransportInbox) -> None:
         super().__init__(wire, inbox, reasserts=True)
 
     @property

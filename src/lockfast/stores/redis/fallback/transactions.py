@@ -20,7 +20,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from math import ceil
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from lockfast.errors import Outcome, StoreError, StoreProtocolError, StoreRefused, StoreUnavailable, shown
 from lockfast.facts import Facts, Topology
@@ -29,7 +29,7 @@ from lockfast.stores.redis.keys import Keys, keys_of
 from lockfast.stores.redis.protocol.error_replies import code_of, denies_scripts
 from lockfast.stores.redis.protocol.replies import info_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
-from lockfast.stores.redis.store import FairMutex, Inbox, RedisStore, Wire
+from lockfast.stores.redis.store import FairMutex, Inbox, RedisStore, TransportWire
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken, clean
 
 log = logging.getLogger("lockfast")
@@ -50,24 +50,12 @@ class _TooManyRaces(Exception):
     """A transaction lost as many races as it may."""
 
 
-class TransactionWire(Wire, Protocol):
-    """A wire that can send several requests together, and later ones over the same connection."""
-
-    async def post(self, requests: Sequence[bytes], until: float, on: Any = None) -> Any:
-        """Send the requests. The result starts with the connection and goes to `collect`.
-
-        With `on`, use that connection; if it is gone, raise `StoreUnavailable` with nothing sent."""
-
-    async def collect(self, posted: Any, until: float) -> list[Any]:
-        """Return a reply for each request."""
-
-
 class TransactionStore(RedisStore):
     """`ports.Store` on Redis or Valkey, without scripts."""
 
-    wire: TransactionWire
+    wire: TransportWire
 
-    def __init__(self, wire: TransactionWire, runtime: Runtime, *, topology: Topology = Topology.SINGLE) -> None:
+    def __init__(self, wire: TransportWire, runtime: Runtime, *, topology: Topology = Topology.SINGLE) -> None:
         super().__init__(wire, PollingInbox(runtime), topology=topology)
         self._runtime = runtime
         self._mutex = FairMutex(runtime)
@@ -211,7 +199,7 @@ class FallbackStore(RedisStore):
     A transaction also answers the request that was denied. If transactions are denied too, the error is the one about
     scripts, because they are the better mode. `acquire`, `release` and `renew` call `_fall_back` themselves."""
 
-    def __init__(self, wire: TransactionWire, inbox: Inbox, runtime: Runtime, *, topology: Topology, reasserts: bool):
+    def __init__(self, wire: TransportWire, inbox: Inbox, runtime: Runtime, *, topology: Topology, reasserts: bool):
         self._transactions = TransactionStore(wire, runtime, topology=topology)
         super().__init__(wire, inbox, topology=topology, reasserts=reasserts)  # receives the wire's push messages
         self._script_inbox = inbox
