@@ -57,6 +57,7 @@ class TaskLink(asyncio.Protocol):
         self.on_push: Callable[[Any], None] | None = None
         self.on_failure: Callable[[], None] | None = None
         self.error: StoreError | None = None
+        self.max_wait = math.inf  # seconds that a reply may take
         self._transport.set_protocol(self)
 
     def send(self, request: bytes) -> None:
@@ -65,6 +66,8 @@ class TaskLink(asyncio.Protocol):
     def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> asyncio.Future[Any]:
         """Send a request, and the requests `before` it, whose replies are dropped; return the reply's future."""
         now = self._runtime.now()
+        if until > now + self.max_wait:
+            until = now + self.max_wait
         if before:
             self._pending.extend([(None, now, math.inf)] * len(before))
             request = b"".join([*before, request])  # one write, so that the server reads them together
@@ -246,20 +249,18 @@ class TaskWire(TaskConnector):
         self.grace = connect.grace_after(self.runtime.now() - started)
         self.pushes = link.protocol == 3
         link.on_push = self.on_push
+        link.max_wait = self._max_wait
         return link
 
     def request(self, request: bytes, until: float, before: Sequence[bytes] = ()) -> Awaitable[Any]:
         link = self._link
         if link is None or link.error is not None:
             return self._connect_and_request(request, until, before)
-        return link.request(request, self._bounded(until) if self._max_wait < math.inf else until, before)
+        return link.request(request, until, before)
 
     async def _connect_and_request(self, request: bytes, until: float, before: Sequence[bytes]) -> Any:
         link = await self.open_link(until)
-        return await link.request(request, self._bounded(until), before)
-
-    def _bounded(self, until: float) -> float:
-        return min(until, self.runtime.now() + self._max_wait)
+        return await link.request(request, until, before)
 
     async def post(
         self, requests: Sequence[bytes], until: float, on: TaskLink | None = None
