@@ -304,20 +304,16 @@ class ZooKeeperStore(Store):
         self, claim: Claim, enqueue: Enqueue, held: Node, ttl_left: float | None, until: float
     ) -> Queued | None:
         """Create or refresh the ticket. None if the lock changed meanwhile: its release may have missed the ticket."""
-        prefix = waiter_prefix(claim.holder)
+        request, folder, prefix = self._session.request, lock_path(claim.name), waiter_prefix(claim.holder)
         data = value(claim, enqueue.attempt)
         own = next((child for child in await self._waiters(claim.name, until) if child.startswith(prefix)), None)
         if own is None:
-            path = f"{lock_path(claim.name)}/{prefix}"
-            created = await self._session.request(
-                lambda one: one.create_async(path, data, sequence=True, makepath=True), until
-            )
+            path = f"{folder}/{prefix}"
+            created = await request(lambda one: one.create_async(path, data, sequence=True, makepath=True), until)
             if created is None:
                 return None
             own = created.rpartition("/")[2]
-        stat = await self._session.request(
-            lambda client: client.set_async(f"{lock_path(claim.name)}/{own}", data), until
-        )
+        stat = await request(lambda client: client.set_async(f"{folder}/{own}", data), until)
         current = await self.read_holder(claim.name, until)
         if stat is None or current is None or current.created_by != held.created_by:
             return None
