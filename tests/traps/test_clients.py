@@ -188,7 +188,7 @@ class TestTls:
             store: Any = locks.session.store
             link = store.wire._link
             link.fail("closed by the test")
-            assert link._socket._sslobj is not None
+            assert link.socket._sslobj is not None
             with locks.lock("report"):  # over a new connection
                 pass
 
