@@ -1,7 +1,7 @@
 """The tree shows the architecture: which layer may import which, and how long things may be.
 
-    cli, web, integrations → client → core → ports → values, facts → errors
-    stores, runtime                       → ports → values, facts → errors
+    cli, web, integrations → client → core → ports → admission, values, facts → errors
+    stores, runtime                       → ports → admission, values, facts → errors
 
 Stores and runtimes never import core, the client or one another. `core` imports no clock, thread, socket, event loop
 or randomness. Nothing in the package imports `testing`, `cli` or `verify`.
@@ -26,13 +26,14 @@ LONGEST_FUNCTION = 60
 MEDIAN_FUNCTION = 10
 LONGEST_MODULE = 600
 
-VALUES = {"errors", "values", "facts", "events"}
+VALUES = {"errors", "values", "facts", "events", "admission"}
 BELOW: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
     "values": {"errors"},
     "facts": set(),
     "events": set(),
+    "admission": {"errors", "values"},
     "ports": VALUES,
     "core": {*VALUES, "ports"},
     "runtime": {*VALUES, "ports"},

@@ -19,10 +19,10 @@ from tests.contract.driver import BOUND, FLAVOURS, Driver, done, held, scenario
 from tests.support.servers import Server
 
 CLAIM_SENT, QUEUED, GRANTED, TIMED_OUT, UNAVAILABLE = itertools.islice(EventKind, 5)
-RENEWED, AT_RISK, LOST, RELEASED, HANDED_OFF, FORCE_RELEASED = itertools.islice(EventKind, 5, None)
+RENEWED, AT_RISK, LOST, RELEASED, HANDED_OFF, FORCE_RELEASED = itertools.islice(EventKind, 6, None)
 WAIT = 0.2
 """Seconds of a wait or a hold whose time an event must report."""
-CALLS_PER_CYCLE = 49
+CALLS_PER_CYCLE = 58
 """Most calls of Python functions in `with locks.lock(name)` on memory:// without an observer."""
 
 

@@ -34,17 +34,25 @@ WRONG = "wr0ng-Pa55"
 def test_names() -> None:
     assert sorted(lockfast.__all__) == [
         "AcquireTimeout",
+        "AllOf",
         "ConfigurationError",
+        "HolderInfo",
         "Lease",
         "LeaseLost",
+        "LeaseSet",
         "Lock",
         "LockError",
         "LockInfo",
         "Locks",
+        "Mode",
         "NotHeld",
         "Outcome",
         "Owner",
+        "Permit",
         "QuorumNotReached",
+        "RLock",
+        "RWLock",
+        "Semaphore",
         "StaleFence",
         "State",
         "StoreError",
@@ -53,11 +61,14 @@ def test_names() -> None:
         "StoreUnavailable",
         "UpdateConflict",
         "WaiterInfo",
+        "WouldDeadlock",
         "__version__",
         "connect",
         "errors",
     ]
-    assert sorted(lockfast.aio.__all__) == ["Lease", "Lock", "Locks", "connect"]
+    assert sorted(lockfast.aio.__all__) == [
+        *("AllOf", "Lease", "LeaseSet", "Lock", "Locks", "Permit", "RLock", "RWLock", "Semaphore", "connect"),
+    ]
     for module in (lockfast, lockfast.aio):
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
@@ -175,7 +186,7 @@ def test_options_of_a_lock() -> None:
 
 def test_attributes_of_a_lease() -> None:
     assert sorted(public_names(lockfast.Lease)) == [
-        *("__bool__", "acknowledged", "ensure_held", "export", "fence", "holder", "inherited", "lost"),
+        *("__bool__", "acknowledged", "downgrade", "ensure_held", "export", "fence", "holder", "inherited", "lost"),
         *("name", "reasserted", "release", "remaining", "renew", "state", "ttl"),
     ]
     assert sorted(public_names(type(lockfast.connect("memory://").lock("x").acquire(timeout=0).lost))) == [  # type: ignore[union-attr]
@@ -185,7 +196,7 @@ def test_attributes_of_a_lease() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["Lock", "Lease", "Locks"])
+@pytest.mark.parametrize("kind", [name for name in lockfast.aio.__all__ if name != "connect"])
 def test_both_flavours_have_the_same_names(kind: str) -> None:
     sync, asynchronous = public_names(getattr(lockfast, kind)), public_names(getattr(lockfast.aio, kind))
     twins = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
@@ -196,10 +207,9 @@ def test_both_flavours_have_the_same_names(kind: str) -> None:
 
 
 def test_fields_of_inspected_locks() -> None:
-    assert lockfast.LockInfo._fields == (
-        *("name", "holder", "owner", "fence", "held_for", "ttl_left", "waiters", "waiting"),
-    )
-    assert lockfast.WaiterInfo._fields == ("holder", "owner", "waiting_for")
+    assert lockfast.LockInfo._fields == (*("name", "holders", "fence", "waiters", "waiting"),)
+    assert lockfast.HolderInfo._fields == ("holder", "owner", "fence", "held_for", "ttl_left", "mode", "slots")
+    assert lockfast.WaiterInfo._fields == ("holder", "owner", "waiting_for", "mode", "permits")
     assert lockfast.Owner._fields == ("host", "pid", "label")
     assert {state.name: state.value for state in lockfast.State} == {
         "HELD": "held",
@@ -218,6 +228,7 @@ TREE: dict[str, tuple[type, ...]] = {
     "NotHeld": (errors.LockError, RuntimeError),
     "StaleFence": (errors.LockError,),
     "UpdateConflict": (errors.LockError,),
+    "WouldDeadlock": (errors.LockError, RuntimeError),
     "ConfigurationError": (errors.LockError, ValueError),
     "StoreError": (errors.LockError,),
     "StoreUnavailable": (errors.StoreError, ConnectionError),
@@ -250,6 +261,7 @@ ERRORS = [
     errors.StaleFence("text"),
     errors.UpdateConflict("text", key="thing", attempts=3),
     errors.UpdateConflict("text"),
+    errors.WouldDeadlock("text"),
     errors.ConfigurationError("text"),
     errors.StoreError("text"),
     errors.StoreUnavailable("text"),
@@ -277,7 +289,8 @@ def test_errors_pickle(error: Exception, protocol: int) -> None:
 
 def test_values_pickle() -> None:
     owner = lockfast.Owner("host", 7, "label")
-    info = lockfast.LockInfo("thing", "holder", owner, 5, 1.5, 2.5, (lockfast.WaiterInfo("other", owner, 0.5),), 1)
+    holder = lockfast.HolderInfo("holder", owner, 5, 1.5, 2.5)
+    info = lockfast.LockInfo("thing", (holder,), 5, (lockfast.WaiterInfo("other", owner, 0.5),), 1)
     assert pickle.loads(pickle.dumps(info)) == info
     assert type(pickle.loads(pickle.dumps(owner))) is lockfast.Owner
     assert pickle.loads(pickle.dumps(errors.Outcome.UNKNOWN)) is errors.Outcome.UNKNOWN

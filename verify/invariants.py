@@ -48,7 +48,7 @@ SOON_US = 50_000
 POLL_US = 1_010_000
 HARMLESS = frozenset({CRASH, PAUSE, CANCEL})
 """Faults that lose no message, so they do not excuse a late wake-up."""
-HOLDER, TICKET = 7, 12
+HOLDER, TICKET = 10, 15
 """Positions in an EVALSHA request of acquire.lua."""
 
 Clients = list[tuple[int, ClientState, ProcessState]]

@@ -18,7 +18,7 @@ from verify.world import Client, Model
 
 SERVERS = 3
 ENOUGH = rules.majority(SERVERS)
-KEYS = [key.decode() for key in keys_of("door")[:4]]
+KEYS = [key.decode() for key in keys_of("door")[:7]]
 
 
 async def request(me: Process, server: int, floor: int = 0) -> int | None:
@@ -26,7 +26,7 @@ async def request(me: Process, server: int, floor: int = 0) -> int | None:
     floors = [floor] if floor else []
     try:
         answer: Any = await me.command(
-            "EVAL", ACQUIRE.text, 4, *KEYS, me.name, TTL_MS, "host:1:", "", 0, "", 1, *floors, server=server
+            "EVAL", ACQUIRE.text, 7, *KEYS, me.name, TTL_MS, "host:1:", "", 0, "", 1, 0, 0, *floors, server=server
         )
     except StoreUnavailable:
         return None
@@ -64,7 +64,7 @@ async def attempt(me: Process, *, raises: bool) -> bool:
         me.leave()
     for server in range(SERVERS):
         try:
-            await me.command("EVAL", RELEASE.text, 4, *KEYS, me.name, server=server)
+            await me.command("EVAL", RELEASE.text, 7, *KEYS, me.name, server=server)
         except StoreUnavailable:
             continue  # the grant expires
     return held

@@ -137,6 +137,32 @@ def _incr(server: VirtualRedis, args: list[bytes]) -> int:
     return number
 
 
+def _bits(server: VirtualRedis, key: bytes) -> str:
+    """The bits of a string, the first one first."""
+    entry = _entry(server, key, "string")
+    return "" if entry is None else "".join(f"{byte:08b}" for byte in entry.value)
+
+
+def _setbit(server: VirtualRedis, args: list[bytes]) -> int:
+    at, bit = _integer(args[1]), args[2].decode()
+    bits = _bits(server, args[0])
+    bits = bits.ljust((max(at + 1, len(bits)) + 7) // 8 * 8, "0")
+    changed = bits[:at] + bit + bits[at + 1 :]
+    value = bytes(int(changed[start : start + 8], 2) for start in range(0, len(changed), 8))
+    _put(server, args[0], "string", value)
+    return int(bits[at])
+
+
+def _bitpos(server: VirtualRedis, args: list[bytes]) -> int:
+    bits, bit = _bits(server, args[0]), args[1].decode()
+    at = bits.find(bit)
+    return len(bits) if at < 0 and bit == "0" else at
+
+
+def _bitcount(server: VirtualRedis, args: list[bytes]) -> int:
+    return _bits(server, args[0]).count("1")
+
+
 def _del(server: VirtualRedis, args: list[bytes]) -> int:
     return sum(server.data.pop(key, None) is not None for key in args)
 
@@ -244,6 +270,25 @@ def _zrange(backwards: bool) -> Callable[[VirtualRedis, list[bytes]], list[bytes
     return zrange
 
 
+def _zrangebyscore(server: VirtualRedis, args: list[bytes]) -> list[bytes]:
+    least, most, *options = args[1:]
+    low, high = _double(least.lstrip(b"(")), _double(most.lstrip(b"("))
+    chosen = [
+        (score, member)
+        for score, member in _ranked(server, args[0])
+        if (low < score or (low == score and not least.startswith(b"(")))
+        and (score < high or (score == high and not most.startswith(b"(")))
+    ]
+    words = [option.upper() for option in options]
+    if b"LIMIT" in words:
+        at = words.index(b"LIMIT")
+        start, count = _integer(options[at + 1]), _integer(options[at + 2])
+        chosen = chosen[start : start + count]
+    if b"WITHSCORES" in words:
+        return [word for score, member in chosen for word in (member, _shown(score))]
+    return [member for _, member in chosen]
+
+
 def _zpopmin(server: VirtualRedis, args: list[bytes]) -> list[bytes]:
     ranked = _ranked(server, args[0])
     if not ranked:
@@ -276,6 +321,10 @@ def _hset(server: VirtualRedis, args: list[bytes]) -> int:
 
 def _hget(server: VirtualRedis, args: list[bytes]) -> bytes | None:
     return _fields(server, args[0]).get(args[1])
+
+
+def _hexists(server: VirtualRedis, args: list[bytes]) -> int:
+    return int(args[1] in _fields(server, args[0]))
 
 
 def _hdel(server: VirtualRedis, args: list[bytes]) -> int:
@@ -337,11 +386,16 @@ _COMMANDS: dict[bytes, tuple[Callable[[VirtualRedis, list[bytes]], Any], int]] =
     b"ZRANK": (_zrank, 2),
     b"ZRANGE": (_zrange(False), 3),
     b"ZREVRANGE": (_zrange(True), 3),
+    b"ZRANGEBYSCORE": (_zrangebyscore, 3),
     b"ZPOPMIN": (_zpopmin, 1),
     b"ZCARD": (_zcard, 1),
     b"HSET": (_hset, 3),
     b"HGET": (_hget, 2),
     b"HDEL": (_hdel, 2),
+    b"HEXISTS": (_hexists, 2),
+    b"SETBIT": (_setbit, 3),
+    b"BITPOS": (_bitpos, 2),
+    b"BITCOUNT": (_bitcount, 1),
     b"HGETALL": (_hgetall, 1),
     b"PUBLISH": (_publish, 2),
     b"TIME": (_time, 0),

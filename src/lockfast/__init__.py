@@ -21,9 +21,13 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from lockfast import errors
+    from lockfast.client.all_of import AllOf, LeaseSet
     from lockfast.client.lease import Lease
     from lockfast.client.lock import Lock
     from lockfast.client.locks import Locks
+    from lockfast.client.rlock import RLock
+    from lockfast.client.rwlock import RWLock
+    from lockfast.client.semaphore import Permit, Semaphore
     from lockfast.core.lease_state import State
     from lockfast.errors import (
         AcquireTimeout,
@@ -39,22 +43,31 @@ if TYPE_CHECKING:
         StoreRefused,
         StoreUnavailable,
         UpdateConflict,
+        WouldDeadlock,
     )
-    from lockfast.values import LockInfo, Owner, WaiterInfo
+    from lockfast.values import HolderInfo, LockInfo, Mode, Owner, WaiterInfo
 
 __all__ = [
     "AcquireTimeout",
+    "AllOf",
     "ConfigurationError",
+    "HolderInfo",
     "Lease",
     "LeaseLost",
+    "LeaseSet",
     "Lock",
     "LockError",
     "LockInfo",
     "Locks",
+    "Mode",
     "NotHeld",
     "Outcome",
     "Owner",
+    "Permit",
     "QuorumNotReached",
+    "RLock",
+    "RWLock",
+    "Semaphore",
     "StaleFence",
     "State",
     "StoreError",
@@ -63,17 +76,26 @@ __all__ = [
     "StoreUnavailable",
     "UpdateConflict",
     "WaiterInfo",
+    "WouldDeadlock",
     "__version__",
     "connect",
     "errors",
 ]
 
 _HOMES = {
+    "AllOf": "client.all_of",
+    "HolderInfo": "values",
     "Lease": "client.lease",
+    "LeaseSet": "client.all_of",
     "Lock": "client.lock",
     "LockInfo": "values",
     "Locks": "client.locks",
+    "Mode": "values",
     "Owner": "values",
+    "Permit": "client.semaphore",
+    "RLock": "client.rlock",
+    "RWLock": "client.rwlock",
+    "Semaphore": "client.semaphore",
     "State": "core.lease_state",
     "WaiterInfo": "values",
 }

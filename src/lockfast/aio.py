@@ -15,12 +15,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lockfast.client.all_of import AsyncAllOf as AllOf
+from lockfast.client.all_of import AsyncLeaseSet as LeaseSet
 from lockfast.client.connect import connect_asyncio as connect
 from lockfast.client.lease import AsyncLease as Lease
 from lockfast.client.lock import AsyncLock as Lock
 from lockfast.client.locks import AsyncLocks as Locks
+from lockfast.client.rlock import AsyncRLock as RLock
+from lockfast.client.rwlock import AsyncRWLock as RWLock
+from lockfast.client.semaphore import AsyncPermit as Permit
+from lockfast.client.semaphore import AsyncSemaphore as Semaphore
 
-__all__ = ["Lease", "Lock", "Locks", "connect"]
+__all__ = ["AllOf", "Lease", "LeaseSet", "Lock", "Locks", "Permit", "RLock", "RWLock", "Semaphore", "connect"]
 
 if TYPE_CHECKING:
     from lockfast.simple import aio as simple  # noqa: F401

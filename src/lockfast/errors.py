@@ -4,9 +4,10 @@
     ├── AcquireTimeout (TimeoutError)         the lock stayed taken for the whole timeout
     ├── LeaseLost                             the lease ended before its holder released it
     ├── NotHeld (RuntimeError)                this caller holds no lease to release or renew
+    ├── WouldDeadlock (RuntimeError)          this caller would wait for itself
     ├── StaleFence                            a write was refused: a later holder has written
     ├── UpdateConflict                        a value changed during every attempt to change it
-    ├── ConfigurationError (ValueError)       a value or a set-up that cannot work; nothing was sent
+    ├── ConfigurationError (ValueError)       a value or a set-up that cannot work; nothing was changed
     └── StoreError
         ├── StoreUnavailable (ConnectionError)  no usable answer; `outcome` says what is known
         │   └── QuorumNotReached                too few servers answered; `votes` has each answer
@@ -77,6 +78,18 @@ class NotHeld(LockError, RuntimeError):
     """
 
 
+class WouldDeadlock(LockError, RuntimeError):
+    """The caller asked for a lock that it could get only after it releases one that it holds. Nothing was sent.
+
+    >>> import lockfast
+    >>> rwlock = lockfast.connect("memory://").rwlock("doc:would-deadlock")
+    >>> with rwlock.reader:  # doctest: +ELLIPSIS
+    ...     rwlock.writer.acquire()
+    Traceback (most recent call last):
+    lockfast.errors.WouldDeadlock: This thread or task already reads 'doc:would-deadlock'...
+    """
+
+
 class StaleFence(LockError):
     """A write was refused because a later holder of the lock has written; nothing was changed.
 
@@ -108,7 +121,7 @@ class UpdateConflict(LockError):
 
 
 class ConfigurationError(LockError, ValueError):
-    """A value or a set-up that cannot work; nothing was sent to a store.
+    """A value or a set-up that cannot work; nothing was changed in a store.
 
     >>> import lockfast
     >>> lockfast.connect("memory://").lock("")

@@ -21,6 +21,8 @@ class EventKind(enum.Enum):
     GRANTED = "granted"
     TIMED_OUT = "timed out"
     UNAVAILABLE = "unavailable"
+    LET_IN = "let in"
+    """A semaphore let its caller in without a permit, because the store was unavailable."""
 
     RENEWED = "renewed"
     AT_RISK = "at risk"

@@ -10,7 +10,10 @@ Rules for every store:
 - A grant, its retry or a renewal keeps the lock for the full ttl from the moment the store executes it. It never
   shortens an earlier one, because requests can arrive late and out of order. Only `Renewal.final` sets a new end.
 - A fence is greater than every earlier fence of the name, and so are the `claim.fences - 1` numbers below it.
+- `admission.py` decides which claim is granted. After every change that may admit the head of the queue, the store
+  grants from the head for as long as the head is admitted.
 - The queue is first come, first served by ticket. A waiter that cannot be reached is skipped at once.
+- Each grant has its own ttl, deadline and fence, in every mode.
 - The new head of the queue gets a `FirstNotification`, if it can be reached.
 - If no answer arrives before `until`, the store raises `StoreUnavailable`; its `outcome` says whether the request
   may have been executed.
@@ -46,6 +49,8 @@ class Capabilities(NamedTuple):
     `fence_blocks`: one grant may reserve several fences, so local hand-off is possible. `replica_acks`: a grant counts
     only after replicas acknowledged it, which a notification cannot show. `reassert`: a grant that a failover lost can
     be restored. `change_events`: the server reports external changes of a renewed lock. `values`: `watch()` works.
+    `readers` and `permits`: the store grants shared claims of these modes. `batches`: `acquire_all()` can grant several
+    locks at once.
     """
 
     fence_blocks: bool = False
@@ -53,6 +58,9 @@ class Capabilities(NamedTuple):
     reassert: bool = False
     change_events: bool = False
     values: bool = False
+    readers: bool = False
+    permits: bool = False
+    batches: bool = False
 
 
 class Waker(Protocol):
@@ -110,7 +118,24 @@ class Store(Protocol):
     def mailbox(self, holder: str) -> Mailbox: ...
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
-        """Grant the claim; else enqueue it or refresh its ticket. `Taken` is returned only without `enqueue`."""
+        """Grant the claim; else enqueue it or refresh its ticket. `Taken` is returned only without `enqueue`.
+
+        `ConfigurationError`, with nothing changed, if the lock is held in the other shared mode.
+        """
+
+    async def acquire_all(self, claims: Sequence[Claim], until: float) -> Sequence[Granted] | None:
+        """Grant claims for different names in one step, or none of them; needs `capabilities.batches`.
+
+        None, with nothing changed, if one of them would have to wait, or if the names are on different servers.
+        """
+        return None
+
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        """Turn the exclusive grant of `claim.holder` into a shared one, with the same fence, and serve the queue.
+
+        False if the holder lost the lock. Needs `capabilities.readers`.
+        """
+        return False
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
         """Extend grants. For each: whether the holder still had the lock; None if no answer came for this one.

@@ -9,6 +9,7 @@ of a named tuple.
 
 from __future__ import annotations
 
+import enum
 import math
 import sys
 from typing import TYPE_CHECKING, NamedTuple, Self, Union
@@ -92,8 +93,10 @@ def holder_id(value: object) -> str:
     """
     if not isinstance(value, str) or not 1 <= len(value) <= 128 or not value.isascii():
         raise ConfigurationError(f"A holder id must be 1 to 128 visible ASCII characters, not {shown(value)}.")
-    if not value.isprintable() or " " in value:
-        raise ConfigurationError(f"A holder id must not have spaces or control characters: {shown(value)}.")
+    if not value.isprintable() or " " in value or value.startswith(AUX_PREFIX):
+        raise ConfigurationError(
+            f"A holder id must not have spaces or control characters, nor begin with {AUX_PREFIX!r}: {shown(value)}."
+        )
     return value
 
 
@@ -182,11 +185,28 @@ class Owner(_OwnerFields):
         return f"{self.label} ({self.host}, pid {self.pid})" if self.label else f"{self.host}, pid {self.pid}"
 
 
+class Mode(enum.Enum):
+    """How a claim shares its lock with others: not at all, with other readers, or within a number of permits.
+
+    >>> Mode.READ.value
+    'read'
+    """
+
+    EXCLUSIVE = "exclusive"
+    READ = "read"
+    PERMITS = "permits"
+
+
 class Claim(NamedTuple):
     """One request for a lock. All requests of an acquisition carry the same claim, so a retry changes nothing.
 
     `fences` is how many fences the grant reserves; the store returns the last of them. `floor` is the least fence that
-    a quorum wants from its servers, so that they agree.
+    a quorum wants from its servers, so that they agree. `weight` is 0 for an exclusive claim, and for a shared one how
+    many permits it takes; `limit` is how many all grants together may take, 0 for no limit. A reader has weight 1 and
+    no limit.
+
+    >>> Claim("report", "moto", 30.0, "").mode.value, Claim("gpu", "moto", 30.0, "", weight=2, limit=4).mode.value
+    ('exclusive', 'permits')
     """
 
     name: str
@@ -195,6 +215,19 @@ class Claim(NamedTuple):
     owner: str
     fences: int = 1
     floor: int = 0
+    weight: int = 0
+    limit: int = 0
+
+    @property
+    def mode(self) -> Mode:
+        return mode_of(self.weight, self.limit)
+
+
+def mode_of(weight: int, limit: int) -> Mode:
+    """The mode of a claim with that weight and limit."""
+    if not weight:
+        return Mode.EXCLUSIVE
+    return Mode.PERMITS if limit else Mode.READ
 
 
 class Enqueue(NamedTuple):
@@ -210,14 +243,22 @@ class Enqueue(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """The claim was granted; `acknowledged` counts the replicas that have it too, None if they were not asked."""
+    """The claim was granted; `acknowledged` counts the replicas that have it too, None if they were not asked.
+
+    `slots` are the indexes of the permits, one per permit; empty in the other modes.
+    """
 
     fence: int
     acknowledged: int | None = None
+    slots: tuple[int, ...] = ()
 
 
 class Queued(NamedTuple):
-    """Another client holds the lock, and the claim is in the queue. `ttl_left` is None if the holder has no ttl."""
+    """The claim is in the queue.
+
+    `ttl_left`: in so many seconds expired grants may let the claim in, unless they are renewed; None if the holder has
+    no ttl.
+    """
 
     ticket: int
     position: int
@@ -225,7 +266,7 @@ class Queued(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Another client holds the lock, and the claim is not in the queue."""
+    """The claim cannot be granted now, and is not in the queue."""
 
     ttl_left: float | None
 
@@ -238,10 +279,11 @@ class GrantNotification(NamedTuple):
 
     attempt: int
     fence: int
+    slots: tuple[int, ...] = ()
 
 
 class FirstNotification(NamedTuple):
-    """A queued claim is now first, behind a holder with that ttl.
+    """A queued claim is now first; `ttl_left` is as in `Queued`.
 
     It sets the waiter's timer: the new holder may have a shorter ttl than the last one, and a lost grant notification
     delays only until the first waiter polls."""
@@ -256,46 +298,108 @@ Notification = GrantNotification | FirstNotification
 class Renewal(NamedTuple):
     """One entry of a batch: extend the grant of `holder` on `name` by `ttl`.
 
-    `final`: the grant ends after exactly `ttl`, sooner or later than before, and is not renewed again.
+    `final`: the grant ends after exactly `ttl`, sooner or later than before, and is not renewed again. `shared`: it is
+    a grant of a reader or of permits.
     """
 
     name: str
     holder: str
     ttl: float
     final: bool = False
+    shared: bool = False
 
 
-class WaiterInfo(NamedTuple):
-    """One waiter, as `inspect()` shows it."""
+class HolderInfo(NamedTuple):
+    """One grant, as `inspect()` shows it; all times in seconds.
 
-    holder: str
-    owner: Owner | None
-    waiting_for: float
+    `owner`, `fence` and `held_for` are None for a lock that another program took. `ttl_left` is None if the grant has
+    no ttl. `slots` are the indexes of its permits.
 
-
-class LockInfo(NamedTuple):
-    """The state of one lock in the store; all times in seconds.
-
-    `holder` is None if the lock is free. `fence` is the last one granted; None if there was none or the store lost it.
-    `owner` and `held_for` are None for a lock that another program took. `waiting` is the number of waiters; `waiters`
-    are the first of them, in order, and `locks.list()` leaves them out.
-
-    >>> LockInfo("report").locked
-    False
+    >>> HolderInfo("moto", mode=Mode.PERMITS, slots=(0, 1)).permits
+    2
     """
 
-    name: str
-    holder: str | None = None
+    holder: str
     owner: Owner | None = None
     fence: int | None = None
     held_for: float | None = None
     ttl_left: float | None = None
+    mode: Mode = Mode.EXCLUSIVE
+    slots: tuple[int, ...] = ()
+
+    @property
+    def permits(self) -> int:
+        """How many permits the grant has; 0 in the other modes."""
+        return len(self.slots)
+
+
+class WaiterInfo(NamedTuple):
+    """One waiter, as `inspect()` shows it; `permits` is how many it waits for, 0 in the other modes."""
+
+    holder: str
+    owner: Owner | None
+    waiting_for: float
+    mode: Mode = Mode.EXCLUSIVE
+    permits: int = 0
+
+
+def waiter_info(claim: Claim, owner: Owner | None, waiting_for: float) -> WaiterInfo:
+    """Describe the waiter behind a queued claim."""
+    mode = claim.mode
+    return WaiterInfo(claim.holder, owner, waiting_for, mode, claim.weight if mode is Mode.PERMITS else 0)
+
+
+class LockInfo(NamedTuple):
+    """The state of one lock in the store.
+
+    `holders` are the live grants in the order of their fences: none if the lock is free, several for readers and
+    permits. `fence` is the last one granted; None if there was none or the store lost it. `waiting` is the number of
+    waiters; `waiters` are the first of them, in order, and `locks.list()` leaves them out.
+
+    `holder`, `owner`, `held_for` and `ttl_left` describe the first holder; None if the lock is free.
+
+    >>> LockInfo("report").locked
+    False
+    >>> LockInfo("gpu", (HolderInfo("a", slots=(0, 1)), HolderInfo("b", slots=(2,)))).permits
+    3
+    """
+
+    name: str
+    holders: tuple[HolderInfo, ...] = ()
+    fence: int | None = None
     waiters: tuple[WaiterInfo, ...] = ()
     waiting: int = 0
 
     @property
     def locked(self) -> bool:
-        return self.holder is not None
+        """Whether anybody holds the lock, in any mode."""
+        return bool(self.holders)
+
+    @property
+    def mode(self) -> Mode | None:
+        """The mode in which the lock is held; None if it is free."""
+        return self.holders[0].mode if self.holders else None
+
+    @property
+    def permits(self) -> int:
+        """How many permits of a semaphore are in use."""
+        return sum(one.permits for one in self.holders)
+
+    @property
+    def holder(self) -> str | None:
+        return self.holders[0].holder if self.holders else None
+
+    @property
+    def owner(self) -> Owner | None:
+        return self.holders[0].owner if self.holders else None
+
+    @property
+    def held_for(self) -> float | None:
+        return self.holders[0].held_for if self.holders else None
+
+    @property
+    def ttl_left(self) -> float | None:
+        return self.holders[0].ttl_left if self.holders else None
 
 
 class Page(NamedTuple):

@@ -14,7 +14,7 @@ from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.testing import contract
 from lockfast.testing.contract import CHECKS, Bench, ContractBroken, check_store, run_check
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Renewal
+from lockfast.values import Answer, Claim, Enqueue, FirstNotification, Granted, LockInfo, Page, Renewal
 from tests.contract.driver import Driver, scenario
 from tests.contract.stores import STORES, on
 
@@ -98,7 +98,7 @@ class LastInFirstOut(Broken):
 
 class NotifiesNoFirstWaiter(Broken):
     async def release(self, name: str, holder: str, until: float) -> bool:
-        self._hub.space._notify_head = lambda name, now: None  # type: ignore[method-assign]
+        self._hub.space._first = lambda *_: FirstNotification(-1, None)  # type: ignore[method-assign]
         return await super().release(name, holder, until)
 
 

@@ -333,6 +333,12 @@ class FaultyStore:
         )
         return granted
 
+    async def acquire_all(self, claims: Sequence[Claim], until: float) -> list[Granted] | None:
+        raise NotImplementedError("no claims for several locks in these tests")
+
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        raise NotImplementedError("no shared claims in these tests")
+
     async def inspect(self, name: str, until: float) -> LockInfo:
         return self.space.inspect(name, self.runtime.now())
 

@@ -14,7 +14,7 @@ import pytest
 
 import lockfast
 from lockfast import Locks
-from lockfast.client.locks import RLock
+from lockfast.client.rlock import RLock
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.system("D4")

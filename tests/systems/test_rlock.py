@@ -288,7 +288,7 @@ async def test_levels_of_threads_that_ended_are_removed(d: Driver, monkeypatch: 
     for _ in range(3):
         await d.start(acquire_only).result()
     assert len(lock._levels) == 3
-    monkeypatch.setattr("lockfast.client.locks.MOST_CALLERS", 2)
+    monkeypatch.setattr("lockfast.client.rlock.MOST_CALLERS", 2)
     await d.start(acquire_only).result()
     assert len(lock._levels) == 1
 

@@ -18,8 +18,8 @@ import lockfast
 import lockfast.aio
 from lockfast.client.guarantees import Guarantees
 from lockfast.client.lease import AsyncLost, Lost
-from lockfast.client.locks import AsyncRLock, RLock
 from lockfast.client.once import AsyncOnce, Once, Skipped
+from lockfast.client.rlock import AsyncRLock, RLock
 from lockfast.events import Event
 
 

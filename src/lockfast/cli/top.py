@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def handoffs(before: Sequence[LockInfo], after: Sequence[LockInfo]) -> int:
     """Hand-offs from one sample to the next: a lower bound, since a lock may be granted several times in between.
 
-    >>> old = [LockInfo("a", "x", fence=1), LockInfo("b", "y", fence=5)]
-    >>> handoffs(old, [LockInfo("a", "z", fence=9), LockInfo("b", "y", fence=5)])
+    >>> old = [LockInfo("a", fence=1), LockInfo("b", fence=5)]
+    >>> handoffs(old, [LockInfo("a", fence=9), LockInfo("b", fence=5)])
     1
     """
     fences = {info.name: info.fence for info in before}

@@ -10,18 +10,18 @@ import base64
 import binascii
 import json
 import logging
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from lockfast.core.acquire import Grant
+from lockfast.core.acquire import Grant, downgrade
 from lockfast.core.lease_state import ALIVE, AT_RISK, LOST, RELEASED, LeaseState, State
 from lockfast.core.local_handoff import PooledGrant
 from lockfast.core.release import BUDGET, release
 from lockfast.core.retry import retry
-from lockfast.errors import ConfigurationError, LeaseLost, Outcome, StoreUnavailable, shown
+from lockfast.errors import ConfigurationError, LeaseLost, NotHeld, Outcome, StoreUnavailable, shown
 from lockfast.events import Event, EventKind
 from lockfast.ports import Waker
 from lockfast.runtime.base import run
-from lockfast.values import LEAST_TTL, Seconds, clean, holder_id, lock_name, seconds
+from lockfast.values import LEAST_TTL, Mode, Seconds, clean, holder_id, lock_name, seconds
 
 if TYPE_CHECKING:
     from lockfast.client.lock import BaseLock, Scope
@@ -249,6 +249,20 @@ class BaseLease:
         session.keepalive.reschedule(core)
         self.ensure_held()
 
+    async def _downgrade(self) -> None:
+        self.ensure_held()
+        session, core = self._session, self._core
+        session.ensure_open()
+        session.ensure_mode(Mode.READ)
+        if core.weight:
+            raise NotHeld(f"The lease on {shown(self.name)} is shared already; only a writer can become a reader.")
+        if self._pooled_grant is not None:
+            self._pooled_grant.end()  # a shared lease is not handed off
+        if not await downgrade(session.ports, core):
+            session.keepalive.lose(core, "the store no longer has it")
+        self.ensure_held()
+        session.reading[self.name, core.caller] = self, 1
+
     def export(self) -> str:
         """Return a string with which `locks.adopt()` takes the lease over, in another thread, process or host.
 
@@ -262,7 +276,7 @@ class BaseLease:
         self._lock._forget(self)
         if self._pooled_grant is not None:
             self._pooled_grant.end()
-        return ExportedLease(self.name, self.holder, self.ttl).encode()
+        return ExportedLease(self.name, self.holder, self.ttl, self._core.weight, self._core.limit).encode()
 
     async def _wait_lost(self, timeout: Seconds | None) -> bool:
         runtime = self._session.runtime
@@ -315,6 +329,19 @@ class Lease(BaseLease):
         all later renewals; a shorter one does not shorten the current grant."""
         run(self._renew(None if ttl is None else seconds(ttl, "ttl", least=LEAST_TTL)))
 
+    def downgrade(self) -> None:
+        """Turn this exclusive lease into a read lease, in one step: readers that wait enter, and no writer gets in
+        between. The lease and its fence stay the same.
+
+        >>> import lockfast
+        >>> config = lockfast.connect("memory://").rwlock("doc:downgrade")
+        >>> with config.writer as lease:
+        ...     lease.downgrade()
+        ...     config.writer.inspect().mode.value
+        'read'
+        """
+        run(self._downgrade())
+
 
 class AsyncLease(BaseLease):
     """A lease for asyncio: the same names, awaited."""
@@ -341,11 +368,24 @@ class AsyncLease(BaseLease):
         all later renewals; a shorter one does not shorten the current grant."""
         await self._renew(None if ttl is None else seconds(ttl, "ttl", least=LEAST_TTL))
 
+    async def downgrade(self) -> None:
+        """Turn this exclusive lease into a read lease, in one step; see `Lease.downgrade`."""
+        await self._downgrade()
+
+
+class Losable(Protocol):
+    """A lease, or several as one."""
+
+    @property
+    def state(self) -> State: ...
+
+    async def _wait_lost(self, timeout: Seconds | None) -> bool: ...
+
 
 class BaseLost:
     """The loss of a lease as an event; true once it happened."""
 
-    def __init__(self, lease: BaseLease) -> None:
+    def __init__(self, lease: Losable) -> None:
         self._lease = lease
 
     def is_set(self) -> bool:
@@ -386,20 +426,22 @@ class ExportedLease(NamedTuple):
     name: str
     holder: str
     ttl: float
+    weight: int = 0
+    limit: int = 0
 
     def encode(self) -> str:
-        packed = json.dumps([self.name, self.holder, self.ttl], separators=(",", ":")).encode()
+        packed = json.dumps(list(self), separators=(",", ":")).encode()
         return "lf1." + base64.urlsafe_b64encode(packed).decode()
 
     @classmethod
     def decode(cls, text: str) -> ExportedLease:
         try:
             version, _, packed = text.partition(".")
-            name, holder, ttl = json.loads(base64.b64decode(packed, altchars=b"-_", validate=True))
-            if version != "lf1":
+            name, holder, ttl, weight, limit = json.loads(base64.b64decode(packed, altchars=b"-_", validate=True))
+            if version != "lf1" or not (type(weight) is type(limit) is int and 0 <= weight <= (limit or 1)):
                 raise ValueError(version)
         except (AttributeError, TypeError, ValueError, RecursionError, binascii.Error):
             raise ConfigurationError(
                 "This is not an exported lease. Pass locks.adopt() the string that lease.export() returned."
             ) from None
-        return cls(lock_name(name), holder_id(holder), seconds(ttl, "ttl"))
+        return cls(lock_name(name), holder_id(holder), seconds(ttl, "ttl"), weight, limit)

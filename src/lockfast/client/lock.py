@@ -35,7 +35,16 @@ from lockfast.core.lease_state import ALIVE, LOST, RELEASED
 from lockfast.core.local_handoff import ClaimTerms
 from lockfast.core.release import clean_up, force_release
 from lockfast.core.retry import retry
-from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error, shown
+from lockfast.errors import (
+    AcquireTimeout,
+    ConfigurationError,
+    LeaseLost,
+    LockError,
+    NotHeld,
+    WouldDeadlock,
+    closed_error,
+    shown,
+)
 from lockfast.runtime.base import run
 from lockfast.values import LockInfo, Seconds, clean, lock_name
 
@@ -155,6 +164,16 @@ def _running(frame: FrameType | None) -> set[int]:
     return running
 
 
+def chosen_wait(blocking: bool, timeout: Seconds | None, default: float | None) -> float | None:
+    """Check the arguments of `acquire()`. Return how long to wait; None for no limit."""
+    if blocking is not True and blocking is not False:
+        raise ConfigurationError(f"blocking must be True or False, not {shown(blocking)}.")
+    if not blocking and timeout is not None:
+        raise ConfigurationError("A timeout makes no sense with blocking=False: use one of them.")
+    wait = default if timeout is None else checked_timeout(timeout)
+    return wait if blocking else 0.0
+
+
 class BaseLock(Generic[LeaseT]):
     """The rules of a lock in both flavours.
 
@@ -179,7 +198,7 @@ class BaseLock(Generic[LeaseT]):
         self._session = session
         self._name = name
         self._options = chosen
-        self._terms = tuple.__new__(ClaimTerms, (name, chosen.ttl, chosen.owner))
+        self._terms = tuple.__new__(ClaimTerms, (name, chosen.ttl, chosen.owner, 0, 0))
         self._leases: dict[Hashable, list[BaseLease]] = {}
         self._scopes: list[Scope[LeaseT]] = []
 
@@ -189,20 +208,33 @@ class BaseLock(Generic[LeaseT]):
         return self._name
 
     def _wait(self, blocking: bool, timeout: Seconds | None) -> float | None:
-        """Check the arguments of `acquire()`. Return how long to wait; None for no limit."""
-        if blocking is not True and blocking is not False:
-            raise ConfigurationError(f"blocking must be True or False, not {shown(blocking)}.")
-        if not blocking and timeout is not None:
-            raise ConfigurationError("A timeout makes no sense with blocking=False: use one of them.")
-        wait = self._options.timeout if timeout is None else checked_timeout(timeout)
-        return wait if blocking else 0.0
+        return chosen_wait(blocking, timeout, self._options.timeout)
 
-    async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: FrameType | None = None) -> LeaseT | None:
-        """Acquire a lease. With a `frame`, a `with` block begins there, and None becomes an error."""
+    def _check_claim(self) -> None:
+        """Raise if the caller would wait for itself, or if the store does not grant the mode."""
+        if self._session.reading:
+            self._refuse_upgrade()
+
+    @property
+    def _is_entered(self) -> bool:
+        """Whether the caller holds the lock already and may acquire it again."""
+        return False
+
+    async def _acquire(
+        self,
+        blocking: bool,
+        timeout: Seconds | None,
+        frame: FrameType | None = None,
+        terms: ClaimTerms | None = None,
+    ) -> LeaseT | None:
+        """Acquire a lease, on other `terms` if given. With a `frame`, a `with` block begins there, and None becomes an
+        error."""
         session, options = self._session, self._options
         wait = options.timeout if blocking is True and timeout is None else self._wait(blocking, timeout)
         if session.closed or self._is_async:
             session.ensure_open()
+        if session.reading:
+            self._refuse_upgrade()
         queue = session.local_queues.queue(self._name)
         lease = self._lease_class(self)  # before the answer: every step after it delays the caller
         acquiring = session.acquiring
@@ -211,7 +243,7 @@ class BaseLock(Generic[LeaseT]):
             grant = await local_handoff.acquire(
                 session.ports,
                 queue,
-                self._terms,
+                terms or self._terms,
                 session.no_deadline if wait is None else session.deadline(wait),
                 blocking=wait != 0.0,
                 local=options.local_handoff,
@@ -223,7 +255,8 @@ class BaseLock(Generic[LeaseT]):
                 raise self._timeout_error()
             try:
                 lease._begin(grant)
-                queue.last_lease = lease._core
+                if not grant.claim.weight:
+                    queue.last_lease = lease._core
                 if not session.closed:
                     if frame is not None:
                         self._enter_scope(lease, frame)
@@ -238,6 +271,15 @@ class BaseLock(Generic[LeaseT]):
             raise
         finally:
             del acquiring[lease]
+
+    def _refuse_upgrade(self) -> None:
+        """Raise if the caller reads this lock: it would wait for itself."""
+        level = self._session.reading.get((self._name, self._session.runtime.caller()))
+        if level is not None and level[0].state in ALIVE:
+            raise WouldDeadlock(
+                f"This thread or task already reads {shown(self._name)}, so it would wait for itself to write. Nothing "
+                "was sent. Release the read lease first; or start as the writer, and downgrade() when you only read."
+            )
 
     async def _undo(self, grant: Grant, lease: LeaseT) -> None:
         """Release a grant after an interrupt, because nobody has its lease."""
@@ -295,6 +337,8 @@ class BaseLock(Generic[LeaseT]):
     def _forget(self, lease: BaseLease) -> None:
         """The lease has ended: `release()` must not find it."""
         lease._ended = True
+        if self._session.reading:
+            self._session.reading.pop((self._name, lease._core.caller), None)
         if not self._leases:
             return
         leases = self._leases.get(lease._core.caller, [])
@@ -309,7 +353,13 @@ class BaseLock(Generic[LeaseT]):
         """Return a lease on a grant that was not made by `_acquire()`."""
         lease = self._lease_class(self)
         lease._begin(grant)
+        if not grant.claim.weight:
+            self._session.local_queues.queue(self._name).last_lease = lease._core
         return lease
+
+    async def _release_lease(self, lease: LeaseT) -> bool:
+        """Release a lease of this lock, or one level of it; False if it had ended."""
+        return await lease._release()
 
     def _timeout_error(self) -> AcquireTimeout:
         return AcquireTimeout(
@@ -393,9 +443,12 @@ class Lock(BaseLock[Lease]):
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """Return a lease; None if the lock is still taken after `timeout` seconds, or at once if not `blocking`."""
+        return self._acquire_now(blocking, timeout, None)
+
+    def _acquire_now(self, blocking: bool, timeout: Seconds | None, terms: ClaimTerms | None) -> Lease | None:
         lease = None
         try:
-            lease = run(self._acquire(blocking, timeout))
+            lease = run(self._acquire(blocking, timeout, None, terms))
             return self._remember(lease)
         except LockError:
             self._session.wait_for_exit()
@@ -418,7 +471,7 @@ class Lock(BaseLock[Lease]):
         return run(self._inspect())
 
     def force_release(self, holder: str | None = None) -> LockInfo | None:
-        """End the lease of any holder, or only of `holder` as `inspect()` shows it, and grant the next waiter.
+        """End the lease of every holder, or only of `holder` as `inspect()` shows it, and grant the next waiters.
 
         The fence advances, and the old holder's lease is reported as lost. Return the lock as it was just before; None
         if nobody held it. The old holder may still be working: only a resource that checks fences is safe from it.
@@ -499,7 +552,7 @@ class AsyncLock(BaseLock[AsyncLease]):
         return await self._inspect()
 
     async def force_release(self, holder: str | None = None) -> LockInfo | None:
-        """End the lease of any holder, or only of `holder`, and grant the next waiter; see `Lock.force_release`."""
+        """End the lease of every holder, or only of `holder`; see `Lock.force_release`."""
         return await self._force_release(holder)
 
     def _enter_scope(self, lease: AsyncLease, frame: FrameType) -> Scope[AsyncLease]:

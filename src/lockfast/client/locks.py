@@ -1,21 +1,17 @@
-"""`Locks`: what `connect()` returns. Makes locks on one store; a sync and an async shell over one `Session`.
-
-`RLock`, below, is a lock that its thread or task may acquire again.
-"""
+"""`Locks`: what `connect()` returns. Makes locks on one store; a sync and an async shell over one `Session`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
-from types import FrameType
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from lockfast.client.guard import NameOf, check_function, guarded, guarded_async, name_function
 from lockfast.client.lease import AsyncLease, ExportedLease, Lease
-from lockfast.client.lock import MOST_CALLERS, AsyncLock, BaseLock, LeaseT, Lock
+from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
 from lockfast.client.options import LockOptions, OnceOptions, SessionOptions
 from lockfast.client.session import Session
 from lockfast.core.acquire import Grant, adopt
-from lockfast.core.lease_state import ALIVE, State, valid_until
+from lockfast.core.lease_state import valid_until
 from lockfast.core.retry import retry
 from lockfast.errors import LeaseLost, shown
 from lockfast.ports import Ports, Runtime, Store
@@ -23,8 +19,12 @@ from lockfast.runtime.base import run
 from lockfast.values import Claim, LockInfo, Page, Seconds, is_plain, lock_name, name_pattern
 
 if TYPE_CHECKING:
+    from lockfast.client.all_of import AllOf, AsyncAllOf
     from lockfast.client.guarantees import Guarantees
     from lockfast.client.once import AsyncOnce, Busy, Once, Skipped
+    from lockfast.client.rlock import AsyncRLock, RLock
+    from lockfast.client.rwlock import AsyncRWLock, RWLock
+    from lockfast.client.semaphore import AsyncPermit, AsyncSemaphore, Permit, Semaphore, Unavailable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,8 +81,10 @@ class BaseLocks(Generic[LeaseT]):
         session = self.session
         session.ensure_open()
         exported = ExportedLease.decode(text)
-        lock = self._lock_class(self, exported.name, **cast("LockOptions[LeaseT]", {"ttl": exported.ttl, **options}))
-        claim = Claim(lock.name, session.runtime.new_holder_id(), lock._options.ttl, lock._options.owner)
+        lock = self._lock_for(exported, cast("LockOptions[LeaseT]", {"ttl": exported.ttl, **options}))
+        holder, chosen = session.runtime.new_holder_id(), lock._options
+        weight, limit = exported.weight, exported.limit
+        claim = Claim(lock.name, holder, chosen.ttl, chosen.owner, weight=weight, limit=limit)
         grant = await adopt(session.ports, claim, exported.holder)
         if grant is None:
             raise LeaseLost(
@@ -91,6 +93,17 @@ class BaseLocks(Generic[LeaseT]):
                 name=exported.name,
             )
         return lock._lease(grant)
+
+    def _lock_for(self, exported: ExportedLease, options: LockOptions[LeaseT]) -> BaseLock[LeaseT]:
+        """The lock, the reader or the semaphore that an exported lease belongs to."""
+        shell: Any = self
+        if exported.limit:
+            made = shell.semaphore(exported.name, exported.limit, permits=exported.weight, **options)
+        elif exported.weight:
+            made = shell.rwlock(exported.name, **options).reader
+        else:
+            made = shell.lock(exported.name, **options)
+        return cast("BaseLock[LeaseT]", made)
 
     def _resume(
         self, name: str, holder: str, fence: int, sent_at: float, **options: Unpack[LockOptions[LeaseT]]
@@ -161,7 +174,61 @@ class Locks(BaseLocks[Lease]):
         ...     inner.fence == outer.fence
         True
         """
+        from lockfast.client.rlock import RLock
+
         return RLock(self, name, **options)
+
+    def rwlock(self, name: str, **options: Unpack[LockOptions[Lease]]) -> RWLock:
+        """Return a read/write lock: `with rwlock.reader:` or `with rwlock.writer:`; options as for `lock`.
+
+        >>> import lockfast
+        >>> config = lockfast.connect("memory://").rwlock("doc:locks-rwlock")
+        >>> with config.reader, config.reader:
+        ...     config.reader.depth
+        2
+        """
+        from lockfast.client.rwlock import ReadLock, RWLock
+
+        return RWLock(ReadLock(self, name, **options), Lock(self, name, **options))
+
+    def semaphore(
+        self,
+        name: str,
+        limit: int,
+        *,
+        permits: int = 1,
+        unavailable: Unavailable = "raise",
+        **options: Unpack[LockOptions[Permit]],
+    ) -> Semaphore:
+        """Return a semaphore of `limit` permits, of which `with` takes `permits`; other options as for `lock`.
+
+        `unavailable="allow"` lets the caller in without a permit if the store does not answer.
+
+        >>> import lockfast
+        >>> with lockfast.connect("memory://").semaphore("gpu", 4) as permit:
+        ...     permit.slot
+        0
+        """
+        from lockfast.client.semaphore import Semaphore
+
+        chosen = cast("LockOptions[Lease]", options)
+        return Semaphore(self, name, limit, permits=permits, unavailable=unavailable, **chosen)
+
+    def all_of(self, *locks: str | Lock, **options: Unpack[LockOptions[Lease]]) -> AllOf:
+        """Return several locks as one: all are acquired, or none. Takes names and locks of this connection.
+
+        `timeout` is for all of them together. The other options are for those given by name, as for `lock`.
+
+        >>> import lockfast
+        >>> locks = lockfast.connect("memory://")
+        >>> with locks.all_of("doc:source", locks.rwlock("doc:config").reader, timeout=5) as leases:
+        ...     sorted(leases.fences)
+        ['doc:config', 'doc:source']
+        """
+        from lockfast.client.all_of import AllOf
+
+        made = [lock if isinstance(lock, BaseLock) else Lock(self, lock, **options) for lock in locks]
+        return AllOf(self.session, made, options.get("timeout"))
 
     @overload
     def once(
@@ -308,7 +375,37 @@ class AsyncLocks(BaseLocks[AsyncLease]):
 
     def rlock(self, name: str, **options: Unpack[LockOptions[AsyncLease]]) -> AsyncRLock:
         """Return a lock that the task that holds it may acquire again, at no cost; options as for `lock`."""
+        from lockfast.client.rlock import AsyncRLock
+
         return AsyncRLock(self, name, **options)
+
+    def rwlock(self, name: str, **options: Unpack[LockOptions[AsyncLease]]) -> AsyncRWLock:
+        """Return a read/write lock: `async with rwlock.reader:` or `async with rwlock.writer:`; see `Locks.rwlock`."""
+        from lockfast.client.rwlock import AsyncReadLock, AsyncRWLock
+
+        return AsyncRWLock(AsyncReadLock(self, name, **options), AsyncLock(self, name, **options))
+
+    def semaphore(
+        self,
+        name: str,
+        limit: int,
+        *,
+        permits: int = 1,
+        unavailable: Unavailable = "raise",
+        **options: Unpack[LockOptions[AsyncPermit]],
+    ) -> AsyncSemaphore:
+        """Return a semaphore of `limit` permits, of which `async with` takes `permits`; see `Locks.semaphore`."""
+        from lockfast.client.semaphore import AsyncSemaphore
+
+        chosen = cast("LockOptions[AsyncLease]", options)
+        return AsyncSemaphore(self, name, limit, permits=permits, unavailable=unavailable, **chosen)
+
+    def all_of(self, *locks: str | AsyncLock, **options: Unpack[LockOptions[AsyncLease]]) -> AsyncAllOf:
+        """Return several locks as one: all are acquired, or none; see `Locks.all_of`."""
+        from lockfast.client.all_of import AsyncAllOf
+
+        made = [lock if isinstance(lock, BaseLock) else AsyncLock(self, lock, **options) for lock in locks]
+        return AsyncAllOf(self.session, made, options.get("timeout"))
 
     @overload
     def once(
@@ -371,124 +468,3 @@ class AsyncLocks(BaseLocks[AsyncLease]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-class Reentrant(BaseLock[LeaseT]):
-    """The rules of a re-entrant lock in both flavours.
-
-    the lease is     acquire again                 release one level
-    alive            one level deeper, no request  one level less; the outermost releases the lease
-    lost             LeaseLost                     one level less; at the outermost nothing is left to release
-    released         as if it were new             nothing is held
-
-    The count belongs to one lease and ends with it, so it never says "held" of a lock that another client has. A lost
-    lease gets no new level, so all levels unwind; the end of each block raises `LeaseLost`, unless an error passes
-    through it. Each thread or task counts for itself; a forked child and a child task have nothing.
-
-    `_levels` maps a caller to its lease and depth, at least 1. Each caller changes only its own entry, so no mutex is
-    needed.
-    """
-
-    def __init__(self, client: Any, name: str, **options: Unpack[LockOptions[LeaseT]]) -> None:
-        super().__init__(client, name, **options)
-        self._levels: dict[Hashable, tuple[LeaseT, int]] = {}
-
-    @property
-    def depth(self) -> int:
-        """How often the running thread or task has acquired the lock and not released it. Sends nothing."""
-        level = self._levels.get(self._session.runtime.caller())
-        return 0 if level is None else level[1]
-
-    async def _acquire(self, blocking: bool, timeout: Seconds | None, frame: FrameType | None = None) -> LeaseT | None:
-        caller = self._session.runtime.caller()
-        level = self._levels.get(caller)
-        if level is not None:
-            self._wait(blocking, timeout)
-            held, depth = level
-            # Leases of a parent process or of a closed event loop are not ours, so their levels are dropped.
-            state = State.RELEASED if held.inherited else held.state
-            if state in ALIVE:
-                if frame is not None:
-                    self._enter_scope(held, frame)
-                self._levels[caller] = held, depth + 1
-                return held
-            if state is State.LOST:
-                raise held._lost_error()
-            del self._levels[caller]
-        try:
-            lease = await super()._acquire(blocking, timeout, frame)
-        except BaseException:
-            caller = None  # a task keeps its error, and that this frame: it must not keep the task
-            raise
-        if lease is not None:
-            self._levels[caller] = lease, 1
-            try:
-                if len(self._levels) > MOST_CALLERS:  # callers that let their leases expire
-                    for one in [one for one, (held, _) in list(self._levels.items()) if not held.remaining]:
-                        self._levels.pop(one, None)
-            except BaseException:  # interrupted: the caller does not get the lease
-                self._levels.pop(caller, None)
-                await self._abandon(lease)
-                raise
-        return lease
-
-    def _leave_level(self, caller: Hashable) -> bool:
-        """Leave one level; True if it was the outermost."""
-        lease, depth = self._levels[caller]
-        if depth > 1:
-            self._levels[caller] = lease, depth - 1
-            return False
-        del self._levels[caller]
-        return True
-
-    async def _release(self) -> bool:
-        """Release one level; whether the lease was still valid."""
-        caller = self._session.runtime.caller()
-        level = self._levels.get(caller)
-        if level is None or level[0].state is State.RELEASED:
-            self._levels.pop(caller, None)
-            return await super()._release()  # again after an error; else it raises NotHeld
-        if not self._leave_level(caller):
-            return level[0].state is not State.LOST
-        return await level[0]._release()
-
-    async def _exit(self, lease: LeaseT) -> LeaseLost | None:
-        # Another thread may end a generator's block, so the lease knows the caller that entered it.
-        caller = lease._core.caller
-        level = self._levels.get(caller)
-        if level is not None and level[0] is lease and not self._leave_level(caller):
-            return lease._lost_error() if lease.state is State.LOST else None
-        return await super()._exit(lease)
-
-    def __repr__(self) -> str:
-        depth = self.depth
-        return f"{super().__repr__()[:-1]}{f', depth {depth}' if depth else ''}>"
-
-
-class RLock(Reentrant[Lease], Lock):
-    """A re-entrant lock, for threads. Threads may share one object; each counts for itself.
-
-    `release()` releases one level, and with the outermost the lease.
-
-    >>> import lockfast
-    >>> lock = lockfast.connect("memory://").rlock("doc:re-entrant", ttl=10)
-    >>> with lock, lock:
-    ...     lock
-    <RLock 'doc:re-entrant', ttl 10 s, depth 2>
-    >>> lock.locked()
-    False
-    """
-
-
-class AsyncRLock(Reentrant[AsyncLease], AsyncLock):
-    """A re-entrant lock, for asyncio: the same names, awaited; each task counts for itself.
-
-    >>> import asyncio, lockfast.aio
-    >>> async def main():
-    ...     async with lockfast.aio.connect("memory://") as locks:
-    ...         lock = locks.rlock("doc:async-re-entrant")
-    ...         async with lock, lock:
-    ...             return lock.depth
-    >>> asyncio.run(main())
-    2
-    """

@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Hashable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from lockfast.client.options import LockOptions, Options, checked
@@ -29,7 +29,7 @@ from lockfast.core.release import BUDGET, clean_up
 from lockfast.errors import ConfigurationError, closed_error
 from lockfast.events import Event
 from lockfast.ports import Observer, Ports, Runtime, Store, Waker
-from lockfast.values import Owner
+from lockfast.values import Mode, Owner
 
 if TYPE_CHECKING:
     from lockfast.client.guarantees import Guarantees
@@ -90,6 +90,8 @@ class Session:
         self.local_queues = LocalQueues(self.runtime)
         self.acquiring: dict[Any, None] = {}
         """The leases of acquisitions under way."""
+        self.reading: dict[Hashable, tuple[Any, int]] = {}
+        """By name and thread or task: its read lease, and how often it reads; see `client/rwlock.py`."""
         self.callbacks = BackgroundTasks(self.runtime, "callback", CALLBACK_WORKERS)
         self._closing = SingleFlight(self.runtime, "close")
 
@@ -111,6 +113,12 @@ class Session:
             self._loop_end = self.runtime.waker()
             if not self.runtime.spawn(self._disconnect_at_loop_end, "session"):
                 self._loop_end = None
+
+    def ensure_mode(self, mode: Mode) -> None:
+        """Raise unless the store grants claims of that shared mode."""
+        capabilities = self.store.capabilities
+        if not (capabilities.readers if mode is Mode.READ else capabilities.permits):
+            raise ConfigurationError(_not_granted(mode, self.address))
 
     def _abandon_loop(self) -> list[LeaseState]:
         """Start over, because the event loop was closed. Return the leases that its tasks held."""
@@ -198,6 +206,15 @@ class Session:
                 self._warned.add(line.topic)
                 log.warning("%s: %s: %s", self.address, line.topic, line.text)
         return found
+
+
+def _not_granted(mode: Mode, address: str) -> str:
+    if mode is Mode.PERMITS:
+        return (
+            f"{address} has no semaphores. Nothing was sent. On a quorum two majorities that overlap in one server "
+            "could each grant the last permit, so permits need a single store: use one server, Sentinel or a cluster."
+        )
+    return f"{address} has no read/write locks. Nothing was sent. Use lock(), or another store."
 
 
 def _guarded(observer: Observer) -> Callable[[Event], None]:

@@ -12,7 +12,8 @@ Rules:
 - The ttl of a grant counts from the moment its request was sent; for a notification, from the last request that the
   store answered with "queued".
 - A notification is stale and ignored unless it carries the attempt number of that request, and a fence that is not
-  below the greatest that this connection has seen.
+  below the greatest that this connection has seen. Shared grants are live together and their notifications may be read
+  in any order, so a shared claim compares only with the fences of exclusive grants.
 - An answer may arrive after the ttl has passed, for example because the process was stopped. An expired grant is never
   returned: the claim is sent again, and if the grant still exists, that extends it.
 - A request without an answer has an unknown outcome. Sending it again is harmless. Before None is returned, the grant
@@ -25,9 +26,10 @@ Rules:
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from lockfast.core.lease_state import useful, valid_until
+from lockfast.core.lease_state import LeaseState, useful, valid_until
 from lockfast.core.release import BUDGET, clean_up
 from lockfast.core.retry import backoff, retry
 from lockfast.errors import Outcome, StoreUnavailable, shown
@@ -91,7 +93,7 @@ class Grant(NamedTuple):
 
     `acknowledged` counts the replicas that have it too, None if they were not asked. `queued`: the claim waited in the
     store's queue. `last_fence` is the last fence of the reserved block, 0 if no block was reserved. `pooled_grant` is
-    the store grant that this one is a part of, if threads or tasks share one.
+    the store grant that this one is a part of, if threads or tasks share one. `slots` are those of its permits.
     """
 
     claim: Claim
@@ -102,6 +104,7 @@ class Grant(NamedTuple):
     queued: bool = False
     last_fence: int = 0
     pooled_grant: PooledGrant | None = None
+    slots: tuple[int, ...] = ()
 
 
 class History:
@@ -111,6 +114,8 @@ class History:
     """Whether the last claim had to wait in the queue of the store."""
     last_fence = 0
     """The greatest fence that the store granted to this connection."""
+    last_exclusive = 0
+    """The greatest of them that was granted to an exclusive claim."""
 
 
 class Acquisition:
@@ -172,7 +177,7 @@ class Acquisition:
                 self._sent_at = sent_at
                 self._failures = 0
                 if type(answer) is Granted:
-                    grant = self._grant(answer.fence, answer.acknowledged)
+                    grant = self._grant(answer.fence, answer.slots, answer.acknowledged)
                     if runtime.now() < grant.valid_until - self._spare:
                         return grant if self._mailbox is None else self._finished(grant, self._mailbox)
                     if self._send_once_more():
@@ -214,13 +219,15 @@ class Acquisition:
     def _is_over(self) -> bool:
         return not self._blocking or self._deadline.passed(self._runtime.now())
 
-    def _grant(self, fence: int, acknowledged: int | None = None) -> Grant:
-        claim, sent_at = self._claim, self._sent_at
+    def _grant(self, fence: int, slots: tuple[int, ...], acknowledged: int | None = None) -> Grant:
+        claim, sent_at, history = self._claim, self._sent_at, self._history
         until = valid_until(sent_at, claim.ttl)
-        if fence > self._history.last_fence:
-            self._history.last_fence = fence
+        if fence > history.last_fence:
+            history.last_fence = fence
+        if not claim.weight and fence > history.last_exclusive:
+            history.last_exclusive = fence
         # All fields of a NamedTuple through tuple.__new__: half the cost of its own constructor.
-        return tuple.__new__(Grant, (claim, fence, sent_at, until, acknowledged, self.queued, 0, None))
+        return tuple.__new__(Grant, (claim, fence, sent_at, until, acknowledged, self.queued, 0, None, slots))
 
     def _send_once_more(self) -> bool:
         """A grant had expired on arrival. True the first time: send once more, even past the deadline.
@@ -296,14 +303,15 @@ class Acquisition:
             return None
         if notification is None or notification.attempt != self._attempt:
             return None
-        if notification.fence < self._history.last_fence:
-            return None  # a later grant exists, so the store has lost this one
+        excluding = self._history.last_exclusive if self._claim.weight else self._history.last_fence
+        if notification.fence < excluding:
+            return None  # a later grant excludes this one, so the store has lost it
         if self._store.capabilities.replica_acks:
             return None  # only the answer to a request shows that replicas have the grant
         left = valid_until(self._sent_at, self._claim.ttl) - self._runtime.now()
         if not useful(left - self._spare, self._claim.ttl - self._spare):
             return None  # too little is left: confirm the grant with a request, which extends it
-        return self._grant(notification.fence)
+        return self._grant(notification.fence, notification.slots)
 
     def _poll_at(self, answer: Queued) -> float:
         """When to send the claim again if no notification arrives."""
@@ -320,6 +328,41 @@ class Acquisition:
             await clean_up(self._ports, self._claim.name, self._claim.holder, self._claim.ttl, inline=inline)
 
 
+async def acquire_all(ports: Ports, claims: Sequence[Claim], deadline: Deadline) -> list[Grant] | None:
+    """Acquire several locks with one request; None if the store cannot grant them all at once.
+
+    One attempt: if its outcome is unknown, what it may have left is removed, and the caller acquires them in order.
+    """
+    store, runtime, _ = ports
+    sent_at = runtime.now()
+    granted: Sequence[Granted] | None = None
+    try:
+        granted = await store.acquire_all(claims, deadline.request_until(sent_at, store))
+    except StoreUnavailable as error:
+        await remove(ports, claims if error.outcome is Outcome.UNKNOWN else (), inline=False)
+    except GeneratorExit:
+        raise
+    except BaseException:
+        await remove(ports, claims, inline=True)
+        raise
+    if granted is None:
+        return None
+    grants = [
+        Grant(claim, one.fence, sent_at, valid_until(sent_at, claim.ttl), one.acknowledged, slots=one.slots)
+        for claim, one in zip(claims, granted, strict=True)
+    ]
+    if runtime.now() < min(grant.valid_until for grant in grants):
+        return grants
+    await remove(ports, claims, inline=True)
+    return None
+
+
+async def remove(ports: Ports, claims: Sequence[Claim], *, inline: bool) -> None:
+    """Remove the grants that the store may hold of these claims."""
+    for claim in claims:
+        await clean_up(ports, claim.name, claim.holder, claim.ttl, inline=inline)
+
+
 async def adopt(ports: Ports, claim: Claim, old_holder: str) -> Grant | None:
     """Become the holder in place of `old_holder`, which exported its lease; None if it lost the lock.
 
@@ -332,7 +375,8 @@ async def adopt(ports: Ports, claim: Claim, old_holder: str) -> Grant | None:
         granted = await ports.store.adopt(claim, old_holder, until)
         if granted is None:
             return None
-        grant = Grant(claim, granted.fence, sent_at, valid_until(sent_at, claim.ttl), granted.acknowledged)
+        ends = valid_until(sent_at, claim.ttl)
+        grant = Grant(claim, granted.fence, sent_at, ends, granted.acknowledged, slots=granted.slots)
         if ports.runtime.now() >= grant.valid_until:
             raise StoreUnavailable(
                 f"The store's answer took longer than the ttl of {claim.ttl:g} s, so the adopted lease had expired on "
@@ -348,3 +392,22 @@ async def adopt(ports: Ports, claim: Claim, old_holder: str) -> Grant | None:
     except BaseException:
         await clean_up(ports, claim.name, claim.holder, claim.ttl, inline=True)
         raise
+
+
+async def downgrade(ports: Ports, lease: LeaseState) -> bool:
+    """Turn an exclusive lease into a read lease; False if the store no longer has it. May be repeated after an error.
+
+    The weight changes before the request is sent: a shared renewal finds the grant in either mode, and so no renewal
+    can miss it while the outcome is unknown.
+    """
+    lease.weight = 1
+
+    async def attempt(until: float) -> bool:
+        sent_at = ports.runtime.now()
+        claim = Claim(lease.name, lease.holder, lease.ttl, lease.owner, weight=1)
+        held = await ports.store.downgrade(claim, until)
+        if held:
+            lease.renewed(sent_at, lease.ttl)
+        return held
+
+    return await retry(ports.runtime, attempt, BUDGET)

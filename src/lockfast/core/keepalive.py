@@ -287,7 +287,7 @@ class Keepalive:
             elif state is RELEASED:
                 self.unwatch(lease)  # releasing is the holder's task, which may retry
             elif lease.renews:
-                if changed and (None in changed or lease.name in changed):
+                if changed and not lease.weight and (None in changed or lease.name in changed):
                     lease.next_renewal = now
                 early = lease.ttl * EARLY if state is HELD else 0.0  # after a failure, keep the pause
                 if lease.next_renewal <= now + early:
@@ -379,7 +379,7 @@ class Keepalive:
             if ttl is None:
                 lease.next_renewal = math.inf
             else:
-                batch.append((lease, Renewal(lease.name, lease.holder, ttl)))
+                batch.append((lease, Renewal(lease.name, lease.holder, ttl, shared=lease.weight > 0)))
         if not batch:
             return []
         answers = await self._store.renew([renewal for _, renewal in batch], until)
@@ -389,14 +389,16 @@ class Keepalive:
                 lease.renewed(sent_at, renewal.ttl)
                 if self._emit is not None:
                     self._emit(Event(EventKind.RENEWED, lease.name, sent_at - lease.held_since, lease.fence))
-            elif held is None or not await self._reassert_or_lose(lease, renewal.ttl, until):
+            elif held is None or (lease.weight and not renewal.shared):
+                unanswered.append(lease)  # the second: it was downgraded meanwhile
+            elif not await self._reassert_or_lose(lease, renewal.ttl, until):
                 unanswered.append(lease)
         return unanswered
 
     async def _reassert_or_lose(self, lease: LeaseState, ttl: float, until: float) -> bool:
         """Handle a lease that the store does not have; False if that could not be settled now."""
         sent_at = self._runtime.now()
-        if not self._store.capabilities.reassert:
+        if not self._store.capabilities.reassert or lease.weight:
             self.lose(lease, TAKEN)
             return True
         if lease.check(sent_at) not in ALIVE:

@@ -85,13 +85,15 @@ class LeaseState:
     """Invariant: while the state is alive and the clock is before `valid_until`, the store has the grant.
 
     `cleared` is True once the store holds nothing of this claim as far as known, so a release need not send a request.
-    `caller` is the thread or task that acquired it. `last_fence` is the last fence that the grant reserved.
+    `caller` is the thread or task that acquired it. `last_fence` is the last fence that the grant reserved. `weight`
+    and `limit` are those of the claim, and `slots` those of the grant.
     `held_since` is when the caller got the lease, measured only for an observer; `sent_at` may be long before it.
     """
 
     # The values of every new state stand in the class, which makes construction cheap.
     name = holder = owner = reason = ""
-    fence = last_fence = reasserted = 0
+    fence = last_fence = reasserted = weight = limit = 0
+    slots: tuple[int, ...] = ()
     ttl = sent_at = valid_until = next_renewal = held_since = 0.0
     acknowledged: int | None = None
     ends_at: float | None = None
@@ -108,8 +110,10 @@ class LeaseState:
 
     def begin(self, grant: Grant, on_change: Callable[[State], None] | None = None) -> None:
         """Start the lease of `grant`. Called once, before another thread sees this object."""
-        claim, self.fence, sent_at, until, self.acknowledged, _, last, _ = grant
-        self.name, self.holder, self.ttl, self.owner, _, _ = claim
+        claim, self.fence, sent_at, until, self.acknowledged, _, last, _, slots = grant
+        self.name, self.holder, self.ttl, self.owner, _, _, weight, limit = claim
+        if weight:
+            self.weight, self.limit, self.slots = weight, limit, slots
         self.last_fence = last or self.fence
         self.sent_at = sent_at
         self.valid_until = until

@@ -66,6 +66,8 @@ class ClaimTerms(NamedTuple):
     name: str
     ttl: float
     owner: str
+    weight: int = 0
+    limit: int = 0
 
 
 @final
@@ -139,7 +141,7 @@ class PooledGrant:
         until = min(sent_at + self._lasts, self._until)
         if owner != claim.owner:
             claim = claim._replace(owner=owner)
-        return tuple.__new__(Grant, (claim, used, sent_at, until, self._acknowledged, False, self._last, self))
+        return tuple.__new__(Grant, (claim, used, sent_at, until, self._acknowledged, False, self._last, self, ()))
 
     def end(self) -> None:
         """It is about to be released, or is lost or exported: it cannot be handed off any more."""
@@ -361,9 +363,9 @@ async def acquire(
 ) -> Grant | None:
     """Return a grant, handed off locally or from the store; None if there was none until the deadline.
 
-    Not `local`: without hand-off.
+    Not `local`: without hand-off. Shared claims are never handed off: they need not wait for one another.
     """
-    entered = queue.enter(ports, terms) if blocking and local else None
+    entered = queue.enter(ports, terms) if blocking and local and not terms.weight else None
     if entered is None:
         return await _claim(ports, queue, terms, deadline, blocking)
     if isinstance(entered, LocalWaiter):
@@ -379,9 +381,9 @@ async def _claim(
     ports: Ports, queue: LocalQueue, terms: ClaimTerms, deadline: Deadline, blocking: bool
 ) -> Grant | None:
     """Claim a lease from the store, for this acquisition alone."""
-    name, ttl, owner = terms
+    name, ttl, owner, weight, limit = terms
     holder = ports.runtime.new_holder_id()
-    claim = tuple.__new__(Claim, (name, holder, ttl, owner, 1, 0))
+    claim = tuple.__new__(Claim, (name, holder, ttl, owner, 1, 0, weight, limit))
     acquisition = Acquisition(ports, claim, deadline, blocking, queue)
     queue.claiming[holder] = None  # no call between this and `try`: an interrupt could come there
     try:

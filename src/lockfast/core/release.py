@@ -138,21 +138,22 @@ def _log_refusal(name: str, error: LockError) -> None:
 
 
 async def force_release(ports: Ports, name: str, holder: str | None, patience: float) -> LockInfo | None:
-    """End the lease of `holder`, or of any holder. Return the lock as it was just before.
+    """End the lease of `holder`, or of every holder. Return the lock as it was just before.
 
-    None if nobody holds the lock, or another than `holder` does.
+    None if nobody holds the lock, or `holder` does not.
     """
     store, runtime, emit = ports
     for _ in range(FORCE_RELEASE_ATTEMPTS):
         seen = await retry(runtime, lambda until: store.inspect(name, until), patience)
-        if seen.holder is None or (holder is not None and seen.holder != holder):
-            return None
-        if await _force_release(ports, name, seen.holder, patience):
-            log.warning("Lock %s was force-released from %s", shown(name), seen.owner or "an unknown holder")
+        chosen = [one for one in seen.holders if holder in (None, one.holder)]
+        ended = [one for one in chosen if await _force_release(ports, name, one.holder, patience)]
+        for one in ended:
+            log.warning("Lock %s was force-released from %s", shown(name), one.owner or "an unknown holder")
             if emit is not None:
-                emit(Event(EventKind.FORCE_RELEASED, name, seen.held_for or 0.0, seen.fence))
+                emit(Event(EventKind.FORCE_RELEASED, name, one.held_for or 0.0, one.fence))
+        if ended:
             return seen
-        if holder is not None:
+        if holder is not None or not chosen:
             return None
     return None
 

@@ -14,10 +14,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lockfast import values
+from lockfast.admission import LiveGrant, admit, free_at, refuse_other_mode
 from lockfast.errors import closed_error
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Notification, Page, Queued, Renewal, Taken
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Mode, Notification, Page, Queued, Renewal, Taken
 
 MOST_SHOWN = 1000
 PAGE = 500
@@ -25,15 +26,20 @@ MOST_AHEAD_US = 1_000_000  # how far ahead of the clock a quorum may set a fence
 
 
 class Grant:
-    __slots__ = ("expires_at", "fence", "holder", "owner", "since")
+    __slots__ = ("expires_at", "fence", "holder", "mode", "owner", "since", "slots")
 
-    def __init__(self, claim: Claim, fence: int, now: float) -> None:
-        self.holder, self.owner, self.fence = claim.holder, claim.owner, fence
+    def __init__(self, claim: Claim, fence: int, slots: tuple[int, ...], now: float) -> None:
+        self.holder, self.owner, self.mode = claim.holder, claim.owner, claim.mode
+        self.fence, self.slots = fence, slots
         self.since, self.expires_at = now, now + claim.ttl
 
     def renew(self, expires_at: float) -> None:
         # Never shortens: a request with a shorter ttl may arrive after one with a longer ttl.
         self.expires_at = max(self.expires_at, expires_at)
+
+    @property
+    def granted(self) -> Granted:
+        return Granted(self.fence, slots=self.slots)
 
 
 class Waiter:
@@ -45,13 +51,14 @@ class Waiter:
 
 
 class Space:
-    """Invariants: a name is in `_queues` only while it has waiters; a queue is sorted by ticket; no holder waits for
-    its own lock. `deliver(address, notification)` returns False if no mailbox is open there."""
+    """Invariants: a name is in `_grants` only while it has grants, and in `_queues` only while it has waiters; the
+    grants of a name are in the order of their fences, and its queue in that of the tickets; no holder waits for its own
+    lock. `deliver(address, notification)` returns False if no mailbox is open there."""
 
     def __init__(self, deliver: Callable[[str, Notification], bool], wall_us: Callable[[], int]) -> None:
         self._deliver = deliver
         self._wall_us = wall_us
-        self._grants: dict[str, Grant] = {}
+        self._grants: dict[str, dict[str, Grant]] = {}
         self._queues: dict[str, list[Waiter]] = {}
         self._fences: dict[str, int] = {}
 
@@ -62,15 +69,24 @@ class Space:
         self._fences.clear()
 
     def drop(self, name: str) -> None:
-        """Delete the grant without a notification, like an external DEL."""
+        """Delete the grants without a notification, like an external DEL."""
         self._grants.pop(name, None)
 
-    def _held(self, name: str, now: float) -> Grant | None:
+    def _held(self, name: str, now: float) -> dict[str, Grant]:
+        """The live grants of a lock by holder id; a copy, so use `_end()` to end one."""
         held = self._grants.get(name)
-        if held is not None and now >= held.expires_at:
+        if not held:
+            return {}
+        for grant in list(held.values()):
+            if now >= grant.expires_at:
+                self._end(name, grant.holder)
+        return dict(self._grants.get(name, {}))
+
+    def _end(self, name: str, holder: str) -> None:
+        held = self._grants[name]
+        del held[holder]
+        if not held:
             del self._grants[name]
-            return None
-        return held
 
     def _next_fence(self, name: str, count: int = 1, floor: int = 0) -> int:
         wall = self._wall_us()
@@ -78,52 +94,75 @@ class Space:
         fence = self._fences[name] = max(self._fences.get(name, 0) + count, wall, wanted)
         return fence
 
-    def _grant(self, claim: Claim, now: float) -> int:
+    def _grant(self, claim: Claim, slots: tuple[int, ...], now: float) -> Granted:
         fence = self._next_fence(claim.name, claim.fences, claim.floor)
-        self._grants[claim.name] = Grant(claim, fence, now)
-        return fence
+        grant = self._grants.setdefault(claim.name, {})[claim.holder] = Grant(claim, fence, slots, now)
+        return grant.granted
 
-    def _grant_next(self, name: str, now: float, caller: str | None = None) -> None:
-        """Grant a free lock to the first live waiter. The `caller` is alive, and needs no notification."""
+    def _serve(self, name: str, now: float, caller: str = "", *, notify: bool = True) -> None:
+        """Grant from the head of the queue while it is admitted; remove dead waiters.
+
+        The waiter that is first then is notified, if `notify` or if there was a grant. The `caller` is alive and gets
+        no notification.
+        """
         queue = self._queues.get(name, [])
         while queue:
-            waiter = queue.pop(0)
-            if waiter.claim.holder != caller and now >= waiter.expires_at:
+            head = queue[0]
+            claim, is_caller = head.claim, head.claim.holder == caller
+            if not is_caller and now >= head.expires_at:
+                queue.pop(0)
                 continue
-            notification = values.GrantNotification(waiter.attempt, self._grant(waiter.claim, now))
-            if waiter.claim.holder == caller or self._deliver(waiter.address, notification):
-                break
-            del self._grants[name]
-        self._notify_head(name, now)
-
-    def _notify_head(self, name: str, now: float) -> None:
-        """Notify the first live waiter how long the holder may still hold; remove dead ones."""
-        queue, held = self._queues.get(name, []), self._grants.get(name)
-        while queue and held is not None:
-            if self._deliver(queue[0].address, values.FirstNotification(queue[0].attempt, held.expires_at - now)):
-                break
+            live = _live(self._held(name, now))
+            slots = admit(live, claim)
+            if slots is None:
+                if is_caller or not notify or self._deliver(head.address, self._first(head, live, now)):
+                    break
+                queue.pop(0)
+                continue
             queue.pop(0)
+            granted = self._grant(claim, slots, now)
+            notification = values.GrantNotification(head.attempt, granted.fence, slots)
+            if is_caller or self._deliver(head.address, notification):
+                notify = True
+            else:
+                self._end(name, claim.holder)
         if not queue:
             self._queues.pop(name, None)
 
+    @staticmethod
+    def _first(head: Waiter, live: list[LiveGrant], now: float) -> values.FirstNotification:
+        return values.FirstNotification(head.attempt, _left(live, head.claim, now))
+
     def acquire(self, claim: Claim, enqueue: Enqueue | None, now: float) -> Answer:
-        held = self._held(claim.name, now)
-        if held is None and claim.name in self._queues:
-            if enqueue is not None:
-                self._enqueue(claim, enqueue, now)
-            self._grant_next(claim.name, now, claim.holder)
-            held = self._held(claim.name, now)
-        if held is None:
-            return Granted(self._grant(claim, now))
-        if held.holder == claim.holder:
-            held.renew(now + claim.ttl)
-            held.fence = self._fences[claim.name] = max(held.fence, claim.floor)
-            return Granted(held.fence)
-        left = held.expires_at - now
+        name = claim.name
+        held = self._held(name, now)
+        own = held.get(claim.holder)
+        if own is not None:
+            own.renew(now + claim.ttl)
+            own.fence = max(own.fence, claim.floor)
+            self._fences[name] = max(self._fences[name], own.fence)
+            return own.granted
+        live = _live(held)
+        refuse_other_mode(live, claim)
+        slots = admit(live, claim)
+        if name in self._queues:
+            waiter = None if enqueue is None else self._enqueue(claim, enqueue, now)
+            if slots is not None or live[0].mode is not Mode.EXCLUSIVE:
+                # A claim that only the queue keeps out checks that the head is alive.
+                self._serve(name, now, claim.holder, notify=slots is not None)
+            held = self._held(name, now)
+            own = held.get(claim.holder)
+            if own is not None:
+                return own.granted
+            live = _live(held)
+            slots = admit(live, claim, queued_before=name in self._queues)
+            if waiter is not None and name in self._queues:
+                return Queued(waiter.ticket, self._queues[name].index(waiter), _left(live, claim, now))
+        if slots is not None:
+            return self._grant(claim, slots, now)
         if enqueue is None:
-            return Taken(left)
-        waiter = self._enqueue(claim, enqueue, now)
-        return Queued(waiter.ticket, self._queues[claim.name].index(waiter), left)
+            return Taken(_left(live, claim, now))
+        return Queued(self._enqueue(claim, enqueue, now).ticket, 0, _left(live, claim, now))
 
     def _enqueue(self, claim: Claim, enqueue: Enqueue, now: float) -> Waiter:
         queue = self._queues.setdefault(claim.name, [])
@@ -140,47 +179,67 @@ class Space:
         waiter.address, waiter.attempt, waiter.expires_at = enqueue.address, enqueue.attempt, now + waiter.claim.ttl
         return waiter
 
+    def acquire_all(self, claims: Sequence[Claim], now: float) -> list[Granted] | None:
+        answers: list[tuple[Claim, tuple[int, ...] | Granted]] = []
+        for claim in claims:
+            held = self._held(claim.name, now)
+            own, live = held.get(claim.holder), _live(held)
+            refuse_other_mode(live, claim)
+            slots = admit(live, claim, queued_before=claim.name in self._queues)
+            if own is None and slots is None:
+                return None
+            answers.append((claim, own.granted if own is not None else slots or ()))
+        return [answer if isinstance(answer, Granted) else self._grant(claim, answer, now) for claim, answer in answers]
+
     def renew(self, renewal: Renewal, now: float) -> bool:
-        held = self._held(renewal.name, now)
-        if held is None or held.holder != renewal.holder:
+        own = self._held(renewal.name, now).get(renewal.holder)
+        if own is None:
             return False
         if renewal.final:
-            held.expires_at = now + renewal.ttl
+            own.expires_at = now + renewal.ttl
         else:
-            held.renew(now + renewal.ttl)
+            own.renew(now + renewal.ttl)
         return True
 
     def release(self, name: str, holder: str, now: float) -> bool:
-        held = self._held(name, now)
-        ours = held is not None and held.holder == holder
+        ours = holder in self._held(name, now)
         if ours:
-            del self._grants[name]
-        queue = self._queues.get(name, [])
+            self._end(name, holder)
+        queue = self._queues.get(name)
+        if queue is None:
+            return ours
         index = next((index for index, one in enumerate(queue) if one.claim.holder == holder), None)
-        if index is not None:  # no holder waits for its own lock
+        if index is not None:
             del queue[index]
-            if index == 0:
-                self._notify_head(name, now)
-        if name in self._queues and self._held(name, now) is None:
-            self._grant_next(name, now)
+        self._serve(name, now, notify=ours or index == 0)
         return ours
 
     def adopt(self, claim: Claim, old_holder: str, now: float) -> Granted | None:
         held = self._held(claim.name, now)
-        if held is None or held.holder not in (claim.holder, old_holder):
+        own, old = held.get(claim.holder), held.get(old_holder)
+        if own is not None:
+            own.renew(now + claim.ttl)
+            return own.granted
+        if old is None or old.mode is not claim.mode:
             return None
-        if held.holder == claim.holder:
-            held.renew(now + claim.ttl)
-            return Granted(held.fence)
-        return Granted(self._grant(claim, now))
+        self._end(claim.name, old_holder)
+        return self._grant(claim, old.slots, now)
+
+    def downgrade(self, claim: Claim, now: float) -> bool:
+        own = self._held(claim.name, now).get(claim.holder)
+        if own is None:
+            return False
+        own.mode = claim.mode
+        own.renew(now + claim.ttl)
+        self._serve(claim.name, now)
+        return True
 
     def force_release(self, name: str, holder: str, now: float) -> bool:
-        held = self._held(name, now)
-        if held is None or held.holder != holder:
+        if holder not in self._held(name, now):
             return False
-        del self._grants[name]
+        self._end(name, holder)
         self._next_fence(name)
-        self._grant_next(name, now)
+        self._serve(name, now)
         return True
 
     def listing(self, pattern: str, cursor: str, now: float) -> Page:
@@ -189,17 +248,27 @@ class Space:
         return Page(infos, infos[-1].name if len(names) > PAGE else "")
 
     def inspect(self, name: str, now: float) -> LockInfo:
-        held = self._held(name, now)
+        decode = values.Owner.decode
+        holders = tuple(
+            values.HolderInfo(
+                one.holder, decode(one.owner), one.fence, now - one.since, one.expires_at - now, one.mode, one.slots
+            )
+            for one in self._held(name, now).values()
+        )
         queue = [one for one in self._queues.get(name, []) if now < one.expires_at]
         waiters = tuple(
-            values.WaiterInfo(one.claim.holder, values.Owner.decode(one.claim.owner), now - one.since)
-            for one in queue[:MOST_SHOWN]
+            values.waiter_info(one.claim, decode(one.claim.owner), now - one.since) for one in queue[:MOST_SHOWN]
         )
-        info = LockInfo(name, fence=self._fences.get(name), waiters=waiters, waiting=len(queue))
-        if held is None:
-            return info
-        owner, held_for, ttl_left = values.Owner.decode(held.owner), now - held.since, held.expires_at - now
-        return info._replace(holder=held.holder, owner=owner, held_for=held_for, ttl_left=ttl_left)
+        return LockInfo(name, holders[:MOST_SHOWN], self._fences.get(name), waiters, len(queue))
+
+
+def _live(held: dict[str, Grant]) -> list[LiveGrant]:
+    return [LiveGrant(one.mode, one.slots, one.expires_at) for one in held.values()]
+
+
+def _left(live: list[LiveGrant], claim: Claim, now: float) -> float | None:
+    ends = free_at(live, claim)
+    return None if ends is None else ends - now
 
 
 class Hub:
@@ -264,7 +333,7 @@ class MemoryStore(Store):
     """`ports.Store` on a hub."""
 
     grace = 0.08
-    capabilities = Capabilities(fence_blocks=True)
+    capabilities = Capabilities(fence_blocks=True, readers=True, permits=True, batches=True)
 
     def __init__(self, shared: Hub, runtime: Runtime) -> None:
         self._hub = shared
@@ -290,6 +359,14 @@ class MemoryStore(Store):
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         with self._hub.mutex:
             return self._hub.space.adopt(claim, old_holder, self._runtime.now())
+
+    async def acquire_all(self, claims: Sequence[Claim], until: float) -> list[Granted] | None:
+        with self._hub.mutex:
+            return self._hub.space.acquire_all(claims, self._runtime.now())
+
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        with self._hub.mutex:
+            return self._hub.space.downgrade(claim, self._runtime.now())
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         with self._hub.mutex:

@@ -436,13 +436,9 @@ class ZooKeeperStore(Store):
         held = await self.read_holder(name, until)
         if held is None or held.is_expired(now_ms):
             return info
-        return info._replace(
-            holder=clean(held.holder),
-            owner=values.Owner.decode(held.owner),
-            fence=held.created_by,
-            held_for=held.age(now_ms),
-            ttl_left=held.ttl_left(now_ms),
-        )
+        owner, fence = values.Owner.decode(held.owner), held.created_by
+        holder = values.HolderInfo(clean(held.holder), owner, fence, held.age(now_ms), held.ttl_left(now_ms))
+        return info._replace(fence=fence, holders=(holder,))
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
         children = await self._children(ROOT, until)

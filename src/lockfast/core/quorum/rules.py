@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from lockfast.core.lease_state import valid_until
-from lockfast.values import LockInfo
+from lockfast.values import HolderInfo, LockInfo
 
 LEAD_US = 5_000  # between the members' clocks and a proposed fence: usually more than a request needs to arrive
 MIN_VALIDITY = 0.25  # share of the ttl that must be left when the last vote has been counted
@@ -93,9 +93,9 @@ def time_to_majority(ttls: Iterable[float | None], missing: int) -> float | None
 def merge_views(name: str, views: Sequence[LockInfo], needed: int) -> LockInfo:
     """Combine the members' views of one lock. Only the holder of a majority is shown as the holder.
 
-    >>> views = [LockInfo("x", "a", ttl_left=2.0), LockInfo("x", "a", ttl_left=1.0), LockInfo("x", "b")]
-    >>> merge_views("x", views, needed=2)[1:6]
-    ('a', None, None, None, 1.0)
+    >>> grants = HolderInfo("a", ttl_left=2.0), HolderInfo("a", ttl_left=1.0), HolderInfo("b")
+    >>> merge_views("x", [LockInfo("x", (grant,)) for grant in grants], needed=2).holders[0].ttl_left
+    1.0
     """
     longest = max(views, key=lambda view: view.waiting)
     fences = sorted((view.fence for view in views if view.fence is not None), reverse=True)
@@ -108,7 +108,7 @@ def merge_views(name: str, views: Sequence[LockInfo], needed: int) -> LockInfo:
     votes = sorted((view for view in views if view.holder == holder), key=lambda view: -(view.ttl_left or 1e18))
     deciding = votes[needed - 1]  # the majority ends with this vote
     held_for = max((view.held_for for view in votes if view.held_for is not None), default=None)
-    return free._replace(holder=holder, owner=deciding.owner, held_for=held_for, ttl_left=deciding.ttl_left)
+    return free._replace(holders=(HolderInfo(holder, deciding.owner, fence, held_for, deciding.ttl_left),))
 
 
 class FenceFloor:

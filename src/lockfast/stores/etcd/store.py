@@ -403,7 +403,7 @@ class EtcdStore(Store):
             return info
         ttl_left = await self._ttl_left(seen.lock.lease, until)
         owner, held_for = (None, None) if seen.meta is None else (seen.meta.owner, seen.meta.age(now))
-        return info._replace(holder=clean(seen.holder), owner=owner, held_for=held_for, ttl_left=ttl_left)
+        return info._replace(holders=(values.HolderInfo(clean(seen.holder), owner, seen.fence, held_for, ttl_left),))
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
         start = lock_key(cursor) + b"\0" if cursor else lock_key("")

@@ -1,4 +1,4 @@
-"""The keys of one lock: its name, and three auxiliary keys in the same cluster slot.
+"""The keys of one lock: its name, and six auxiliary keys in the same cluster slot.
 
 The server hashes the text between a key's first `{` and the next `}`, its hash tag, if there is any; otherwise the
 whole key. If a name has a hash tag, its auxiliary keys use the same tag. A name without braces becomes their tag. A
@@ -20,12 +20,18 @@ META_PATTERN = AUX_PREFIX.encode() + b"{*}:m*"  # matches the meta key of every 
 
 
 class Keys(NamedTuple):
-    """The keys of one lock; `packed` (all four) and `packed_pair` (lock and meta) are encoded for a request."""
+    """The keys of one lock, as `_layout.lua` describes them.
+
+    `packed` (all seven) and `packed_pair` (lock and meta) are encoded for a request.
+    """
 
     lock: bytes
     meta: bytes
     queue: bytes
     waiters: bytes
+    grants: bytes
+    details: bytes
+    slots: bytes
     packed: bytes
     packed_pair: bytes
     slot: int
@@ -83,8 +89,9 @@ def keys_of(name: str) -> Keys:
     (b'lockfast:{file:9527}:q', b'lockfast:{b}:q:a{b}')
     """
     lock = name.encode()
-    meta, queue, waiters = (companion(lock, kind) for kind in (b"m", b"q", b"w"))
-    return Keys(lock, meta, queue, waiters, bulks(lock, meta, queue, waiters), bulks(lock, meta), slot(lock))
+    meta, queue, waiters, grants, details, slots = (companion(lock, kind.encode()) for kind in "mqwgds")
+    packed = bulks(lock, meta, queue, waiters, grants, details, slots)
+    return Keys(lock, meta, queue, waiters, grants, details, slots, packed, bulks(lock, meta), slot(lock))
 
 
 def name_of(meta: bytes) -> str | None:

@@ -17,6 +17,7 @@ from copy import copy
 from functools import lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
+from lockfast.admission import other_mode_error
 from lockfast.errors import StoreError, StoreProtocolError, StoreRefused, StoreUnavailable, shown
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store, Waker, WatchedValue
@@ -25,14 +26,23 @@ from lockfast.stores.redis.lua import scripts
 from lockfast.stores.redis.lua.scripts import Script
 from lockfast.stores.redis.protocol.error_replies import NOT_MASTER, code_of, error_of
 from lockfast.stores.redis.protocol.notifications import PING
-from lockfast.stores.redis.protocol.replies import FACTS_REQUESTS, IDENTITY_REQUEST, INFO_FIELDS, facts_in, info_of
+from lockfast.stores.redis.protocol.replies import (
+    FACTS_REQUESTS,
+    IDENTITY_REQUEST,
+    INFO_FIELDS,
+    MODES,
+    facts_in,
+    info_of,
+    slots_in,
+)
 from lockfast.stores.redis.protocol.resp import ReplyError, bulks, pack
 from lockfast.stores.redis.watch import WatchConnection, WatchConnections
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits
 
 T = TypeVar("T")
 
-MAX_WAITERS_SHOWN = 1000
+MAX_SHOWN = 1000  # holders, and waiters, of one lock
+MAX_HOLDERS_LISTED = 100  # of each lock in a listing
 MAX_PREPARED_RELEASES = 1000
 SCAN_COUNT = b"500"  # keys that the server scans for one page of a listing: well under a millisecond of its time
 
@@ -105,19 +115,19 @@ class TransportInbox(Inbox, Protocol):
 
 @lru_cache(maxsize=8192)
 def _release_head(name: str, id_size: int) -> bytes:
-    return scripts.RELEASE.head(4, keys_of(name).packed, 1) + b"$%d\r\n" % id_size
+    return scripts.RELEASE.head(7, keys_of(name).packed, 1) + b"$%d\r\n" % id_size
 
 
 @lru_cache(maxsize=8192)
 def _acquire_parts(name: str, ttl: float, owner: str, id_size: int) -> tuple[bytes, bytes]:
     """The parts of an acquisition without a queue entry, before and after the holder id."""
-    head = scripts.ACQUIRE.head(4, keys_of(name).packed, 7) + b"$%d\r\n" % id_size
-    return head, b"\r\n" + bulks(scripts.milliseconds(ttl), owner.encode(), b"", b"0", b"", b"1")
+    head = scripts.ACQUIRE.head(7, keys_of(name).packed, 9) + b"$%d\r\n" % id_size
+    return head, b"\r\n" + bulks(scripts.milliseconds(ttl), owner.encode(), b"", b"0", b"", b"1", b"0", b"0")
 
 
 def acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
-    name, holder, ttl, owner, fences, floor = claim
-    if enqueue is None and fences == 1 and not floor:
+    name, holder, ttl, owner, fences, floor, weight, _ = claim
+    if enqueue is None and fences == 1 and not floor and not weight:
         head, tail = _acquire_parts(name, ttl, owner, len(holder))
         return head + holder.encode("ascii") + tail
     return _full_acquire_request(claim, enqueue)
@@ -125,13 +135,13 @@ def acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
 
 @lru_cache(maxsize=1)  # a quorum sends the same claim to each of its nodes
 def _full_acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
-    args = [claim.holder.encode("ascii"), scripts.milliseconds(claim.ttl), claim.owner.encode()]
+    args = [*scripts.claim_args(claim)]
     if enqueue is None:
         args += b"", b"0", b""
     else:
         ticket = b"" if enqueue.ticket is None else b"%d" % enqueue.ticket
         args += enqueue.address.encode(), b"%d" % enqueue.attempt, ticket
-    args.append(b"%d" % claim.fences)
+    args += b"%d" % claim.fences, b"%d" % claim.weight, b"%d" % claim.limit
     if claim.floor:
         args.append(b"%d" % claim.floor)
     return scripts.ACQUIRE.request([claim.name], *args)
@@ -189,7 +199,15 @@ class RedisStore(Store):
         Where a failover can happen, there are therefore no fence blocks.
         """
         single = self._topology is Topology.SINGLE and not (replica_acks or self._reasserts)
-        first = Capabilities(fence_blocks=single, replica_acks=replica_acks, reassert=self._reasserts, values=True)
+        first = Capabilities(
+            fence_blocks=single,
+            replica_acks=replica_acks,
+            reassert=self._reasserts,
+            values=True,
+            readers=True,
+            permits=True,
+            batches=not replica_acks,
+        )
         return first, first._replace(change_events=True)
 
     def with_prefix(self, *requests: bytes) -> Self:
@@ -207,22 +225,50 @@ class RedisStore(Store):
         request = acquire_request(claim, enqueue)
         reply = await self.wire.request(request, until, self._prefix)
         if type(reply) is int:
-            return tuple.__new__(Granted, (reply, None))
+            return tuple.__new__(Granted, (reply, None, ()))
         if type(reply) is ReplyError:
             try:
                 reply = await self._recover(reply, scripts.ACQUIRE, request, claim.name, until, self._prefix)
             except (StoreRefused, StoreProtocolError) as denial:
                 return await self._fall_back(denial, lambda store: store.acquire(claim, enqueue, until))
-        if type(reply) is int:
-            return Granted(reply)
+        if type(reply) is int or type(reply) is bytes:
+            return _granted(claim.name, reply)
         try:
+            if type(reply[0]) is bytes:
+                raise other_mode_error(claim.name, MODES[reply[0]])
             ttl_left = None if reply[0] < 0 else reply[0] / 1000
             if enqueue is None:
                 return Taken(ttl_left)
             self._prepare_release(claim, reply[2])
             return Queued(reply[1], reply[2], ttl_left)
-        except (TypeError, IndexError):
+        except (TypeError, LookupError):
             raise _unexpected(claim.name, reply) from None
+
+    async def acquire_all(self, claims: Sequence[Claim], until: float) -> Sequence[Granted] | None:
+        if self.substitute is not None:
+            return None
+        args = [
+            arg for claim in claims for arg in (*scripts.claim_args(claim), b"%d" % claim.weight, b"%d" % claim.limit)
+        ]
+        name = claims[0].name
+        request = scripts.ACQUIRE_ALL.request([claim.name for claim in claims], *args)
+        try:
+            reply = await self._run(scripts.ACQUIRE_ALL, request, name, until)
+        except (StoreRefused, StoreProtocolError) as denial:
+            return await self._fall_back(denial, lambda store: store.acquire_all(claims, until))
+        if not isinstance(reply, list) or len(reply) not in (0, len(claims)):
+            raise _unexpected(name, reply)
+        return [_granted(name, one) for one in reply] or None
+
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        if self.substitute is not None:
+            return await self.substitute.downgrade(claim, until)
+        request = scripts.claim_request(scripts.DOWNGRADE, claim)
+        try:
+            reply = await self._run(scripts.DOWNGRADE, request, claim.name, until)
+        except (StoreRefused, StoreProtocolError) as denial:
+            return await self._fall_back(denial, lambda store: store.downgrade(claim, until))
+        return type(reply) is int and reply == 1
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         if self.substitute is not None:
@@ -259,20 +305,37 @@ class RedisStore(Store):
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
         if self.substitute is not None:
             return await self.substitute.renew(renewals, until)
-        name = renewals[0].name
-        track = scripts.TRACK if self.capabilities.change_events else ()
+        name, shared = renewals[0].name, renewals[0].shared
+        if any(one.shared is not shared for one in renewals):
+            return await self._renew_in_two(renewals, until)
+        script = scripts.renew_script(renewals)
         try:
-            reply = await self._run(scripts.RENEW, scripts.renew_request(renewals), name, until, track)
+            reply = await self._run(script, scripts.renew_request(renewals), name, until, self.tracking(renewals))
         except (StoreRefused, StoreProtocolError) as denial:
             return await self._fall_back(denial, lambda store: store.renew(renewals, until))
         if not isinstance(reply, list) or len(reply) != len(renewals):
             raise _unexpected(name, reply)
         return [answer == 1 for answer in reply]
 
+    def tracking(self, renewals: Sequence[Renewal]) -> Sequence[bytes]:
+        """The requests to send before renewals, so that the server reports external changes.
+
+        None for shared grants: every change by another reader would be reported.
+        """
+        return scripts.TRACK if self.capabilities.change_events and not renewals[0].shared else ()
+
+    async def _renew_in_two(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
+        """Renew the exclusive grants and the shared ones: they need different scripts."""
+        answers: dict[int, bool | None] = {}
+        for shared in (False, True):
+            chosen = [number for number, one in enumerate(renewals) if one.shared is shared]
+            answers.update(zip(chosen, await self.renew([renewals[one] for one in chosen], until), strict=True))
+        return [answers[number] for number in range(len(renewals))]
+
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         request = scripts.claim_request(scripts.ADOPT, claim, old_holder.encode())
         reply = await self._run(scripts.ADOPT, request, claim.name, until)
-        return Granted(reply) if reply else None
+        return _granted(claim.name, reply) if reply else None
 
     async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
         request = scripts.claim_request(scripts.REASSERT, claim, b"%d" % fence)
@@ -288,7 +351,7 @@ class RedisStore(Store):
         return bool(reply == 1)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
-        request = scripts.INSPECT.request([name], b"%d" % MAX_WAITERS_SHOWN)
+        request = scripts.INSPECT.request([name], b"%d" % MAX_SHOWN)
         reply = await self._run(scripts.INSPECT, request, name, until)
         try:
             return info_of(name, reply)
@@ -316,7 +379,7 @@ class RedisStore(Store):
         """Inspect several locks, without their waiters. In a cluster they must share a slot."""
         if not names:
             return ()
-        reply = await self._run(scripts.LIST, scripts.LIST.request(names), names[0], until)
+        reply = await self._run(scripts.LIST, scripts.LIST.request(names, b"%d" % MAX_HOLDERS_LISTED), names[0], until)
         try:
             parts = [reply[at : at + INFO_FIELDS] for at in range(0, INFO_FIELDS * len(names), INFO_FIELDS)]
             return tuple(info_of(name, part) for name, part in zip(names, parts, strict=True))
@@ -473,6 +536,17 @@ class FairMutex:
                 self._locked = False
         if following is not None:
             following.wake()
+
+
+def _granted(name: str, reply: object) -> Granted:
+    """Read a fence, or b"fence slots" with permits."""
+    if type(reply) is int:
+        return Granted(reply)
+    try:
+        fence, slots = reply.split(b" ")  # type: ignore[attr-defined]
+        return Granted(int(fence), slots=slots_in(slots))
+    except (AttributeError, TypeError, ValueError):
+        raise _unexpected(name, reply) from None
 
 
 def _unexpected(name: str, reply: object) -> StoreError:

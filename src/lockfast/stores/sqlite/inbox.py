@@ -128,7 +128,7 @@ def decode(line: bytes) -> tuple[str, Notification] | None:
     """Parse a line; None if it is invalid.
 
     >>> decode(b"moto 3 1700000000000000")
-    ('moto', GrantNotification(attempt=3, fence=1700000000000000))
+    ('moto', GrantNotification(attempt=3, fence=1700000000000000, slots=()))
     >>> decode(b"moto 3 next 1.5")
     ('moto', FirstNotification(attempt=3, ttl_left=1.5))
     >>> decode(b"") is decode(b"moto three 4") is None

@@ -18,7 +18,20 @@ from typing import NamedTuple, Protocol
 
 from lockfast import values
 from lockfast.stores.sqlite.connection import SQL
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Owner, Page, Queued, Renewal, Taken, WaiterInfo
+from lockfast.values import (
+    Answer,
+    Claim,
+    Enqueue,
+    Granted,
+    HolderInfo,
+    LockInfo,
+    Owner,
+    Page,
+    Queued,
+    Renewal,
+    Taken,
+    WaiterInfo,
+)
 
 MOST_SHOWN = 1000
 PAGE = 500
@@ -163,8 +176,8 @@ def inspect(tx: Transaction, name: str) -> LockInfo:
 def _with_holder(tx: Transaction, lock: LockRow, info: LockInfo) -> LockInfo:
     if lock.holder is None:
         return info._replace(fence=lock.fence or None)
-    owner, held_for = Owner.decode(lock.owner), tx.now - lock.since
-    return info._replace(fence=lock.fence, holder=lock.holder, owner=owner, held_for=held_for, ttl_left=lock.ttl_left)
+    holder = HolderInfo(lock.holder, Owner.decode(lock.owner), lock.fence, tx.now - lock.since, lock.ttl_left)
+    return info._replace(fence=lock.fence, holders=(holder,))
 
 
 def sweep(tx: Transaction) -> None:
@@ -206,6 +219,9 @@ def _grant_to_head(tx: Transaction, name: str, fence: int, caller: str | None = 
 def _notify_head(tx: Transaction, name: str, ttl_left: float) -> None:
     """Notify the first live waiter that it is first now."""
     while (head := _head(tx, name)) is not None:
+        if head.expires_at <= tx.now:
+            tx.execute(SQL["remove_waiter"], (name, head.holder))
+            continue
         channel = _channel_to(tx, name, head)
         if channel is not None:
             tx.outgoing.append(Outgoing(name, head.holder, values.FirstNotification(head.attempt, ttl_left), channel))

@@ -9,7 +9,7 @@ Rules:
 - Transactions on one connection never overlap. Each starts with UNWATCH, so an abandoned one leaves nothing watched,
   and ends on the connection it started on: a lost connection loses its WATCH.
 - A lost race starts again from the first read; each lost race is the progress of another client.
-- Pure functions (`decide_...`) choose the answer and the writes, as `lua/_grant.lua` does: a fence is the server's time
+- Pure functions (`decide_...`) choose the answer and the writes, as `lua/_fence.lua` does: a fence is the server's time
   in microseconds, or `claim.fences` more than the last fence if that is greater; a repeated claim gets the same fence
   and never a shorter ttl.
 """
@@ -280,7 +280,7 @@ def _info(name: str, holder: Any, meta: Any, left_ms: Any, time: Any, waiting: A
         return holder
     meta, waiting = (meta if isinstance(meta, bytes) else b""), (waiting if isinstance(waiting, int) else 0)
     now_us = Found(holder, meta, left_ms, time).now_us
-    return info_of(name, [0 if holder is None else 1, holder or b"", left_ms, meta, now_us, waiting])
+    return info_of(name, [0 if holder is None else 1, holder or b"", left_ms, meta, now_us, waiting, []])
 
 
 # Decisions

@@ -1,20 +1,37 @@
--- Replace the holder by another one, as a new grant.
--- KEYS     1 lock, 2 meta
+-- Replace the holder by another one, as a new grant in the same mode and with the same slots.
+-- KEYS     1 lock, 2 meta, 3 queue, 4 waiters, 5 grants, 6 details, 7 slots
 -- ARGV     1 new holder, 2 ttl_ms, 3 owner, 4 old holder
--- Returns  the fence; 0 if neither of them holds the lock. A repeat returns the same fence.
+-- Returns  the fence, or 'fence slots' with permits; 0 if neither of them has the lock. A repeat returns the same.
 
 local call, format = redis.call, string.format
--- include _layout.lua
-
-local held = call('GET', KEYS[1])
-if held == ARGV[1] then
-  extend(KEYS[1], ARGV[2])
-  return fence_in(call('GET', KEYS[2]))
-end
-if held ~= ARGV[4] then
-  return 0
-end
-local lock, meta, holder, ttl_ms, owner, fences = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], 1
+local lock, meta, queue, waiters, grants, details, slots = unpack(KEYS)
+local holder, ttl_ms, owner, old_holder, fences = ARGV[1], ARGV[2], ARGV[3], ARGV[4], 1
 -- include _clock.lua
--- include _grant.lua
-return fence
+-- include _layout.lua
+-- include _shared.lua
+
+local held = live()
+if held == holder then
+  extend(lock, ttl_ms)
+  return fence_in(call('GET', meta))
+end
+if held == old_holder then
+  call('SET', lock, holder, 'PX', ttl_ms)
+  -- include _fence.lua
+  return fence
+end
+if not is_shared(held) then return 0 end
+local own = call('HGET', details, holder)
+if own then
+  keep_shared(holder, ttl_ms)
+  return shared_reply(own:match('^(%d+) %d+ %d+ (%S+)'))
+end
+local old = call('HGET', details, old_holder)
+if not old then return 0 end
+drop(old_holder)
+local weight, limit, list = old:match('^%d+ (%d+) (%d+) (%S+)')
+-- include _fence.lua
+for slot in list:gmatch('%d+') do call('SETBIT', slots, slot, '1') end
+add_shared(held, holder, ttl_ms, weight, limit, list, fence_digits, owner)
+fit(held)
+return shared_reply(fence_digits, list)

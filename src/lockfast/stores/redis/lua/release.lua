@@ -1,33 +1,38 @@
--- Release the holder's grant or remove it from the queue; then hand a free lock off.
--- KEYS     1 lock, 2 meta, 3 queue, 4 waiters
+-- Release the holder's grant or remove it from the queue; then serve the queue.
+-- KEYS     1 lock, 2 meta, 3 queue, 4 waiters, 5 grants, 6 details, 7 slots
 -- ARGV     1 holder
--- Returns  1 if the holder had the lock, 0 if not.
--- Works without free memory: it writes only after a removal. If the hand-off fails, the lock is free.
+-- Returns  1 if the holder had a grant, 0 if not.
+-- Works without free memory: it writes only after a removal. If the hand-off fails, the grant is gone.
 -- The uncontended case comes first, before the definitions that only the other cases need.
 
 local call, format = redis.call, string.format
-local lock, meta, queue, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local held = call('GET', lock)
+local lock, meta, queue, waiters, grants, details, slots = unpack(KEYS)
+local held, head = call('GET', lock), nil
 local ours = held == ARGV[1]
-local head
 if ours then
   call('DEL', lock)
   head = call('ZPOPMIN', queue)[1]
   if not head then return 1 end
 end
 
+-- include _clock.lua
+-- include _layout.lua
+-- include _shared.lua
 -- include _queue.lua
 
-if not ours then
-  local rank = call('ZRANK', queue, ARGV[1])
-  if rank then
-    call('ZREM', queue, ARGV[1])
-    call('HDEL', waiters, ARGV[1])
-    if rank == 0 and held then notify_first(queue, waiters, call('PTTL', lock)) end
+local notify = true
+if ours then
+  held = false
+else
+  held = live()
+  ours = is_shared(held) and call('ZSCORE', grants, ARGV[1])
+  if ours then
+    drop(ARGV[1])
+    held = fit(held)
+  else
+    notify = call('ZRANK', queue, ARGV[1]) == 0
+    remove(ARGV[1])
   end
-  if held then return 0 end
-  head = call('ZPOPMIN', queue)[1]
 end
--- include _clock.lua
-hand_off(lock, meta, queue, waiters, '', head, now, digits)
+serve(held, '', notify, head)
 return ours and 1 or 0

@@ -24,9 +24,9 @@ def _read(name: str) -> str:
 
 
 class Script:
-    """One script: its text, its digest and its requests. `keys` of each lock, 4 or 2, are passed to it."""
+    """One script: its text, its digest and its requests. `keys` of each lock, all 7 or 2, are passed to it."""
 
-    def __init__(self, name: str, *, keys: int = 4) -> None:
+    def __init__(self, name: str, *, keys: int = 7) -> None:
         self.name = name
         self._keys = keys
         self.text = _read(f"{name}.lua").encode()
@@ -40,7 +40,7 @@ class Script:
 
     def request(self, names: Sequence[str], *args: bytes) -> bytes:
         keys = [keys_of(name) for name in names]
-        packed = b"".join([one.packed if self._keys == 4 else one.packed_pair for one in keys])
+        packed = b"".join([one.packed if self._keys == 7 else one.packed_pair for one in keys])
         return self.head(self._keys * len(names), packed, len(args)) + bulks(*args)
 
     def in_full(self, request: bytes) -> bytes:
@@ -51,7 +51,10 @@ class Script:
 ACQUIRE = Script("acquire")
 RELEASE = Script("release")
 RENEW = Script("renew", keys=2)
-ADOPT = Script("adopt", keys=2)
+RENEW_SHARED = Script("renew_shared")
+ADOPT = Script("adopt")
+DOWNGRADE = Script("downgrade")
+ACQUIRE_ALL = Script("acquire_all")
 REASSERT = Script("reassert", keys=2)
 INSPECT = Script("inspect")
 LIST = Script("list")
@@ -69,12 +72,20 @@ def milliseconds(seconds: float) -> bytes:
 
 
 def renew_request(renewals: Sequence[Renewal]) -> bytes:
+    """A request for renewals that are all shared, or all not."""
     args = [arg for line in renewals for arg in (line.holder.encode(), milliseconds(line.ttl))]
     if any(line.final for line in renewals):
         args.append(b"".join([b"1" if line.final else b"0" for line in renewals]))
-    return RENEW.request([line.name for line in renewals], *args)
+    return renew_script(renewals).request([line.name for line in renewals], *args)
 
 
-def claim_request(script: Script, claim: Claim, last_arg: bytes) -> bytes:
-    args = claim.holder.encode(), milliseconds(claim.ttl), claim.owner.encode(), last_arg
-    return script.request([claim.name], *args)
+def renew_script(renewals: Sequence[Renewal]) -> Script:
+    return RENEW_SHARED if renewals[0].shared else RENEW
+
+
+def claim_request(script: Script, claim: Claim, *more: bytes) -> bytes:
+    return script.request([claim.name], *claim_args(claim), *more)
+
+
+def claim_args(claim: Claim) -> tuple[bytes, bytes, bytes]:
+    return claim.holder.encode(), milliseconds(claim.ttl), claim.owner.encode()

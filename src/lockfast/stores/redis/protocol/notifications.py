@@ -59,7 +59,7 @@ def grant_fast_path(
     >>> feed = grant_fast_path(lambda data: [data], "lockfast:inbox:x", 2, lambda holder, grant: print(holder, grant))
     >>> start = b"*3\\r\\n$7\\r\\nmessage\\r\\n$16\\r\\nlockfast:inbox:x\\r\\n"
     >>> feed(start + b"$9\\r\\nmoto 3 17\\r\\n")
-    moto GrantNotification(attempt=3, fence=17)
+    moto GrantNotification(attempt=3, fence=17, slots=())
     ()
     >>> feed(b"+PONG\\r\\n")
     [b'+PONG\\r\\n']
@@ -72,7 +72,7 @@ def grant_fast_path(
             try:
                 size, name, attempt, fence = data[offset:].split()
                 alone = len(data) == offset + len(size) + int(size) + 4  # two line ends
-                holder, grant = name.decode("ascii"), tuple.__new__(GrantNotification, (int(attempt), int(fence)))
+                holder, grant = name.decode("ascii"), tuple.__new__(GrantNotification, (int(attempt), int(fence), ()))
             except ValueError:
                 alone = False
             if alone:
@@ -87,9 +87,11 @@ def notification_in(reply: Any) -> tuple[str, GrantNotification | FirstNotificat
     """The holder and the notification in a message; None for anything else.
 
     >>> notification_in([b"message", b"lockfast:inbox:x", b"moto 3 17"])
-    ('moto', GrantNotification(attempt=3, fence=17))
+    ('moto', GrantNotification(attempt=3, fence=17, slots=()))
     >>> notification_in([b"message", b"lockfast:inbox:x", b"moto 3 next 1500"])
     ('moto', FirstNotification(attempt=3, ttl_left=1.5))
+    >>> notification_in([b"message", b"lockfast:inbox:x", b"moto 3 17 0,2"])
+    ('moto', GrantNotification(attempt=3, fence=17, slots=(0, 2)))
     >>> notification_in([b"pong", b""])
     """
     try:
@@ -99,10 +101,11 @@ def notification_in(reply: Any) -> tuple[str, GrantNotification | FirstNotificat
         words = text.decode("ascii").split(" ")
         if len(words) == 3:
             holder, attempt, fence = words
-            return holder, tuple.__new__(GrantNotification, (int(attempt), int(fence)))
-        holder, attempt, word, ttl_ms = words
-        ttl_left = int(ttl_ms) / 1000
-        first = FirstNotification(int(attempt), ttl_left if ttl_left >= 0 else None)
-        return (holder, first) if word == "next" else None
+            return holder, tuple.__new__(GrantNotification, (int(attempt), int(fence), ()))
+        holder, attempt, word, rest = words
+        if word != "next":
+            return holder, GrantNotification(int(attempt), int(word), tuple(int(slot) for slot in rest.split(",")))
+        ttl_left = int(rest) / 1000
+        return holder, FirstNotification(int(attempt), ttl_left if ttl_left >= 0 else None)
     except (ValueError, TypeError, AttributeError):
         return None

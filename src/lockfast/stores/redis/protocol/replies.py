@@ -11,9 +11,11 @@ from typing import Any
 
 from lockfast.facts import Facts, Persistence
 from lockfast.stores.redis.protocol.resp import pack
-from lockfast.values import LockInfo, Owner, WaiterInfo, clean
+from lockfast.values import HolderInfo, LockInfo, Mode, Owner, WaiterInfo, clean, mode_of
 
-INFO_FIELDS = 6  # values per lock in a reply to `list.lua`; `inspect.lua` adds three per waiter
+INFO_FIELDS = 7  # values per lock in a reply to `list.lua`; `inspect.lua` adds three per waiter
+MODES = {b"lockfast:read": Mode.READ, b"lockfast:permits": Mode.PERMITS}
+"""The value of a lock key while shared grants are live, and the mode of these grants."""
 FACTS_REQUESTS = (
     pack(b"INFO"),
     pack(b"CONFIG", b"GET", b"save"),
@@ -25,21 +27,21 @@ IDENTITY_REQUEST = pack(b"INFO", b"server")
 
 def info_of(name: str, reply: list[Any]) -> LockInfo:
     """Read a reply to `inspect.lua`, or one lock's part of a reply to `list.lua`."""
-    exists, holder, pttl, meta, now_us, waiting = reply[:INFO_FIELDS]
+    exists, holder, pttl, meta, now_us, waiting, shared = reply[:INFO_FIELDS]
     fence, holder_start, owner = _meta(meta)
     waiters = [_waiter(now_us, *reply[at : at + 3]) for at in range(INFO_FIELDS, len(reply), 3)]
     common = {"fence": fence, "waiters": tuple(waiters), "waiting": waiting}
     if not exists:
         return LockInfo(name, **common)
+    mode = MODES.get(holder)
+    if mode is not None:
+        holders = [_shared_holder(now_us, mode, *shared[at : at + 3]) for at in range(0, len(shared), 3)]
+        return LockInfo(name, tuple(sorted(holders, key=lambda one: one.fence or 0)), **common)
     ours = holder_start is not None and holder[:6] == holder_start
-    return LockInfo(
-        name,
-        holder=_text(holder),
-        owner=owner if ours else None,
-        held_for=max(0.0, (now_us - fence) / 1e6) if ours and fence is not None else None,
-        ttl_left=None if pttl < 0 else pttl / 1000,
-        **common,
-    )
+    held_for = max(0.0, (now_us - fence) / 1e6) if ours and fence is not None else None
+    ttl_left = None if pttl < 0 else pttl / 1000
+    info = HolderInfo(_text(holder), owner if ours else None, fence if ours else None, held_for, ttl_left)
+    return LockInfo(name, (info,), **common)
 
 
 def _meta(value: bytes) -> tuple[int | None, bytes | None, Owner | None]:
@@ -50,10 +52,30 @@ def _meta(value: bytes) -> tuple[int | None, bytes | None, Owner | None]:
     return int(parts[0]), parts[1], Owner.decode(parts[2].decode("utf-8", "replace"))
 
 
+def _shared_holder(now_us: int, mode: Mode, holder: bytes, deadline: bytes, entry: bytes) -> HolderInfo:
+    fence, _, _, slots, owner = entry.split(b" ", 4)
+    left, held_for = (int(deadline) - now_us) / 1e6, max(0.0, (now_us - int(fence)) / 1e6)
+    decoded = Owner.decode(owner.decode("utf-8", "replace"))
+    return HolderInfo(_text(holder), decoded, int(fence), held_for, left, mode, slots_in(slots))
+
+
+def slots_in(text: bytes) -> tuple[int, ...]:
+    """The slots in a grant of permits.
+
+    >>> slots_in(b"0,3"), slots_in(b"-")
+    ((0, 3), ())
+    """
+    return () if text == b"-" else tuple(int(slot) for slot in text.split(b","))
+
+
 def _waiter(now_us: int, holder: bytes, ticket: bytes, entry: bytes) -> WaiterInfo:
-    parts = entry.split(b" ", 5)
-    owner = Owner.decode(parts[5].decode("utf-8", "replace")) if len(parts) == 6 else None
-    return WaiterInfo(_text(holder), owner, max(0.0, (now_us - int(ticket)) / 1e6))
+    parts = entry.split(b" ", 7)
+    waiting_for = max(0.0, (now_us - int(ticket)) / 1e6)
+    if len(parts) < 8:
+        return WaiterInfo(_text(holder), None, waiting_for)
+    weight, limit = int(parts[5]), int(parts[6])
+    owner = Owner.decode(parts[7].decode("utf-8", "replace"))
+    return WaiterInfo(_text(holder), owner, waiting_for, mode_of(weight, limit), weight if limit else 0)
 
 
 def _text(value: bytes) -> str:

@@ -286,6 +286,14 @@ class ClusterStore(Store):
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         return await self._routed(claim.name, until, lambda node: node.store.adopt(claim, old_holder, until))
 
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        return await self._routed(claim.name, until, lambda node: node.store.downgrade(claim, until))
+
+    async def acquire_all(self, claims: Sequence[Claim], until: float) -> Sequence[Granted] | None:
+        if len({keys_of(claim.name).slot for claim in claims}) > 1:
+            return None
+        return await self._routed(claims[0].name, until, lambda node: node.store.acquire_all(claims, until))
+
     async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
         return await self._routed(claim.name, until, lambda node: node.store.reassert(claim, fence, until))
 
@@ -319,10 +327,9 @@ class ClusterStore(Store):
         for node, groups, posted in await self._post_renewals(renewals, until):
             try:
                 replies = await node.wire.collect(posted, until)
-                width = len(replies) // len(groups)
-                for numbers, reply in zip(groups, replies[width - 1 :: width], strict=True):
+                for numbers, place in groups:
                     group = [renewals[number] for number in numbers]
-                    answered = await self._answers(node, group, reply, until)
+                    answered = await self._answers(node, group, replies[place], until)
                     for number, answer in zip(numbers, answered, strict=True):
                         answers[number] = answer
                 node.failed = False
@@ -338,25 +345,28 @@ class ClusterStore(Store):
 
     async def _post_renewals(
         self, renewals: Sequence[Renewal], until: float
-    ) -> list[tuple[ClusterNode, list[list[int]], Any]]:
+    ) -> list[tuple[ClusterNode, list[tuple[list[int], int]], Any]]:
         """Send the renewals, to failed nodes last because they may need a new connection.
 
-        Returns for each node the numbers of its renewals, grouped by slot, and the posted requests."""
-        by_slot: dict[int, list[int]] = {}
+        Returns for each node the numbers of its renewals, grouped by slot and script, each group with the place of its
+        request, and the posted requests."""
+        by_slot: dict[tuple[int, bool], list[int]] = {}
         for number, renewal in enumerate(renewals):
-            by_slot.setdefault(keys_of(renewal.name).slot, []).append(number)
+            by_slot.setdefault((keys_of(renewal.name).slot, renewal.shared), []).append(number)
         by_node: dict[ClusterNode, list[list[int]]] = {}
-        for slot, numbers in by_slot.items():
+        for (slot, _), numbers in by_slot.items():
             with suppress(StoreUnavailable):  # a slot without an owner must not cost the other leases their renewal
                 by_node.setdefault(await self._owner(slot, until), []).append(numbers)
         sent = []
         for node in sorted(by_node, key=_failed):
             requests: list[bytes] = []
+            groups = []
             for numbers in by_node[node]:
-                requests += scripts.TRACK if node.store.capabilities.change_events else ()
-                requests.append(scripts.renew_request([renewals[number] for number in numbers]))
+                group = [renewals[number] for number in numbers]
+                requests += *node.store.tracking(group), scripts.renew_request(group)
+                groups.append((numbers, len(requests) - 1))
             try:
-                sent.append((node, by_node[node], await node.wire.post(requests, until)))
+                sent.append((node, groups, await node.wire.post(requests, until)))
             except StoreUnavailable:
                 self._stale = node.failed = True
         return sent

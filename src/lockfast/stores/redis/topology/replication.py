@@ -226,7 +226,7 @@ class AcknowledgedStore(RedisStore):
             return answer
         count = await self._count_acks(claim.ttl, until)
         if count >= self._acks.replicas:
-            return Granted(answer.fence, count)
+            return Granted(answer.fence, count, answer.slots)
         outcome, state = Outcome.NOT_DONE, "was released again"
         try:
             await super().release(claim.name, claim.holder, self._runtime.now() + UNDO_TIMEOUT)
@@ -246,7 +246,13 @@ class AcknowledgedStore(RedisStore):
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         granted = await super().adopt(claim, old_holder, until)
-        return granted and Granted(granted.fence, await self._require_acks(claim.name, claim.ttl, until))
+        return granted and granted._replace(acknowledged=await self._require_acks(claim.name, claim.ttl, until))
+
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        held = await super().downgrade(claim, until)
+        if held:
+            await self._require_acks(claim.name, claim.ttl, until)
+        return held
 
     async def reassert(self, claim: Claim, fence: int, until: float) -> bool:
         restored = await super().reassert(claim, fence, until)

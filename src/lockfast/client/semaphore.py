@@ -1,0 +1,215 @@
+"""`Semaphore`: at most `limit` permits at once. The rules once, a sync and an async shell below them.
+
+Rules:
+
+- A claim takes one permit or several, all or none. The queue is strictly first come, first served: nobody overtakes a
+  claim for many permits.
+- Every lease has its own ttl, so the permits of a crashed holder are free again when it expires.
+- A permit has a slot: the lowest index that no other live permit has, from 0 up to `limit - 1`. The slot belongs to the
+  lease for as long as it lives.
+- The limit belongs to the claim and is stored nowhere. While a new limit is rolled out, each claim is admitted by its
+  own; slots at or above a lowered limit end with their leases.
+- `unavailable="allow"`: if the store does not answer, the caller is let in without a permit, which is logged. For
+  limits whose failure must not stop the work.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+
+from lockfast.client.lease import AsyncLease, BaseLease, Lease
+from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
+from lockfast.client.options import LockOptions
+from lockfast.core.local_handoff import ClaimTerms
+from lockfast.errors import ConfigurationError, NotHeld, StoreUnavailable, shown
+from lockfast.events import EventKind
+from lockfast.values import LockInfo, Mode, Seconds, clean
+
+log = logging.getLogger("lockfast")
+
+MOST_PERMITS = 100_000
+
+Unavailable = Literal["raise", "allow"]
+
+
+class BasePermit(BaseLease):
+    """The rules of the lease of one permit or several, in both flavours."""
+
+    _let_in = False
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The indexes of the permits, in order; none if the caller was let in without a permit."""
+        return self._core.slots
+
+    @property
+    def slot(self) -> int:
+        """The index of the first permit: which of the `limit` devices or workers to use."""
+        if not self._core.slots:
+            raise NotHeld(
+                f"There is no slot of semaphore {shown(self._lock.name)}: the store was unavailable, and "
+                'unavailable="allow" let this caller in without a permit.'
+            )
+        return self._core.slots[0]
+
+    @property
+    def enforced(self) -> bool:
+        """False if the store was unavailable, and `unavailable="allow"` let this caller in without a permit."""
+        return not self._let_in
+
+    def ensure_held(self) -> None:
+        """Raise `LeaseLost` unless the lease is valid. Sends nothing, so it costs next to nothing."""
+        if not self._let_in:
+            super().ensure_held()
+
+    async def _release(self) -> bool:
+        return True if self._let_in else await super()._release()
+
+
+class Permit(BasePermit, Lease):
+    """The lease of one permit or several, for threads.
+
+    >>> import lockfast
+    >>> with lockfast.connect("memory://").semaphore("doc:permit", 4, permits=2) as permit:
+    ...     permit.slot, permit.slots
+    (0, (0, 1))
+    """
+
+
+class AsyncPermit(BasePermit, AsyncLease):
+    """The lease of one permit or several, for asyncio."""
+
+
+class BaseSemaphore(BaseLock[LeaseT]):
+    """The rules of a semaphore in both flavours."""
+
+    def __init__(
+        self,
+        client: Any,
+        name: str,
+        limit: int,
+        *,
+        permits: int = 1,
+        unavailable: Unavailable = "raise",
+        **options: Unpack[LockOptions[LeaseT]],
+    ) -> None:
+        super().__init__(client, name, **options)
+        if unavailable not in ("raise", "allow"):
+            raise ConfigurationError(f'unavailable must be "raise" or "allow", not {shown(unavailable)}.')
+        self._limit = _checked_count(limit, "limit", MOST_PERMITS)
+        self._unavailable = unavailable
+        self._terms = self._on_terms(permits)
+
+    @property
+    def limit(self) -> int:
+        """How many permits may be taken at once."""
+        return self._limit
+
+    def _on_terms(self, permits: int) -> ClaimTerms:
+        weight = _checked_count(permits, "permits", self._limit)
+        return self._terms._replace(weight=weight, limit=self._limit)
+
+    def _check_claim(self) -> None:
+        self._session.ensure_mode(Mode.PERMITS)
+
+    async def _acquire(
+        self,
+        blocking: bool,
+        timeout: Seconds | None,
+        frame: FrameType | None = None,
+        terms: ClaimTerms | None = None,
+    ) -> LeaseT | None:
+        self._check_claim()
+        try:
+            return await super()._acquire(blocking, timeout, frame, terms)
+        except StoreUnavailable as error:
+            if self._unavailable == "raise":
+                raise
+            log.warning(
+                "Semaphore %s let its caller in without a permit, because the store is unavailable: %s",
+                shown(self._name),
+                error,
+            )
+        lease = self._lease_class(self)
+        cast(BasePermit, lease)._let_in = True
+        lease._event(EventKind.LET_IN, lease._started)
+        if frame is not None:
+            self._enter_scope(lease, frame)
+        return lease
+
+    def _is_full(self, info: LockInfo) -> bool:
+        return info.waiting > 0 or info.permits >= self._limit or info.mode is Mode.EXCLUSIVE
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {clean(self._name)!r}, limit {self._limit}, ttl {self._options.ttl:g} s>"
+
+
+def _checked_count(value: object, what: str, most: int) -> int:
+    if type(value) is not int or not 1 <= value <= most:
+        raise ConfigurationError(f"{what} must be a whole number from 1 to {most}, not {shown(value)}.")
+    return value
+
+
+class Semaphore(BaseSemaphore[Lease], Lock):
+    """At most `limit` permits at once, for threads. Threads may share one object.
+
+    >>> import lockfast
+    >>> gpus = lockfast.connect("memory://").semaphore("doc:semaphore", 2)
+    >>> with gpus as permit, gpus as other:
+    ...     permit.slot, other.slot, gpus.acquire(timeout=0)
+    (0, 1, None)
+    """
+
+    _lease_class = Permit
+
+    def acquire(self, blocking: bool = True, timeout: Seconds | None = None, *, permits: int = 0) -> Permit | None:
+        """Return a lease of that many permits; None if they are still taken after `timeout` seconds.
+
+        Without `permits`, take as many as the semaphore was made with.
+        """
+        lease = self._acquire_now(blocking, timeout, self._on_terms(permits) if permits else None)
+        return cast("Permit | None", lease)
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Permit: ...
+
+    def locked(self) -> bool:
+        """Whether a claim for one permit would have to wait now."""
+        return self._is_full(self.inspect())
+
+
+class AsyncSemaphore(BaseSemaphore[AsyncLease], AsyncLock):
+    """At most `limit` permits at once, for asyncio: the same names, awaited.
+
+    >>> import asyncio, lockfast.aio
+    >>> async def main():
+    ...     async with lockfast.aio.connect("memory://") as locks:
+    ...         async with locks.semaphore("doc:async-semaphore", 2) as permit:
+    ...             return permit.slot
+    >>> asyncio.run(main())
+    0
+    """
+
+    _lease_class = AsyncPermit
+
+    if TYPE_CHECKING:
+
+        def __aenter__(self) -> Coroutine[Any, Any, AsyncPermit]: ...
+
+    async def acquire(
+        self, blocking: bool = True, timeout: Seconds | None = None, *, permits: int = 0
+    ) -> AsyncPermit | None:
+        """Return a lease of that many permits; None if they are still taken after `timeout` seconds.
+
+        Without `permits`, take as many as the semaphore was made with.
+        """
+        terms = self._on_terms(permits) if permits else None
+        return cast("AsyncPermit | None", self._remember(await self._acquire(blocking, timeout, None, terms)))
+
+    async def locked(self) -> bool:
+        """Whether a claim for one permit would have to wait now."""
+        return self._is_full(await self.inspect())
