@@ -34,8 +34,9 @@ CLAIMS = (
     "quorum",
     "memory_per_lock",
     "updates",
+    "claims",
 )
-PACKAGES = ("redis", "python-redis-lock", "pottery", "sherlock", "filelock", "portalocker")
+PACKAGES = ("redis", "python-redis-lock", "pottery", "sherlock", "filelock", "portalocker", "py-redis-semaphore")
 
 
 def main() -> int:

@@ -60,22 +60,26 @@ def _server_costs(bench: Bench) -> dict[int, list[float]]:
     server.clear()
     with WireClient(server.port) as inbox, lockfast.connect(server.url) as locks:
         inbox.call("SUBSCRIBE", INBOX)
-        queues = {waiters: _Queue(server, locks, waiters) for waiters in WAITERS}
+        queues = {waiters: Queue(server, locks, waiters) for waiters in WAITERS}
         cases = {str(waiters): queue.burst for waiters, queue in queues.items()}
         costs = in_turns(cases, *bench.pick((60, 20.0), (15, 3.0)))
     return {int(waiters): found for waiters, found in costs.items()}
 
 
-class _Queue:
-    """A held lock with waiters. `_line` contains the holder id of the holder, then those of the waiters in order."""
+class Queue:
+    """A held lock with waiters, or a semaphore with that many holders, if any.
 
-    def __init__(self, server: Server, locks: Any, waiters: int) -> None:
+    `_line` contains the holder ids of the holders, then those of the waiters in order.
+    """
+
+    def __init__(self, server: Server, locks: Any, waiters: int, holders: int = 0) -> None:
         self._server = server
         self._locks = locks
-        self._name = f"waiters:{waiters}"
+        self._name = f"waiters:{holders}:{waiters}"
+        self._limit = holders
         self._ids: Iterator[int] = count()
         self._line: list[str] = []
-        self._enqueue(waiters + 1)
+        self._enqueue(waiters + max(1, holders))
 
     def _enqueue(self, how_many: int) -> None:
         from lockfast.runtime.base import run
@@ -83,7 +87,8 @@ class _Queue:
 
         for _ in range(how_many):
             holder = f"w{next(self._ids)}"
-            claim = Claim(self._name, holder, WAIT_SECONDS, "bench:1:")
+            weight = 1 if self._limit else 0
+            claim = Claim(self._name, holder, WAIT_SECONDS, "bench:1:", weight=weight, limit=self._limit)
             session = self._locks.session
             run(session.store.acquire(claim, Enqueue(INBOX, 1, None), session.runtime.now() + 5))
             self._line.append(holder)

@@ -119,16 +119,18 @@ def _release_head(name: str, id_size: int) -> bytes:
 
 
 @lru_cache(maxsize=8192)
-def _acquire_parts(name: str, ttl: float, owner: str, id_size: int) -> tuple[bytes, bytes]:
+def _acquire_parts(name: str, ttl: float, owner: str, weight: int, limit: int, id_size: int) -> tuple[bytes, bytes]:
     """The parts of an acquisition without a queue entry, before and after the holder id."""
     head = scripts.ACQUIRE.head(7, keys_of(name).packed, 9) + b"$%d\r\n" % id_size
-    return head, b"\r\n" + bulks(scripts.milliseconds(ttl), owner.encode(), b"", b"0", b"", b"1", b"0", b"0")
+    return head, b"\r\n" + bulks(
+        scripts.milliseconds(ttl), owner.encode(), b"", b"0", b"", b"1", b"%d" % weight, b"%d" % limit
+    )
 
 
 def acquire_request(claim: Claim, enqueue: Enqueue | None) -> bytes:
-    name, holder, ttl, owner, fences, floor, weight, _ = claim
-    if enqueue is None and fences == 1 and not floor and not weight:
-        head, tail = _acquire_parts(name, ttl, owner, len(holder))
+    name, holder, ttl, owner, fences, floor, weight, limit = claim
+    if enqueue is None and fences == 1 and not floor:
+        head, tail = _acquire_parts(name, ttl, owner, weight, limit, len(holder))
         return head + holder.encode("ascii") + tail
     return _full_acquire_request(claim, enqueue)
 

@@ -1,7 +1,7 @@
 -- Shared grants: readers and permits. `_layout.lua` describes the keys.
 -- Needs    lock, meta, grants, details, slots, now, digits; they may change from lock to lock
 
-local AUX_MS = 10000 -- how much longer than `lock` its other keys last: each ends with `lock`, or is deleted before use
+local AUX_MS = 10000 -- see `_add_shared.lua`
 
 local function is_shared(held)
   return held == READ or held == PERMITS
@@ -55,43 +55,19 @@ local function free_in(held, limit)
   return first and math.max(0, math.ceil((first - now) / 1000)) or 0
 end
 
-local function keep_lock(ttl_ms)
-  call('PEXPIRE', lock, ttl_ms)
-  for _, key in ipairs({grants, details, slots}) do call('PEXPIRE', key, ttl_ms + AUX_MS) end
-end
-
 -- Keep a grant at least for that long. `lock` comes first: PEXPIRE needs no memory, see `_layout.lua`.
 local function keep_shared(holder, ttl_ms)
-  if call('PTTL', lock) < tonumber(ttl_ms) then keep_lock(ttl_ms) end
+  if call('PTTL', lock) < tonumber(ttl_ms) then
+    call('PEXPIRE', lock, ttl_ms)
+    for _, key in ipairs({grants, details, slots}) do call('PEXPIRE', key, ttl_ms + AUX_MS) end
+  end
   local deadline = deadline_in(ttl_ms)
   if (tonumber(call('ZSCORE', grants, holder)) or 0) < tonumber(deadline) then call('ZADD', grants, deadline, holder) end
 end
 
--- Before the first shared grant of a free lock: delete what expired grants left.
-local function start_shared(limit, ttl_ms)
-  call('DEL', grants, details, slots)
-  call('SET', lock, limit == '0' and READ or PERMITS, 'PX', ttl_ms)
-end
-
--- Write a shared grant. `held` is false if it is the first, after start_shared().
-local function add_shared(held, holder, ttl_ms, weight, limit, list, fence_digits, owner)
-  call('HSET', details, holder, table.concat({fence_digits, weight, limit, list, owner}, ' '))
-  call('ZADD', grants, deadline_in(ttl_ms), holder)
-  if not held or call('PTTL', lock) < tonumber(ttl_ms) then keep_lock(ttl_ms) end
-end
-
--- Grant a shared claim that is admitted. Returns the fence and the slots as text.
+-- Returns the fence and the slots as text.
 local function grant_shared(held, holder, ttl_ms, weight, limit, owner, now, digits)
-  local fences = 1
-  -- include _fence.lua
-  if not held then start_shared(limit, ttl_ms) end
-  local taken = {}
-  for index = 1, limit == '0' and 0 or tonumber(weight) do
-    taken[index] = call('BITPOS', slots, '0')
-    call('SETBIT', slots, taken[index], '1')
-  end
-  local list = #taken > 0 and table.concat(taken, ',') or '-'
-  add_shared(held, holder, ttl_ms, weight, limit, list, fence_digits, owner)
+  -- include _grant_shared.lua
   return fence_digits, list
 end
 

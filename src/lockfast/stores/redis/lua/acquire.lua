@@ -21,11 +21,16 @@ local holder, ttl_ms, owner, inbox, fences, weight, limit = ARGV[1], ARGV[2], AR
 local stamp, stamp_digits, floor = now, digits, ARGV[10] and tonumber(ARGV[10])
 if floor and floor > now and floor < now + 1000000 then stamp, stamp_digits = floor, ARGV[10] end
 
-if weight == '0' and call('EXISTS', lock, queue) == 0 then
+if call('EXISTS', lock, queue) == 0 then
   local now, digits = stamp, stamp_digits
-  call('SET', lock, holder, 'PX', ttl_ms)
-  -- include _fence.lua
-  return fence
+  if weight == '0' then
+    call('SET', lock, holder, 'PX', ttl_ms)
+    -- include _fence.lua
+    return fence
+  end
+  local held = false
+  -- include _grant_shared.lua
+  return list == '-' and fence or fence_digits .. ' ' .. list
 end
 
 -- include _layout.lua

@@ -32,6 +32,6 @@ drop(old_holder)
 local weight, limit, list = old:match('^%d+ (%d+) (%d+) (%S+)')
 -- include _fence.lua
 for slot in list:gmatch('%d+') do call('SETBIT', slots, slot, '1') end
-add_shared(held, holder, ttl_ms, weight, limit, list, fence_digits, owner)
+-- include _add_shared.lua
 fit(held)
 return shared_reply(fence_digits, list)

@@ -16,9 +16,9 @@ if held == holder then
   -- The grant keeps what it has left, if that is more: an earlier renewal may have had a longer ttl.
   ttl_ms = format('%.0f', math.max(tonumber(ttl_ms), call('PTTL', lock)))
   local fence_digits = format('%.0f', math.max(1, fence_in(call('GET', meta))))
-  call('DEL', lock)
-  start_shared('0', ttl_ms)
-  add_shared(false, holder, ttl_ms, '1', '0', '-', fence_digits, owner)
+  call('DEL', lock, grants, details, slots)
+  local held, weight, limit, list = false, '1', '0', '-'
+  -- include _add_shared.lua
 elseif held == READ and call('HEXISTS', details, holder) == 1 then
   keep_shared(holder, ttl_ms)
 else

@@ -13,6 +13,12 @@ if ours then
   call('DEL', lock)
   head = call('ZPOPMIN', queue)[1]
   if not head then return 1 end
+elseif held == 'lockfast:read' or held == 'lockfast:permits' then
+  local first, second = unpack(call('ZRANGE', grants, '0', '1'))
+  if first == ARGV[1] and not second and call('EXISTS', queue) == 0 then
+    call('DEL', lock, grants, details, slots)
+    return 1
+  end
 end
 
 -- include _clock.lua
