@@ -211,7 +211,7 @@ class BaseLock(Generic[LeaseT]):
         return chosen_wait(blocking, timeout, self._options.timeout)
 
     def _check_claim(self) -> None:
-        """Raise if the caller would wait for itself, or if the store does not grant the mode."""
+        """Raise if the caller would wait for itself."""
         if self._session.reading:
             self._refuse_upgrade()
 
@@ -337,8 +337,11 @@ class BaseLock(Generic[LeaseT]):
     def _forget(self, lease: BaseLease) -> None:
         """The lease has ended: `release()` must not find it."""
         lease._ended = True
-        if self._session.reading:
-            self._session.reading.pop((self._name, lease._core.caller), None)
+        reading = self._session.reading
+        if reading:
+            key = self._name, lease._core.caller
+            if reading.get(key, (None,))[0] is lease:
+                del reading[key]
         if not self._leases:
             return
         leases = self._leases.get(lease._core.caller, [])

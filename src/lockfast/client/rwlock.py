@@ -35,6 +35,7 @@ class Reader(Reentrant[LeaseT]):
 
     def __init__(self, client: Any, name: str, **options: Unpack[LockOptions[LeaseT]]) -> None:
         super().__init__(client, name, **options)
+        self._session.ensure_mode(Mode.READ)
         self._levels = self._session.reading
         self._terms = self._terms._replace(weight=1)
 
@@ -43,7 +44,6 @@ class Reader(Reentrant[LeaseT]):
 
     def _check_claim(self) -> None:
         session = self._session
-        session.ensure_mode(Mode.READ)
         writing = session.local_queues.queue(self._name).last_lease
         is_writing = writing is not None and writing.state in ALIVE and not writing.weight
         if writing is not None and is_writing and writing.caller == session.runtime.caller():

@@ -65,8 +65,8 @@ class BasePermit(BaseLease):
         if not self._let_in:
             super().ensure_held()
 
-    async def _release(self) -> bool:
-        return True if self._let_in else await super()._release()
+    def _release(self) -> Coroutine[Any, Any, bool]:
+        return _released() if self._let_in else super()._release()
 
 
 class Permit(BasePermit, Lease):
@@ -97,6 +97,7 @@ class BaseSemaphore(BaseLock[LeaseT]):
         **options: Unpack[LockOptions[LeaseT]],
     ) -> None:
         super().__init__(client, name, **options)
+        self._session.ensure_mode(Mode.PERMITS)
         if unavailable not in ("raise", "allow"):
             raise ConfigurationError(f'unavailable must be "raise" or "allow", not {shown(unavailable)}.')
         self._limit = _checked_count(limit, "limit", MOST_PERMITS)
@@ -112,9 +113,6 @@ class BaseSemaphore(BaseLock[LeaseT]):
         weight = _checked_count(permits, "permits", self._limit)
         return self._terms._replace(weight=weight, limit=self._limit)
 
-    def _check_claim(self) -> None:
-        self._session.ensure_mode(Mode.PERMITS)
-
     async def _acquire(
         self,
         blocking: bool,
@@ -122,7 +120,6 @@ class BaseSemaphore(BaseLock[LeaseT]):
         frame: FrameType | None = None,
         terms: ClaimTerms | None = None,
     ) -> LeaseT | None:
-        self._check_claim()
         try:
             return await super()._acquire(blocking, timeout, frame, terms)
         except StoreUnavailable as error:
@@ -137,7 +134,7 @@ class BaseSemaphore(BaseLock[LeaseT]):
         cast(BasePermit, lease)._let_in = True
         lease._event(EventKind.LET_IN, lease._started)
         if frame is not None:
-            self._enter_scope(lease, frame)
+            BaseLock._enter_scope(self, lease, frame)  # there is no lease that could be lost
         return lease
 
     def _is_full(self, info: LockInfo) -> bool:
@@ -145,6 +142,10 @@ class BaseSemaphore(BaseLock[LeaseT]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {clean(self._name)!r}, limit {self._limit}, ttl {self._options.ttl:g} s>"
+
+
+async def _released() -> bool:
+    return True
 
 
 def _checked_count(value: object, what: str, most: int) -> int:

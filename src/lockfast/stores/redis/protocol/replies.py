@@ -65,7 +65,7 @@ def slots_in(text: bytes) -> tuple[int, ...]:
     >>> slots_in(b"0,3"), slots_in(b"-")
     ((0, 3), ())
     """
-    return () if text == b"-" else tuple(int(slot) for slot in text.split(b","))
+    return () if text == b"-" else tuple(map(int, text.split(b",")))
 
 
 def _waiter(now_us: int, holder: bytes, ticket: bytes, entry: bytes) -> WaiterInfo:
