@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
@@ -80,6 +81,11 @@ NAMES = (*CommonOptions.__annotations__, "renew", "max_hold")
 
 def checked(owner: Owner, options: LockOptions[Any]) -> Options:
     """Check `options` and fill in the defaults."""
+    if "on_lost" not in options and "on_risk" not in options:  # the cache must not keep callbacks alive
+        try:
+            return _cached(owner, **options)
+        except TypeError:
+            pass  # an option that does not exist, or a value that cannot be hashed: reported below
     try:
         return _checked(owner, **options)
     except TypeError:
@@ -123,6 +129,10 @@ def _checked(
         cancel_on_loss,
         local_handoff,
     )
+
+
+_cached = functools.lru_cache(maxsize=256, typed=True)(_checked)
+"""Programs make locks with the same few options again and again."""
 
 
 def checked_timeout(value: Seconds | None) -> float | None:
