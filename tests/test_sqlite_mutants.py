@@ -106,7 +106,7 @@ MUTANTS: dict[str, Mutant] = {
 def test_a_planted_error_is_detected(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, check = MUTANTS[name]
     runtime = ThreadRuntime()
-    monkeypatch.setattr(contract, "PATIENCE", 2.0)
+    monkeypatch.setattr(Bench, "patience", 2.0)
 
     def check_store() -> None:
         run(run_check(check, lambda: SqliteStore(tmp_path / "locks.db", runtime), runtime))

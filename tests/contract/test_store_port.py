@@ -3,30 +3,40 @@
 The checks are tested too: each one finds a store that breaks its rule.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
+from lockfast.errors import ConfigurationError
 from lockfast.ports import Mailbox, Store
 from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.memory import Hub, MemoryStore
 from lockfast.testing import contract
-from lockfast.testing.contract import CHECKS, Bench, ContractBroken, check_store, run_check
-from lockfast.values import Answer, Claim, Enqueue, FirstNotification, Granted, LockInfo, Page, Renewal
+from lockfast.testing import shared_contract as shared
+from lockfast.testing.contract import CHECKS, Bench, Check, ContractBroken, check_store, run_check
+from lockfast.values import Answer, Claim, Enqueue, FirstNotification, Granted, LockInfo, Page, Renewal, Taken
 from tests.contract.driver import Driver, scenario
 from tests.contract.stores import STORES, on
-
-Check = Callable[[Bench], Coroutine[Any, Any, None]]
-
 
 ORDER: set[Check] = {contract.queue_order, contract.tickets}
 WAITERS = {contract.inspection, contract.listing, contract.force_release, contract.mailbox_timeout}
 HAND_OFF = {contract.hand_off, contract.expiry_hand_off, contract.unreachable_waiter, contract.expired_ticket}
+SHARED_QUEUE: set[Check] = {
+    shared.readers_in_one_batch,
+    shared.waiting_writer_stops_readers,
+    shared.weights_in_order,
+    shared.downgrade_serves_the_queue,
+    shared.departed_head,
+    shared.unreachable_head,
+    shared.expired_head,
+    shared.other_mode_queued,
+    shared.several_behind_a_queue,
+    shared.shared_inspection,
+}
 NOT_PROMISED: dict[str, set[Check]] = {
     "quorum": ORDER,
-    "transactions": {*ORDER, *WAITERS, *HAND_OFF, contract.first_notification},
+    "transactions": {*ORDER, *WAITERS, *HAND_OFF, *SHARED_QUEUE, contract.first_notification},
 }
 """The fallback to transactions has no queue: its waiters poll, and are neither listed nor counted."""
 CASES = [
@@ -43,8 +53,9 @@ async def test_store_keeps_the_contract(d: Driver, check: Check, monkeypatch: py
     if d.store == "quorum":
         # A check sends each request once, where a lock would retry; each client opens ten connections first.
         monkeypatch.setattr("lockfast.core.quorum.store.REPLY_TIMEOUT", 10.0)
-        monkeypatch.setattr(contract, "BRIEF", 0.4)
-    await run_check(check, lambda: d.connect().session.store, d.locks.session.runtime)
+        monkeypatch.setattr(Bench, "brief", 0.4)
+    if not await run_check(check, lambda: d.connect().session.store, d.locks.session.runtime):
+        pytest.skip("the store does not grant such claims")
 
 
 def test_all_checks_in_one_call() -> None:
@@ -177,6 +188,113 @@ class ForceReleasesAnyHolder(Broken):
         return await super().force_release(name, info.holder or holder, until)
 
 
+class ReadersExcludeEachOther(Broken):
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        return await super().acquire(claim._replace(weight=0, limit=0), enqueue, until)
+
+
+class LetsReadersInOneByOne(Broken):
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        return await super().acquire(claim._replace(weight=0) if enqueue else claim, enqueue, until)
+
+
+class SharedClaimsOvertake(Broken):
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        queue = self._hub.space._queues.pop(claim.name, None) if claim.weight else None
+        answer = await super().acquire(claim, None, until)
+        if queue:
+            self._hub.space._queues[claim.name] = queue
+        return answer if isinstance(answer, Granted) else await super().acquire(claim, enqueue, until)
+
+
+class UsesTheHighestSlot(Broken):
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        answer = await super().acquire(claim, enqueue, until)
+        if isinstance(answer, Granted):
+            return answer._replace(slots=tuple(claim.limit - 1 - slot for slot in answer.slots))
+        return answer
+
+
+class KeepsTheFirstLimit(Broken):
+    limit = 0
+
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        self.limit = self.limit or claim.limit
+        return await super().acquire(claim._replace(limit=self.limit), enqueue, until)
+
+
+class OneTtlForAllHolders(Broken):
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        answer = await super().acquire(claim, enqueue, until)
+        for grant in self._hub.space._grants.get(claim.name, {}).values():
+            grant.expires_at = self._runtime.now() + claim.ttl
+        return answer
+
+
+class RenewsEveryHolder(Broken):
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
+        for renewal in renewals:
+            info = await self.current(renewal.name)
+            await super().renew([renewal._replace(holder=one.holder) for one in info.holders], until)
+        return await super().renew(renewals, until)
+
+
+class DowngradesByReleaseAndAcquire(Broken):
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        return await self.release(claim.name, claim.holder, until) and bool(await self.acquire(claim, None, until))
+
+
+class DowngradeWakesNobody(Broken):
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        queue = self._hub.space._queues.pop(claim.name, [])
+        held = await super().downgrade(claim, until)
+        self._hub.space._queues[claim.name] = queue
+        return held
+
+
+class DepartureWakesNobody(Broken):
+    async def release(self, name: str, holder: str, until: float) -> bool:
+        queue = self._hub.space._queues.get(name, [])
+        head = next((one for one in queue if one.claim.holder == holder), None)
+        if head is None:
+            return await super().release(name, holder, until)
+        queue.remove(head)
+        return False
+
+
+class QueuesTheOtherMode(Broken):
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        try:
+            return await super().acquire(claim, enqueue, until)
+        except ConfigurationError:
+            return Taken(None)
+
+
+class PermitsAreReaders(Broken):
+    async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        return await super().acquire(claim._replace(limit=0), enqueue, until)
+
+
+class GrantsSomeOfSeveral(Broken):
+    async def acquire_all(self, claims: Sequence[Claim], until: float) -> list[Granted] | None:
+        answers = [await self.acquire(claim, None, until) for claim in claims]
+        granted = [answer for answer in answers if isinstance(answer, Granted)]
+        return granted if len(granted) == len(claims) else None
+
+
+class SeveralOvertake(Broken):
+    async def acquire_all(self, claims: Sequence[Claim], until: float) -> list[Granted] | None:
+        for claim in claims:
+            self._hub.space._queues.pop(claim.name, None)
+        return await super().acquire_all(claims, until)
+
+
+class InspectsOneHolder(Broken):
+    async def inspect(self, name: str, until: float) -> LockInfo:
+        info = await super().inspect(name, until)
+        return info._replace(holders=info.holders[:1])
+
+
 BROKEN = [
     (contract.repeated_acquire, NewFenceOnRepeat),
     (contract.denied_without_queueing, QueuesEveryClaim),
@@ -196,6 +314,28 @@ BROKEN = [
     (contract.inspection, InspectsWithoutWaiters),
     (contract.listing, ListsOnlyTheFirst),
     (contract.force_release, ForceReleasesAnyHolder),
+    (shared.readers_together, ReadersExcludeEachOther),
+    (shared.readers_in_one_batch, LetsReadersInOneByOne),
+    (shared.waiting_writer_stops_readers, SharedClaimsOvertake),
+    (shared.permits_and_slots, UsesTheHighestSlot),
+    (shared.limit_of_the_claim, KeepsTheFirstLimit),
+    (shared.weights_in_order, SharedClaimsOvertake),
+    (shared.repeated_shared_claim, NewFenceOnRepeat),
+    (shared.shared_expiry, OneTtlForAllHolders),
+    (shared.shared_renewal, RenewsEveryHolder),
+    (shared.shared_release, ReleasesForAnyHolder),
+    (shared.shared_force_release, ForceReleasesAnyHolder),
+    (shared.shared_adoption, AdoptsTwice),
+    (shared.downgrade, DowngradesByReleaseAndAcquire),
+    (shared.downgrade_serves_the_queue, DowngradeWakesNobody),
+    (shared.departed_head, DepartureWakesNobody),
+    (shared.unreachable_head, GrantsToDeadWaiters),
+    (shared.expired_head, NeverExpires),
+    (shared.other_mode_refused, QueuesTheOtherMode),
+    (shared.other_mode_queued, PermitsAreReaders),
+    (shared.several_at_once, GrantsSomeOfSeveral),
+    (shared.several_behind_a_queue, SeveralOvertake),
+    (shared.shared_inspection, InspectsOneHolder),
 ]
 
 
@@ -203,7 +343,7 @@ BROKEN = [
 def test_each_check_finds_a_store_that_breaks_its_rule(
     check: Check, store_class: type[Broken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contract, "PATIENCE", 0.15)
+    monkeypatch.setattr(Bench, "patience", 0.15)
     hub = Hub()
 
     def make_store() -> Store:

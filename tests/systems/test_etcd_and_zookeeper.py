@@ -71,11 +71,11 @@ async def test_store_contract_with_documented_differences(
 ) -> None:
     if d.store == "etcd" and check is contract.expired_ticket:
         # etcd rounds up to whole seconds, and the two ttls of this check must differ.
-        monkeypatch.setattr(contract, "BRIEF", 0.5)
+        monkeypatch.setattr(Bench, "brief", 0.5)
     if check not in DIFFERENT[d.store]:
         await run_check(check, lambda: d.connect().session.store, d.locks.session.runtime)
         return
-    monkeypatch.setattr(contract, "PATIENCE", 2.0)
+    monkeypatch.setattr(Bench, "patience", 2.0)
     with pytest.raises(ContractBroken):
         await run_check(check, lambda: d.connect().session.store, d.locks.session.runtime)
 

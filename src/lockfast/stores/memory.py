@@ -136,12 +136,8 @@ class Space:
     def acquire(self, claim: Claim, enqueue: Enqueue | None, now: float) -> Answer:
         name = claim.name
         held = self._held(name, now)
-        own = held.get(claim.holder)
-        if own is not None:
-            own.renew(now + claim.ttl)
-            own.fence = max(own.fence, claim.floor)
-            self._fences[name] = max(self._fences[name], own.fence)
-            return own.granted
+        if claim.holder in held:
+            return self._repeat(held[claim.holder], claim, now)
         live = _live(held)
         refuse_other_mode(live, claim)
         slots = admit(live, claim)
@@ -164,6 +160,13 @@ class Space:
             return Taken(_left(live, claim, now))
         return Queued(self._enqueue(claim, enqueue, now).ticket, 0, _left(live, claim, now))
 
+    def _repeat(self, own: Grant, claim: Claim, now: float) -> Granted:
+        """The answer to a claim that was granted already."""
+        own.renew(now + claim.ttl)
+        own.fence = max(own.fence, claim.floor)
+        self._fences[claim.name] = max(self._fences[claim.name], own.fence)
+        return own.granted
+
     def _enqueue(self, claim: Claim, enqueue: Enqueue, now: float) -> Waiter:
         queue = self._queues.setdefault(claim.name, [])
         waiter = next((one for one in queue if one.claim.holder == claim.holder), None)
@@ -180,16 +183,20 @@ class Space:
         return waiter
 
     def acquire_all(self, claims: Sequence[Claim], now: float) -> list[Granted] | None:
-        answers: list[tuple[Claim, tuple[int, ...] | Granted]] = []
+        answers: list[tuple[Claim, tuple[int, ...] | Grant]] = []
         for claim in claims:
             held = self._held(claim.name, now)
-            own, live = held.get(claim.holder), _live(held)
+            live = _live(held)
             refuse_other_mode(live, claim)
             slots = admit(live, claim, queued_before=claim.name in self._queues)
-            if own is None and slots is None:
+            own_or_slots = held.get(claim.holder, slots)
+            if own_or_slots is None:
                 return None
-            answers.append((claim, own.granted if own is not None else slots or ()))
-        return [answer if isinstance(answer, Granted) else self._grant(claim, answer, now) for claim, answer in answers]
+            answers.append((claim, own_or_slots))
+        return [
+            self._repeat(answer, claim, now) if isinstance(answer, Grant) else self._grant(claim, answer, now)
+            for claim, answer in answers
+        ]
 
     def renew(self, renewal: Renewal, now: float) -> bool:
         own = self._held(renewal.name, now).get(renewal.holder)

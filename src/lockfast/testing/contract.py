@@ -8,136 +8,21 @@
 
 Each entry of `CHECKS` is one coroutine; its docstring states the rule. A store that breaks a rule raises
 `ContractBroken` with the rule, the expected value and the actual one. To see every failure instead of the first, pass
-the checks to your test runner one by one (`run_check`).
+the checks to your test runner one by one (`run_check`). Checks of shared claims are left out for a store whose
+capabilities do not include them.
 
 Not covered: timeouts and lost connections (these need a network to break), forks, load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
-
 from lockfast.facts import Topology
-from lockfast.ports import Mailbox, Runtime, Store
-from lockfast.values import (
-    Claim,
-    Enqueue,
-    FirstNotification,
-    Granted,
-    GrantNotification,
-    LockInfo,
-    Owner,
-    Queued,
-    Renewal,
-    Taken,
-)
+from lockfast.ports import Runtime
+from lockfast.testing.bench import JOINS, LONG, Bench, Check, ContractBroken, MakeStore, as_a, equal, more
+from lockfast.testing.shared_contract import NEEDS
+from lockfast.values import Enqueue, FirstNotification, Granted, LockInfo, Owner, Queued, Renewal, Taken
 
-MakeStore = Callable[[], Store]
-T = TypeVar("T")
-
-PATIENCE = 10.0  # seconds that a check waits for an event that is due at once
-LONG = 30.0  # a ttl that outlasts every check, in seconds
-BRIEF = 0.05  # a ttl that expires during a check, in seconds
-JOINS = "a claim with an inbox joins the queue of a held lock"
-
-
-class ContractBroken(AssertionError):
-    """The store broke a rule of the contract."""
-
-
-class Bench:
-    """Fixtures of one check: stores of one engine, and a lock name and holder ids that are unused."""
-
-    def __init__(self, make_store: MakeStore, runtime: Runtime) -> None:
-        self._make_store = make_store
-        self._stores: list[Store] = []
-        self._boxes: list[Mailbox] = []
-        self.runtime = runtime
-        self.name = f"contract:{runtime.new_holder_id()}"
-
-    def store(self) -> Store:
-        store = self._make_store()
-        self._stores.append(store)
-        return store
-
-    def until(self) -> float:
-        return self.runtime.now() + PATIENCE
-
-    def claim(self, label: str, ttl: float = LONG) -> Claim:
-        return Claim(self.name, self.runtime.new_holder_id(), ttl, Owner("host", 1, label).encode())
-
-    async def answer(self, kind: type[T], rule: str, store: Store, claim: Claim, enqueue: Enqueue | None = None) -> T:
-        """Send a claim, whose answer must be of this kind."""
-        return as_a(kind, await store.acquire(claim, enqueue, self.until()), rule)
-
-    async def acquire(self, store: Store, claim: Claim) -> int:
-        """Acquire a free lock; return its fence."""
-        return (await self.answer(Granted, "a free lock is granted", store, claim)).fence
-
-    async def acquire_expired(self, store: Store, claim: Claim, rule: str) -> Granted:
-        """Retry until the lock has expired and `claim` is granted."""
-
-        async def granted() -> Granted | None:
-            answer = await store.acquire(claim, None, self.until())
-            return answer if isinstance(answer, Granted) else None
-
-        return await self.poll(granted, rule)
-
-    async def mailbox(self, store: Store, holder: str) -> Mailbox:
-        box = store.mailbox(holder)
-        self._boxes.append(box)
-        await box.open(self.until())
-        return box
-
-    async def enqueue(
-        self, store: Store, claim: Claim, attempt: int = 1, ticket: int | None = None
-    ) -> tuple[Mailbox, Queued]:
-        """Join the queue of a held lock."""
-        box = await self.mailbox(store, claim.holder)
-        return box, await self.answer(Queued, JOINS, store, claim, Enqueue(box.address, attempt, ticket))
-
-    async def next_grant(self, box: Mailbox) -> GrantNotification:
-        """Wait for a grant notification; skip "you are first" notifications."""
-        while True:
-            notification = await box.wait(self.until())
-            if isinstance(notification, GrantNotification):
-                return notification
-            as_a(FirstNotification, notification, "the store notifies a waiter of its grant")
-
-    async def inspect(self, store: Store) -> LockInfo:
-        return await store.inspect(self.name, self.until())
-
-    async def poll(self, look: Callable[[], Coroutine[Any, Any, T | None]], rule: str) -> T:
-        """Call `look` until it returns a value other than None."""
-        give_up_at = self.until()
-        while (found := await look()) is None:
-            if self.runtime.now() >= give_up_at:
-                raise ContractBroken(f"{rule}; that did not happen within {PATIENCE:g} s")
-            await self.runtime.sleep(0.002)
-        return found
-
-    async def close(self) -> None:
-        for box in self._boxes:
-            box.close()  # a store waits for open mailboxes when it closes
-        for store in self._stores:
-            await store.close()
-
-
-def as_a(kind: type[T], answer: object, rule: str) -> T:
-    if not isinstance(answer, kind):
-        raise ContractBroken(f"{rule}: expected {kind.__name__}, got {answer!r}")
-    return answer
-
-
-def equal(actual: object, expected: object, rule: str) -> None:
-    if actual != expected:
-        raise ContractBroken(f"{rule}: expected {expected!r}, got {actual!r}")
-
-
-def more(actual: float, than: float, rule: str) -> None:
-    if not actual > than:
-        raise ContractBroken(f"{rule}: expected more than {than!r}, got {actual!r}")
+__all__ = ["CHECKS", "Bench", "Check", "ContractBroken", "MakeStore", "check_store", "run_check"]
 
 
 async def repeated_acquire(bench: Bench) -> None:
@@ -265,7 +150,9 @@ async def final_renewal(bench: Bench) -> None:
     more(left, LONG / 8, "a stranger's final renewal changes nothing")
     equal(await store.renew([own._replace(ttl=LONG)], bench.until()), [True], "a final renewal may be repeated")
     more((await bench.inspect(store)).ttl_left or 0, LONG / 2, "a final renewal may extend a grant")
-    equal(await store.renew([own._replace(ttl=BRIEF)], bench.until()), [True], "a final renewal may shorten again")
+    equal(
+        await store.renew([own._replace(ttl=bench.brief)], bench.until()), [True], "a final renewal may shorten again"
+    )
     await bench.acquire_expired(store, stranger, "the grant expires after its final renewal")
 
 
@@ -287,7 +174,7 @@ async def adoption(bench: Bench) -> None:
 
 async def expiry(bench: Bench) -> None:
     """An expired grant cannot be renewed, released or adopted, and the lock is free."""
-    store, claim, successor = bench.store(), bench.claim("a", ttl=BRIEF), bench.claim("b")
+    store, claim, successor = bench.store(), bench.claim("a", ttl=bench.brief), bench.claim("b")
     fence = await bench.acquire(store, claim)
 
     async def freed() -> bool | None:
@@ -306,7 +193,7 @@ async def expiry(bench: Bench) -> None:
 async def expiry_hand_off(bench: Bench) -> None:
     """A request that finds the lock expired grants it to the first waiter, not to itself."""
     store, other = bench.store(), bench.store()
-    claim, first = bench.claim("a", ttl=4 * BRIEF), bench.claim("b")
+    claim, first = bench.claim("a", ttl=4 * bench.brief), bench.claim("b")
     box = await bench.mailbox(other, first.holder)  # connecting may take longer than the brief ttl
     await bench.inspect(other)
     await bench.acquire(store, claim)
@@ -336,8 +223,8 @@ async def unreachable_waiter(bench: Bench) -> None:
 
 async def expired_ticket(bench: Bench) -> None:
     """A ticket expires with its ttl if the waiter does not repeat its claim."""
-    store, silent, other = bench.store(), bench.claim("silent", ttl=BRIEF), bench.claim("b")
-    await bench.acquire(store, bench.claim("a", ttl=12 * BRIEF))
+    store, silent, other = bench.store(), bench.claim("silent", ttl=bench.brief), bench.claim("b")
+    await bench.acquire(store, bench.claim("a", ttl=12 * bench.brief))
     await bench.enqueue(store, silent)
 
     async def freed() -> Granted | None:
@@ -353,9 +240,9 @@ async def mailbox_timeout(bench: Bench) -> None:
     store, claim, waiter = bench.store(), bench.claim("a"), bench.claim("b")
     await bench.acquire(store, claim)
     box, _ = await bench.enqueue(store, waiter)
-    until = bench.runtime.now() + 2 * BRIEF
+    until = bench.runtime.now() + 2 * bench.brief
     equal(await box.wait(until), None, "no notification arrives while the lock is held")
-    more(bench.runtime.now(), until - BRIEF, "a wait lasts until its deadline")
+    more(bench.runtime.now(), until - bench.brief, "a wait lasts until its deadline")
 
 
 async def inspection(bench: Bench) -> None:
@@ -386,13 +273,7 @@ async def listing(bench: Bench) -> None:
     box = await bench.mailbox(store, waiter.holder)
     await store.acquire(waiter, Enqueue(box.address, 1, None), bench.until())
     await store.release(claims[5].name, claims[5].holder, bench.until())
-    found: dict[str, LockInfo] = {}
-    cursor, pages = "", 0
-    while cursor or not pages:
-        page = await store.listing(f"{bench.name}:*", cursor, bench.until())
-        for info in page.infos:  # two pages may list one lock: the entry with the greater fence counts
-            found[info.name] = max(info, found.get(info.name, info), key=lambda info: info.fence or 0)
-        cursor, pages = page.cursor, pages + 1
+    found = await bench.listing(store, f"{bench.name}:*")
     equal(sorted(found), sorted(claim.name for claim in claims), "every matching lock is listed, and no other")
     holders = [None if at == 5 else claim.holder for at, claim in enumerate(claims)]
     equal([found[claim.name].holder for claim in claims], holders, "holders are listed")
@@ -426,8 +307,6 @@ async def force_release(bench: Bench) -> None:
     more(await bench.acquire(store, fresh), info.fence or 0, "fences grow")
 
 
-Check = Callable[[Bench], Coroutine[Any, Any, None]]
-
 CHECKS: tuple[Check, ...] = (
     repeated_acquire,
     denied_without_queueing,
@@ -447,6 +326,7 @@ CHECKS: tuple[Check, ...] = (
     inspection,
     listing,
     force_release,
+    *NEEDS,
 )
 
 
@@ -456,12 +336,18 @@ async def check_store(make_store: MakeStore, runtime: Runtime) -> None:
         await run_check(check, make_store, runtime)
 
 
-async def run_check(check: Check, make_store: MakeStore, runtime: Runtime) -> None:
-    """Run one of `CHECKS`."""
+async def run_check(check: Check, make_store: MakeStore, runtime: Runtime) -> bool:
+    """Run one of `CHECKS`. False if it needs a capability that the store does not have."""
     bench = Bench(make_store, runtime)
     try:
+        if check in NEEDS:
+            store = bench.store()
+            await bench.inspect(store)  # some capabilities are known only once it is connected
+            if not NEEDS[check](store.capabilities):
+                return False
         await check(bench)
     except ContractBroken as broken:
         raise ContractBroken(f"{check.__name__}: {check.__doc__ or ''} Broken: {broken}.") from None
     finally:
         await bench.close()
+    return True
