@@ -109,7 +109,7 @@ def test_force_release_asks_for_confirmation(embedded: Target, terminals: Termin
     screen.type("y\n")
     assert screen.end() == 0
     assert "job is no longer held by stuck (" in screen.plain
-    assert "the lock is free" in screen.plain
+    assert "The lock is free now." in screen.plain
     assert holder.wait(50) == 76
 
 

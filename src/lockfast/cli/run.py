@@ -12,7 +12,8 @@
 
 Rules:
 - Cron jobs and scripts run this often, so start-up time counts: a short command loads only what it needs. This module
-  and `run_options` import no typing, argparse, logging, threading or pathlib at their top.
+  and `run_options` import no typing, argparse, logging, threading or pathlib at their top. What needs the library is in
+  `run_lease`.
 - lockfast forks both before it acquires the lock, while it has one thread: forking a process with threads is unsafe.
 - The library takes over an unrenewed lease before its first renewal is due, with the same holder id and fence.
 - A lease at risk counts as lost early enough to end the command before another client can hold the lock.
@@ -32,28 +33,24 @@ from __future__ import annotations
 import errno
 import os
 import select
-import sys
 import time
 
 from lockfast.cli.main import report
-from lockfast.cli.run_options import HELP, LOST, STORE, USAGE, Options, UsageError, parse
+from lockfast.cli.run_options import HELP, LOST, STORE, USAGE, Busy, Options, UsageError, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    import threading
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-    import lockfast
-    from lockfast.values import LockInfo
+    from lockfast.cli.run_lease import CommandLease
 else:
     import _signal as signal  # `signal` builds enums, which takes longer than a short command
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGALRM)
 LIBRARY_AFTER = 1.0  # seconds that a command may run before the library is loaded to renew its lease
-STATUS_AFTER, STATUS_EVERY = 0.3, 0.5
 MAX_SLEEP = 1.0  # seconds; after a suspend of the machine, timers fire late
 STOP_TIMEOUT = 0.2  # seconds after which lockfast assumes that it cannot be stopped (no shell would continue it)
 POLL = 0.02  # seconds between two checks for the end of a group
@@ -63,10 +60,6 @@ DONE = b"."
 
 class Signalled(BaseException):
     """A signal, whose number is the argument, ended the wait."""
-
-
-class Busy(Exception):
-    """The lock is held by another client; the message is for people and may be empty."""
 
 
 class NotStarted(Exception):
@@ -109,7 +102,7 @@ def _supervise(options: Options, process: CommandProcess, lease: UnrenewedLease 
     code = LOST
     try:
         terminal.give(process.pid)
-        process.start(LOCKFAST_NAME=options.name, LOCKFAST_FENCE=str(lease.fence), LOCKFAST_HOLDER=lease.holder)
+        process.start(lease.environment)
         code = supervisor.run()
     except NotStarted as error:
         message, code = error.args
@@ -146,67 +139,31 @@ class UnrenewedLease:
     def __init__(self, options: Options, grant: Any) -> None:
         self._options = options
         self._grant = grant
-        self.fence = grant.fence
-        self.holder = grant.holder
+        self.environment = {
+            "LOCKFAST_NAME": options.names[0],
+            "LOCKFAST_FENCE": str(grant.fence),
+            "LOCKFAST_HOLDER": grant.holder,
+        }
         self.renew_at = time.monotonic() + min(LIBRARY_AFTER, grant.ttl / 6)
 
     def renewed(self, wake: Callable[[], None]) -> CommandLease:
         """Hand the grant over to the library, which renews it."""
-        from lockfast.client.connect import resume
+        from lockfast.cli.run_lease import resume_lease
 
-        options = self._options
-        _disable_warnings()
-        lease = resume(self._grant, options.url, options.shown_label, _lock_options(options, wake))
-        return CommandLease(options, lease)
+        return resume_lease(self._options, self._grant, wake)
 
     def release(self, code: int) -> None:
         if not self._grant.release():
             self.renewed(lambda: None).release(code)
 
 
-class CommandLease:
-    """A lease that the library renews. `once` is set for `--once-per` and `--at-least`: then the exit code decides how
-    long the lock stays held."""
-
-    renew_at = float("inf")
-
-    def __init__(self, options: Options, lease: lockfast.Lease, once: Any = None) -> None:
-        self._lease = lease
-        self._once = once
-        self._min_remaining = min(options.grace, options.ttl / 3)
-        self.fence = lease.fence
-        self.holder = lease.holder
-
-    @property
-    def why_lost(self) -> str:
-        """Why the command must end; empty while it may run."""
-        from lockfast.errors import LeaseLost
-
-        try:
-            self._lease.ensure_held()
-        except LeaseLost as error:
-            return str(error)
-        if self._lease.state.value == "at risk" and self._lease.remaining < self._min_remaining:
-            return f"The lease on {self._lease.name!a} cannot be renewed and would soon expire."
-        return ""
-
-    def renewed(self, wake: Callable[[], None]) -> CommandLease:
-        return self
-
-    def release(self, code: int) -> None:
-        if self._once is None:
-            self._lease.release()
-        else:
-            self._once.__exit__(SystemExit, SystemExit(code), None)
-
-
 def _acquire_at_once(options: Options) -> UnrenewedLease | None:
     """Acquire a free lock of the embedded store with one statement; None if it needs the library."""
-    if options.once or options.max_hold is not None:
+    if options.once or options.max_hold is not None or not options.is_plain:
         return None
     from lockfast.client.connect import take_at_once
 
-    grant = take_at_once(options.url, options.name, options.ttl, options.shown_label)
+    grant = take_at_once(options.url, options.names[0], options.ttl, options.shown_label)
     return None if grant is None else UnrenewedLease(options, grant)
 
 
@@ -224,95 +181,9 @@ def _acquire(options: Options, wake: WakePipe) -> CommandLease:
     for early in wake.wait(0.0):
         if early in ENDING:
             raise Signalled(early)
-    import threading
+    from lockfast.cli.run_lease import acquire
 
-    import lockfast
-
-    _disable_warnings()
-    locks = lockfast.connect(options.url, label=options.shown_label)
-    lock_options = _lock_options(options, wake.wake)
-    if options.once:
-        return _acquire_once(options, locks, lock_options)
-    lock = locks.lock(options.name, **lock_options)
-    acquired = threading.Event()
-    status = threading.Thread(target=_show_status, args=(lock, acquired), daemon=True)
-    if sys.stderr.isatty() and not options.quiet and not options.no_wait:
-        status.start()
-    try:
-        lease = lock.acquire(timeout=0 if options.no_wait else options.wait)
-    finally:
-        acquired.set()
-        if status.is_alive():
-            status.join(1.0)
-    if lease is not None:
-        return CommandLease(options, lease)
-    if options.quiet or (options.no_wait and not sys.stderr.isatty()):
-        raise Busy  # with -n the exit code says enough, unless a person is reading
-    waited = "" if options.no_wait else f" after {options.wait:g} s"
-    raise Busy(f"could not acquire {options.name!a}{waited}: {_holder(lock.inspect())}.")
-
-
-def _acquire_once(options: Options, locks: lockfast.Locks, lock_options: dict[str, Any]) -> CommandLease:
-    lock_options |= {"at_least": options.at_least or 0.0, "at_most": lock_options.pop("max_hold")}
-    once = locks.once(options.name, every=options.once_per, busy="skip", **lock_options)
-    lease = once.__enter__()
-    if not lease:
-        raise Busy(f"{lease}." if sys.stderr.isatty() and not options.quiet else "")
-    return CommandLease(options, lease, once)
-
-
-def _disable_warnings() -> None:
-    """Turn off the library's warnings: the command reports a loss itself."""
-    import logging
-
-    logging.getLogger("lockfast").setLevel(logging.ERROR)
-
-
-def _lock_options(options: Options, wake: Callable[[], None]) -> dict[str, Any]:
-    changes = dict.fromkeys(("on_lost", "on_risk"), lambda _: wake())
-    return {"ttl": options.ttl, "max_hold": options.max_hold, **changes}
-
-
-def _holder(info: LockInfo) -> str:
-    from lockfast.cli.view import duration, owner_text
-
-    if not info.locked:
-        return "it has just become free"
-    return f"held by {owner_text(info.owner)}" + ("" if info.held_for is None else f" for {duration(info.held_for)}")
-
-
-def _show_status(lock: lockfast.Lock, acquired: threading.Event) -> None:
-    """Until the lock is acquired, write its holder and the queue position to the terminal."""
-    started = time.monotonic()
-    line = ""
-    try:
-        while not acquired.wait(STATUS_EVERY if line else STATUS_AFTER):
-            try:
-                line = _status(lock, time.monotonic() - started)
-            except Exception:
-                line = f"waiting for {lock.name!a}; the store does not answer"
-            if not acquired.is_set():
-                _overwrite(line)
-        if line:
-            _overwrite("")
-    except OSError:
-        pass  # the terminal is closed
-
-
-def _status(lock: lockfast.Lock, waited: float) -> str:
-    from lockfast.cli.view import duration
-    from lockfast.values import clean
-
-    info = lock.inspect()
-    ours = [at for at, waiter in enumerate(info.waiters, 1) if waiter.owner and waiter.owner.pid == os.getpid()]
-    position = f", position {ours[0]} of {info.waiting}" if ours else ""
-    return f"lockfast: waiting for {clean(lock.name)} ({duration(waited)}){position}: {_holder(info)}"
-
-
-def _overwrite(line: str) -> None:
-    columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    sys.stderr.write(f"\r{line[: columns - 1]}\x1b[K")
-    sys.stderr.flush()
+    return acquire(options, wake.wake)
 
 
 class WakePipe:
@@ -445,7 +316,7 @@ class CommandProcess:
         os.close(alive_read)
         _make_group(self.pid)
 
-    def start(self, **environment: str) -> None:
+    def start(self, environment: dict[str, str]) -> None:
         """Execute the command with these variables, or raise `NotStarted`."""
         variables = [f"{name}={value}" for name, value in environment.items()]
         try:
