@@ -33,9 +33,10 @@ test: $(VENV)/.dev ## Run the tests
 	$(BIN)/python $(ROUND_1) -m "timing and not repeat and not ($(LONG))"
 	$(BIN)/python $(ROUND_2) -m "not timing and not repeat and not ($(LONG))"
 
-test-all: test ## Run the tests, and repeat their checks on every other server and topology
+test-all: test ## Run the tests, and repeat their checks on every other server, topology and on uvloop
 	$(BIN)/python $(ROUND_1) -m "timing and repeat and not ($(LONG))"
 	$(BIN)/python $(ROUND_2) -m "not timing and repeat and not ($(LONG))"
+	LOCKFAST_TEST_LOOP=uvloop $(BIN)/python $(ROUND_2) -k "asyncio or aio" -m "not timing and not repeat and not ($(LONG))"
 
 # Coverage includes the processes that the tests start. A few tests of timing and of loaded modules fail under it; the
 # report appears nevertheless.

@@ -1,6 +1,8 @@
 """Fixtures: servers for the whole run, servers that a test may break, and a faulty network."""
 
+import asyncio
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -50,6 +52,12 @@ def pytest_collection_finish() -> None:
     """Exempt the collected tests from garbage collection, which would otherwise scan them again and again."""
     gc.collect()
     gc.freeze()
+
+
+if os.environ.get("LOCKFAST_TEST_LOOP") == "uvloop":  # `make test-all` repeats the async tests on it
+    import uvloop
+
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -43,6 +43,7 @@ class Timers:
         self._numbers = count()
         self._fires_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0  # when the timer fires, by the loop's clock: not every loop has TimerHandle.when()
         self._sweep_at = self.SLACK
 
     def __len__(self) -> int:
@@ -72,14 +73,15 @@ class Timers:
 
         A timer that the loop itself finds due fires in this iteration. If it were postponed in each, it never would.
         """
-        return self._timer is not None and self._timer.when() > self.loop.time()
+        return self._timer is not None and self._due > self.loop.time()
 
     def _restart(self, moment: float) -> None:
         """At `moment`: set the timer to the end of the first wait."""
         if self._timer is not None:
             self._timer.cancel()
         self._fires_at = min(waits[0][0] for waits in (self._row, self._heap) if waits)
-        self._timer = self.loop.call_later(max(0.0, self._fires_at - moment), self._fire)
+        self._due = self.loop.time() + max(0.0, self._fires_at - moment)
+        self._timer = self.loop.call_at(self._due, self._fire)
 
     def _fire(self) -> None:
         row, heap, moment = self._row, self._heap, self.now()

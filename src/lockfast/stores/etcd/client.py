@@ -11,9 +11,10 @@ Rules:
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
-from socket import SHUT_RDWR
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -229,9 +230,10 @@ class EtcdClient:
         self._sockets = []
 
 
-def _shut_down(socket: Any) -> None:
-    with suppress(OSError):  # the server has closed it
-        socket.shutdown(SHUT_RDWR)
+def _shut_down(stream: Any) -> None:
+    # OSError: the server has closed it. A twin, because a socket of uvloop has no shutdown().
+    with suppress(OSError), socket.socket(fileno=os.dup(stream.fileno())) as twin:
+        twin.shutdown(socket.SHUT_RDWR)
 
 
 def _decoded(response: Any) -> dict[str, Any]:

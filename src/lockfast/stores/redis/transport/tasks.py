@@ -52,6 +52,7 @@ class TaskLink(asyncio.Protocol):
         self._pending: deque[tuple[asyncio.Future[Any] | None, float, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
+        self._timer_due = 0.0  # by the loop's clock: not every loop has TimerHandle.when()
         self.protocol = connect.protocol_of(connection)
         self.subscribed = False
         self.on_push: Callable[[Any], None] | None = None
@@ -75,7 +76,7 @@ class TaskLink(asyncio.Protocol):
         self._pending.append((future, now, until))
         self._transport.write(request)
         # The loop's clock stops while the machine is suspended, so the timer can be late.
-        late = self._timer_at < now and self._timer is not None and self._timer.when() > self._loop.time()
+        late = self._timer_at < now and self._timer is not None and self._timer_due > self._loop.time()
         if until < self._timer_at or late:
             self._set_timer(min(until, self._timer_at), now)
         return future
@@ -84,7 +85,8 @@ class TaskLink(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = moment
-        self._timer = self._loop.call_later(max(0.0, moment - now), self._time_out)
+        self._timer_due = self._loop.time() + max(0.0, moment - now)
+        self._timer = self._loop.call_at(self._timer_due, self._time_out)
 
     def _time_out(self) -> None:
         """Fail the requests whose deadline has passed, and set the timer for the next deadline."""
