@@ -12,7 +12,7 @@ from lockfast.core.quorum import members, rules
 from lockfast.core.quorum.store import QuorumMailbox, QuorumStore
 from lockfast.errors import ConfigurationError, QuorumNotReached
 from lockfast.values import Enqueue, Granted, GrantNotification, Queued, Renewal, Taken
-from tests.quorum.virtual import LATENCY, NAME, World, claim
+from tests.quorum.virtual import LATENCY, NAME, World, claim, view
 
 
 async def warm_up(world: World, *stores: QuorumStore) -> None:
@@ -289,7 +289,7 @@ async def one_notification_is_not_a_majority(world: World) -> None:
 
 async def exactly_one_contender_stays_in_a_split_vote(world: World) -> None:
     del world
-    standings = [rules.standing(["a", "b", None, None], me, 4) for me in "ab"]
+    standings = [rules.standing([view("a"), view("b"), view(), view()], claim(me), 4) for me in "ab"]
     assert standings.count(rules.Standing.AHEAD) == 1
     assert standings.count(rules.Standing.BEHIND) == 1
 

@@ -1,11 +1,14 @@
 """The voting rules and fences, explored in every interleaving of small models."""
 
 import itertools
+from collections import Counter
 
 import pytest
 
 from lockfast.core.quorum import rules
 from lockfast.core.quorum.rules import Standing
+from lockfast.values import Mode
+from tests.quorum.virtual import claim, reading, view
 from verify import quorum_models as quorum
 from verify.explorer import Explorer
 from verify.world import Model
@@ -38,13 +41,32 @@ def test_a_fence_repeats_if_the_highest_is_not_written_to_a_majority() -> None:
 def test_exactly_one_contender_is_ahead_in_a_split_vote() -> None:
     """For every distribution of five votes, the contenders agree on which of them stays."""
     for holders in itertools.product("abc", repeat=5):
-        found = {one: rules.standing(holders, one, 5) for one in set(holders)}
+        found = {one: rules.standing(map(view, holders), claim(one), 5) for one in set(holders)}
         owner = next((one for one in found if holders.count(one) >= 3), None)
         if owner is None:
             assert sum(where is Standing.AHEAD for where in found.values()) == 1
             assert all(where is not Standing.TAKEN for where in found.values())
         else:
             assert all(where is Standing.TAKEN for one, where in found.items() if one != owner)
+
+
+def test_exactly_one_party_is_ahead_in_a_split_vote_with_readers() -> None:
+    """Each of five members is free, or granted to a writer, to one of two readers or to both."""
+    readers = [view(*some, mode=Mode.READ) for some in (("r",), ("s",), ("r", "s"))]
+    for views in itertools.product((view(), view("a"), view("b"), *readers), repeat=5):
+        names = {one.holder: one.mode for found in views for one in found.holders}
+        found = {
+            name: rules.standing(views, reading(name) if mode is Mode.READ else claim(name), 5)
+            for name, mode in names.items()
+        }
+        votes = Counter(one.holder for found in views for one in found.holders)
+        holding = {name for name in names if votes[name] >= 3}
+        ahead = {name for name, where in found.items() if where is Standing.AHEAD}
+        if not holding and names:
+            assert ahead in ({"a"}, {"b"}, set(names) - {"a", "b"})
+        for name in names:
+            excluded = any(other != name and not {name, other} <= {"r", "s"} for other in holding)
+            assert (found[name] is Standing.TAKEN) == excluded
 
 
 def test_two_majorities_share_a_member() -> None:

@@ -115,7 +115,11 @@ MUTANTS = {
         members, "majority", "count // 2 + 1", "(count + 1) // 2", half_of_the_servers_grant_nothing
     ),
     "equal votes are both ahead": mutant(
-        rules, "standing", "(most, best) > (mine, me)", "most > mine", exactly_one_contender_stays_in_a_split_vote
+        rules,
+        "standing",
+        "(number, party) > (votes[mine], mine)",
+        "number > votes[mine]",
+        exactly_one_contender_stays_in_a_split_vote,
     ),
     "a denied try keeps its votes": mutant(
         QuorumStore,

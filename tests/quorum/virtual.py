@@ -17,7 +17,7 @@ from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, MemberStore
 from lockfast.runtime.asyncio import AsyncioRuntime
 from lockfast.stores.memory import Hub, MemoryStore
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Renewal
+from lockfast.values import Answer, Claim, Enqueue, Granted, HolderInfo, LockInfo, Mode, Renewal
 
 T = TypeVar("T")
 NAME = "thing"
@@ -104,7 +104,7 @@ class Server:
 class Member(MemoryStore, MemberStore):
     """`MemberStore` of one client on one server."""
 
-    capabilities = Capabilities(reassert=True)
+    capabilities = Capabilities(reassert=True, readers=True)
 
     def __init__(self, server: Server, runtime: AsyncioRuntime) -> None:
         super().__init__(server.hub, runtime)
@@ -186,7 +186,16 @@ class Member(MemoryStore, MemberStore):
         return await self._send("acquire", partial(super().acquire, claim, enqueue, until), until)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
-        return await self._send("renew", partial(super().renew, renewals, until), until)
+        async def operation() -> list[bool]:
+            # Like Redis: an exclusive renewal does not find a shared grant.
+            shared = {one.holder for one in self.server.view.holders if one.mode is Mode.READ}
+            found = await MemoryStore.renew(self, renewals, until)
+            return [old and (new.shared or new.holder not in shared) for old, new in zip(found, renewals, strict=True)]
+
+        return await self._send("renew", operation, until)
+
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        return await self._send("downgrade", partial(super().downgrade, claim, until), until)
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         return await self._send("release", partial(super().release, name, holder, until), until)
@@ -235,9 +244,22 @@ class World:
     def holders(self) -> list[str | None]:
         return [server.view.holder for server in self.servers]
 
+    def modes(self) -> list[Mode | None]:
+        return [server.view.mode for server in self.servers]
+
 
 def claim(holder: str, ttl: float = 30.0) -> Claim:
     return Claim(NAME, holder, ttl, "host:1:")
+
+
+def reading(holder: str, ttl: float = 30.0) -> Claim:
+    """The claim of a reader."""
+    return Claim(NAME, holder, ttl, "host:1:", weight=1)
+
+
+def view(*holders: str, mode: Mode = Mode.EXCLUSIVE) -> LockInfo:
+    """What a member reports that has granted the lock to these holders."""
+    return LockInfo(NAME, tuple(HolderInfo(holder, mode=mode) for holder in holders))
 
 
 def play(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:

@@ -211,8 +211,9 @@ class Session:
 def _not_granted(mode: Mode, address: str) -> str:
     if mode is Mode.PERMITS:
         return (
-            f"{address} has no semaphores. Nothing was sent. On a quorum two majorities that overlap in one server "
-            "could each grant the last permit, so permits need a single store: use one server, Sentinel or a cluster."
+            f"{address} has no semaphores. Nothing was sent. Each server of a quorum counts only the permits that it "
+            "granted itself, so different majorities could grant more than the limit. Use one server, Sentinel or a "
+            "cluster for semaphores."
         )
     return f"{address} has no read/write locks. Nothing was sent. Use lock(), or another store."
 

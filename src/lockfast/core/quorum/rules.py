@@ -1,10 +1,12 @@
 """Pure decisions of a quorum: majorities, split votes, fences, remaining validity and merged views.
 
-Mutual exclusion: any two majorities share a member, and a member grants a lock to one holder at a time.
+Mutual exclusion: any two majorities share a member, and a member grants a lock to one writer or to readers. So a
+majority that granted a read excludes every majority for a writer.
 
-Fences: a fence is used only when a majority has it as its last fence. The next majority shares a member with that one.
-A member grants only fences above its last, and the new fence is the highest granted, so fences increase. Members
-normally grant the same fence (see `FenceFloor`). If they do not, the highest is first written to the others.
+Fences: a fence is used only when a majority has granted it or a higher one. The next majority shares a member with that
+one. A member grants only fences above its last, and the new fence is the highest granted, so fences increase. Members
+normally grant the same fence (see `FenceFloor`). If they do not, the highest is first written to the others. Readers
+that acquire at the same time may meet at the same fence: one member can have it from each of them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from lockfast.core.lease_state import valid_until
-from lockfast.values import HolderInfo, LockInfo
+from lockfast.values import Claim, HolderInfo, LockInfo, Mode
 
 LEAD_US = 5_000  # between the members' clocks and a proposed fence: usually more than a request needs to arrive
 MIN_VALIDITY = 0.25  # share of the ttl that must be left when the last vote has been counted
@@ -42,24 +44,40 @@ class Standing(enum.Enum):
     """Position of a contender that has some votes but no majority."""
 
     TAKEN = "another contender has a majority"
-    AHEAD = "split vote: no contender has more votes than this one"
-    BEHIND = "split vote: another contender has more votes, or as many and the greater id"
+    AHEAD = "split vote: no other party has more votes"
+    BEHIND = "split vote: another party has more votes, or as many and comes first"
 
 
-def standing(holders: Iterable[str | None], me: str, count: int) -> Standing:
-    """Rank `me` among the holders of the members' votes. In a split vote exactly one contender is AHEAD.
+def standing(views: Iterable[LockInfo], claim: Claim, count: int) -> Standing:
+    """Rank a claim among the contenders for the members' votes. In a split vote exactly one party is AHEAD.
 
-    >>> standing(["a", "a", "b"], "b", 3).name, standing(["a", "b", None], "a", 3).name
+    All readers are one party, because they do not exclude each other; every other claim is its own. With equal votes
+    the greater holder id wins, and readers yield.
+
+    >>> a, b, reader = HolderInfo("a"), HolderInfo("b"), HolderInfo("r", mode=Mode.READ)
+    >>> def rank(claim, *holders):
+    ...     return standing([LockInfo("x", (one,)) for one in holders], claim, 3).name
+    >>> rank(Claim("x", "b", 30.0, ""), a, a, b), rank(Claim("x", "a", 30.0, ""), a, b, reader)
     ('TAKEN', 'BEHIND')
+    >>> rank(Claim("x", "other reader", 30.0, "", weight=1), a, reader, reader)
+    'AHEAD'
     """
-    votes = Counter(holder for holder in holders if holder is not None)
-    mine = votes.pop(me, 0)
-    if not votes:
-        return Standing.AHEAD
-    most, best = max((number, holder) for holder, number in votes.items())
-    if most >= majority(count):
+    votes: Counter[tuple[bool, str]] = Counter()
+    excluding: Counter[str] = Counter()
+    for view in views:
+        votes.update({_party(one.mode, one.holder) for one in view.holders})
+        for one in view.holders:
+            if one.holder != claim.holder and not one.mode is claim.mode is Mode.READ:
+                excluding[one.holder] += 1
+    if max(excluding.values(), default=0) >= majority(count):
         return Standing.TAKEN
-    return Standing.BEHIND if (most, best) > (mine, me) else Standing.AHEAD
+    mine = _party(claim.mode, claim.holder)
+    behind = any((number, party) > (votes[mine], mine) for party, number in votes.items())
+    return Standing.BEHIND if behind else Standing.AHEAD
+
+
+def _party(mode: Mode, holder: str) -> tuple[bool, str]:
+    return (True, holder) if mode is Mode.EXCLUSIVE else (False, mode.value)
 
 
 def choose_fence(fences: Mapping[int, int], count: int, before: int = 0) -> tuple[int, list[int]]:
@@ -91,24 +109,37 @@ def time_to_majority(ttls: Iterable[float | None], missing: int) -> float | None
 
 
 def merge_views(name: str, views: Sequence[LockInfo], needed: int) -> LockInfo:
-    """Combine the members' views of one lock. Only the holder of a majority is shown as the holder.
+    """Combine the members' views of one lock. Only holders that a majority reports are shown.
 
     >>> grants = HolderInfo("a", ttl_left=2.0), HolderInfo("a", ttl_left=1.0), HolderInfo("b")
     >>> merge_views("x", [LockInfo("x", (grant,)) for grant in grants], needed=2).holders[0].ttl_left
     1.0
     """
     longest = max(views, key=lambda view: view.waiting)
-    fences = sorted((view.fence for view in views if view.fence is not None), reverse=True)
-    fence = fences[min(needed, len(fences)) - 1] if fences else None  # the highest that a majority has reached
-    holders = Counter(view.holder for view in views if view.holder is not None)
-    holder = next((holder for holder, count in holders.items() if count >= needed), None)
-    free = LockInfo(name, fence=fence, waiters=longest.waiters, waiting=longest.waiting)
-    if holder is None:
-        return free
-    votes = sorted((view for view in views if view.holder == holder), key=lambda view: -(view.ttl_left or 1e18))
-    deciding = votes[needed - 1]  # the majority ends with this vote
-    held_for = max((view.held_for for view in votes if view.held_for is not None), default=None)
-    return free._replace(holders=(HolderInfo(holder, deciding.owner, fence, held_for, deciding.ttl_left),))
+    votes: dict[str, list[HolderInfo]] = {}
+    for view in views:
+        for one in view.holders:
+            votes.setdefault(one.holder, []).append(one)
+    holders = [_merge_votes(grants, needed) for grants in votes.values() if len(grants) >= needed]
+    holders.sort(key=lambda one: one.fence or 0)
+    fence = _reached((view.fence for view in views), needed)
+    return LockInfo(name, tuple(holders), fence, longest.waiters, longest.waiting)
+
+
+def _merge_votes(grants: list[HolderInfo], needed: int) -> HolderInfo:
+    """Combine the grants of one holder. It is exclusive while a majority of them is: a downgrade may be under way."""
+    grants.sort(key=lambda one: -(one.ttl_left or 1e18))
+    deciding = grants[needed - 1]  # the majority ends with this vote
+    held_for = max((one.held_for for one in grants if one.held_for is not None), default=None)
+    shared = [one.mode for one in grants if one.mode is not Mode.EXCLUSIVE]
+    mode = shared[0] if len(grants) - len(shared) < needed else Mode.EXCLUSIVE
+    return deciding._replace(fence=_reached((one.fence for one in grants), needed), held_for=held_for, mode=mode)
+
+
+def _reached(fences: Iterable[int | None], needed: int) -> int | None:
+    """Return the highest fence that a majority has reached; None if no fence is known."""
+    known = sorted((fence for fence in fences if fence is not None), reverse=True)
+    return known[min(needed, len(known)) - 1] if known else None
 
 
 class FenceFloor:

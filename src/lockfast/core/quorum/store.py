@@ -10,13 +10,18 @@ Rules:
 - A missing reply means unknown: whatever the claim may have left on a member is released there too.
 - A grant is valid from before the first request was sent. It is not used if little of its ttl is left.
 - A lease is renewed when a majority renews it, and lost when no majority can. Members that have forgotten a renewed
-  lease get it back, so that others may fail later.
+  lease get it back, so that others may fail later: a reader as if it were new, so never beside a writer.
+- A downgrade needs a majority that had the lease. A member that did not confirm it may stay exclusive, which keeps out
+  more than necessary; each renewal repeats the downgrade there.
+- There are no semaphores. A member counts only the permits that it granted itself: with three members, each pair of
+  them could grant one permit, three in all, and no member would have more than two.
 - Not promised: order. Each member has its own queue, and the queues can differ.
 - A waiter has a ticket on each member. A release makes each member hand its vote to the first waiter in its own queue:
   nearly always the same one, which then has a majority without another request.
 - A vote counts only if it answers the current attempt, so old and new votes never add up to a majority.
 - A split vote does not wait for a ttl. After a random delay, each contender inspects the members, and those that are
-  behind yield. A contender that stays ahead without a majority yields too: it may lack members that others can reach.
+  behind yield; all readers are behind or ahead together. A contender that stays ahead without a majority yields too: it
+  may lack members that others can reach.
 - A waiter is first in the queue if it is first on as many members as it lacks. Fewer could report a holder that most
   members no longer have.
 - A member whose inbox fails is left out and reconnected in the background; the wait continues on the others.
@@ -35,7 +40,7 @@ from lockfast.core.quorum import rules
 from lockfast.core.quorum.members import REPLY_TIMEOUT, Member, Members, RenewalVotes, Votes
 from lockfast.core.quorum.rules import Standing
 from lockfast.core.retry import backoff
-from lockfast.errors import QuorumNotReached, StoreError, StoreUnavailable, closed_error
+from lockfast.errors import ConfigurationError, LockError, QuorumNotReached, StoreError, StoreUnavailable, closed_error
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, MemberStore, Runtime, Store
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean
@@ -55,11 +60,15 @@ Request = Callable[[Member, float], Coroutine[Any, Any, Any]]  # a member, and t
 
 @dataclass(slots=True)
 class ClaimRecord:
-    """A claim as it was sent, the numbers of the members that got it, and the fence it was granted (0: none yet)."""
+    """A claim as it was sent, the numbers of the members that got it, and the fence it was granted (0: none yet).
+
+    `exclusive_on` are the members that have not confirmed the downgrade of the claim.
+    """
 
     claim: Claim
     fence: int = 0
     sent_to: set[int] = field(default_factory=set)
+    exclusive_on: set[int] = field(default_factory=set)
 
 
 class QuorumMailbox:
@@ -190,6 +199,8 @@ class QuorumMailbox:
 
         async def release_and_enqueue(member: Member, limit: float) -> Any:
             await member.store.release(claim.name, claim.holder, limit)
+            if claim.weight:  # with its old ticket, a reader would enter at once beside others that are yielding
+                self._tickets[member.number] = 0
             return await member.store.acquire(claim, self.enqueue(member, votes.attempt), limit)
 
         def count(member: Member, reply: Any) -> bool:
@@ -219,7 +230,8 @@ class QuorumStore(Store):
     @property
     def capabilities(self) -> Capabilities:
         """Without fence blocks: local hand-off would delay the waiters of other hosts even more."""
-        return Capabilities(change_events=any(member.store.capabilities.change_events for member in self.members.all))
+        change_events = any(member.store.capabilities.change_events for member in self.members.all)
+        return Capabilities(readers=True, change_events=change_events)
 
     @property
     def grace(self) -> float:
@@ -257,7 +269,12 @@ class QuorumStore(Store):
         if mailbox is not None and enqueue is not None:
             await mailbox.refresh(until)
             mailbox.ticket = mailbox.ticket or enqueue.ticket or 0
-        granted = await self._claim(record, among, votes, mailbox, until)
+        try:
+            granted = await self._claim(record, among, votes, mailbox, until)
+        except ConfigurationError:  # one member has the lock as a semaphore; others may have granted the claim
+            await self._undo(record, until)
+            self._records.pop(claim.holder, None)
+            raise
         if granted is not None:
             return granted
         if len(votes.granted) + len(votes.denied) < self.members.majority:
@@ -367,8 +384,8 @@ class QuorumStore(Store):
         """Rank this claim among the contenders that the members report."""
         among = self.members.available()
         views = await self._replies(among, lambda member, limit: member.store.inspect(claim.name, limit), until)
-        holders = [view.holder for view in views.values() if isinstance(view, LockInfo)]
-        return rules.standing(holders, claim.holder, len(self.members.all))
+        found = [view for view in views.values() if isinstance(view, LockInfo)]
+        return rules.standing(found, claim, len(self.members.all))
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         record = self._records.pop(holder, None)  # first: `_restore` then sees that the lease is being released
@@ -418,29 +435,70 @@ class QuorumStore(Store):
         votes = RenewalVotes(renewals, self.members)
         await self.broadcast(among, lambda member, limit: member.store.renew(renewals, limit), votes.count, until)
         results = votes.results()
-        lost, forgotten = votes.lost(), votes.forgotten()
-        if lost or forgotten:
-            self.runtime.spawn(lambda: self._repair(lost, forgotten), "repair")
+        records = [record for one in renewals if (record := self._records.get(one.holder)) is not None]
+        unfinished = [record for record in records if record.exclusive_on]
+        # A renewal that was built before a downgrade does not find the grant any more; that is no loss.
+        downgraded = {record.claim.holder for record in records if record.claim.weight}
+        lost = [one for one in votes.lost() if one.shared or one.holder not in downgraded]
+        forgotten = votes.forgotten()
+        if lost or forgotten or unfinished:
+            self.runtime.spawn(lambda: self._repair(lost, forgotten, unfinished), "repair")
         return results
 
-    async def _repair(self, lost: Sequence[Renewal], forgotten: Sequence[tuple[Member, Renewal]]) -> None:
-        """Remove lost leases from all members, and restore renewed ones where they are missing."""
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        among = await self.members.reach(until)
+        record = self._record(claim, self.runtime.now())  # shared from now on, even if the outcome stays unknown
+        record.sent_to.update(member.number for member in self.members.all)
+        record.exclusive_on = set(record.sent_to)
+        renewal = Renewal(claim.name, claim.holder, claim.ttl, shared=True)
+        votes = RenewalVotes([renewal], self.members)
+
+        def count(member: Member, reply: Any) -> bool:
+            if isinstance(reply, StoreError):
+                return votes.count(member, reply)
+            record.exclusive_on.discard(member.number)
+            return votes.count(member, [reply])
+
+        await self.broadcast(among, lambda member, limit: member.store.downgrade(record.claim, limit), count, until)
+        (downgraded,) = votes.results()
+        if downgraded is None:
+            raise self.members.not_reached({}, sent=True)
+        if not downgraded:
+            self.runtime.spawn(lambda: self._repair([renewal], (), ()), "repair")
+        return downgraded
+
+    async def _repair(
+        self, lost: Sequence[Renewal], forgotten: Sequence[tuple[Member, Renewal]], unfinished: Sequence[ClaimRecord]
+    ) -> None:
+        """Remove lost leases from all members, restore renewed ones where they are missing, and finish downgrades."""
         try:
             for renewal in lost:
                 record = self._records.pop(renewal.holder, None)
                 until = self.runtime.now() + CLEAN_UP_TIMEOUT
                 await self._release(renewal.name, renewal.holder, until, record, wait_for_all=True)
+            for record in unfinished:
+                await self._finish_downgrade(record)
             for member, renewal in forgotten:
                 await self.members.call(self._restore(member, renewal))
-        except StoreError as error:
+        except LockError as error:
             log.debug("Could not repair a server of the quorum: %s", error)
+
+    async def _finish_downgrade(self, record: ClaimRecord) -> None:
+        among = [member for member in self.members.available() if member.number in record.exclusive_on]
+        until = self.runtime.now() + CLEAN_UP_TIMEOUT
+        replies = await self._replies(among, lambda one, limit: one.store.downgrade(record.claim, limit), until)
+        record.exclusive_on -= {number for number, reply in replies.items() if not isinstance(reply, StoreError)}
 
     async def _restore(self, member: Member, renewal: Renewal) -> None:
         record = self._records.get(renewal.holder)
-        if record is None or not record.fence or not member.store.capabilities.reassert:
+        if record is None or not record.fence:
             return
         limit = self.runtime.now() + REPLY_TIMEOUT
-        await member.store.reassert(record.claim._replace(ttl=renewal.ttl), record.fence, limit)
+        claim = record.claim._replace(ttl=renewal.ttl)
+        if claim.weight:
+            await member.store.acquire(claim, None, limit)
+        elif member.store.capabilities.reassert:
+            await member.store.reassert(claim, record.fence, limit)
         if renewal.holder not in self._records:  # released meanwhile
             await member.store.release(renewal.name, renewal.holder, limit)
 

@@ -89,8 +89,9 @@ local function own_grant(held)
     if floor and tonumber(fence_digits) < floor then
       fence_digits = ARGV[10]
       call('HSET', details, holder, fence_digits .. rest)
-      local about = call('GET', meta)
-      if fence_in(about) < floor then call('SET', meta, fence_digits .. ' - ', 'PX', DAY_MS) end
+      if fence_in(call('GET', meta)) < floor then
+        call('SET', meta, fence_digits .. ' - ', 'PX', format('%.0f', math.max(call('PTTL', meta), ttl_ms + DAY_MS)))
+      end
     end
     return shared_reply(fence_digits, rest:match('^ %d+ %d+ (%S+)'))
   end

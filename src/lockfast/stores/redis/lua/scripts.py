@@ -63,7 +63,7 @@ FORCE_RELEASE = Script("force_release")
 TRACK = (pack(b"CLIENT", b"TRACKING", b"ON", b"OPTIN", b"NOLOOP"), pack(b"CLIENT", b"CACHING", b"YES"))
 """Sent before a renewal: the server then reports external changes of the keys that the renewal reads. If it denies
 this, the next renewal detects them."""
-LOAD = tuple(pack(b"SCRIPT", b"LOAD", script.text) for script in (ACQUIRE, RENEW))
+LOAD = tuple(pack(b"SCRIPT", b"LOAD", script.text) for script in (ACQUIRE, RENEW, RENEW_SHARED, DOWNGRADE))
 """Sent before the first request of a quorum. If the account may not load scripts, the first use of each loads it."""
 
 
