@@ -257,7 +257,10 @@ MUTANTS = {
         "FT",
     ),
     "an adoption does not check the old holder": mutant(
-        lambda: lua("adopt", "if held == old_holder then", "if held then"), adopting(), "OW", "SG"
+        lambda: lua("adopt", "if exclusive and held == old_holder then", "if exclusive and held then"),
+        adopting(),
+        "OW",
+        "SG",
     ),
     "sync: validity counted from the reply": mutant(
         lambda: python(Acquisition, "run", "self._sent_at = sent_at", "self._sent_at = runtime.now()"),

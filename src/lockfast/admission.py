@@ -89,7 +89,7 @@ def other_mode_error(name: str, held: Mode) -> ConfigurationError:
 def free_at(grants: Collection[LiveGrant], claim: Claim) -> float | None:
     """When expired grants may let the claim in, if none is renewed: the time for its next poll. None if never.
 
-    Each grant that expires may free enough permits. Everybody else needs all of them gone.
+    Each grant of permits that expires may free enough of them. Every other claim needs all grants gone.
 
     >>> live = [LiveGrant(Mode.PERMITS, (0,), 10.0), LiveGrant(Mode.PERMITS, (1,), 20.0)]
     >>> free_at(live, Claim("gpu", "moto", 30.0, "", weight=1, limit=2)), free_at(live, Claim("gpu", "moto", 30.0, ""))
@@ -98,4 +98,5 @@ def free_at(grants: Collection[LiveGrant], claim: Claim) -> float | None:
     ends = [grant.expires_at for grant in grants if grant.expires_at is not None]
     if len(ends) < len(grants) or not ends:
         return None
-    return min(ends) if claim.limit else max(ends)
+    shares_permits = all(grant.mode is claim.mode is Mode.PERMITS for grant in grants)
+    return min(ends) if shares_permits else max(ends)

@@ -139,7 +139,8 @@ class Space:
         if claim.holder in held:
             return self._repeat(held[claim.holder], claim, now)
         live = _live(held)
-        refuse_other_mode(live, claim)
+        if not any(one.claim.holder == claim.holder for one in self._queues.get(name, ())):
+            refuse_other_mode(live, claim)
         slots = admit(live, claim)
         if name in self._queues:
             waiter = None if enqueue is None else self._enqueue(claim, enqueue, now)
@@ -147,9 +148,8 @@ class Space:
                 # A claim that only the queue keeps out checks that the head is alive.
                 self._serve(name, now, claim.holder, notify=slots is not None)
             held = self._held(name, now)
-            own = held.get(claim.holder)
-            if own is not None:
-                return own.granted
+            if claim.holder in held:
+                return self._repeat(held[claim.holder], claim, now)
             live = _live(held)
             slots = admit(live, claim, queued_before=name in self._queues)
             if waiter is not None and name in self._queues:
@@ -179,16 +179,15 @@ class Space:
         elif enqueue.ticket is not None:
             waiter.ticket = min(waiter.ticket, enqueue.ticket)  # the earlier ticket counts
         queue.sort(key=lambda one: one.ticket)
-        waiter.address, waiter.attempt, waiter.expires_at = enqueue.address, enqueue.attempt, now + waiter.claim.ttl
+        waiter.claim, waiter.address, waiter.attempt = claim, enqueue.address, enqueue.attempt
+        waiter.expires_at = now + claim.ttl
         return waiter
 
     def acquire_all(self, claims: Sequence[Claim], now: float) -> list[Granted] | None:
         answers: list[tuple[Claim, tuple[int, ...] | Grant]] = []
         for claim in claims:
             held = self._held(claim.name, now)
-            live = _live(held)
-            refuse_other_mode(live, claim)
-            slots = admit(live, claim, queued_before=claim.name in self._queues)
+            slots = admit(_live(held), claim, queued_before=claim.name in self._queues)
             own_or_slots = held.get(claim.holder, slots)
             if own_or_slots is None:
                 return None
@@ -234,7 +233,7 @@ class Space:
 
     def downgrade(self, claim: Claim, now: float) -> bool:
         own = self._held(claim.name, now).get(claim.holder)
-        if own is None:
+        if own is None or own.mode is Mode.PERMITS:
             return False
         own.mode = claim.mode
         own.renew(now + claim.ttl)

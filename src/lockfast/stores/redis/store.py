@@ -335,7 +335,8 @@ class RedisStore(Store):
         return [answers[number] for number in range(len(renewals))]
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
-        request = scripts.claim_request(scripts.ADOPT, claim, old_holder.encode())
+        weight, limit = b"%d" % claim.weight, b"%d" % claim.limit
+        request = scripts.claim_request(scripts.ADOPT, claim, old_holder.encode(), weight, limit)
         reply = await self._run(scripts.ADOPT, request, claim.name, until)
         return _granted(claim.name, reply) if reply else None
 

@@ -15,15 +15,16 @@ local function remove(holder)
 end
 
 -- Notify the first waiter, with the ttl of the holder, so that its timer is right. Remove a waiter that does not
--- receive the message: it is dead. `caller` is alive and learns its position from the reply.
+-- receive the message, or whose ticket expired: it is dead. `caller` is alive and learns its position from the reply.
 -- Returns false, without notifying, if the first waiter uses the inbox `other_than`.
 local function notify_first(ttl_ms, caller, other_than)
   while true do
     local head = call('ZRANGE', queue, '0', '0')[1]
     if not head or head == caller then return true end
-    local attempt, inbox = (call('HGET', waiters, head) or ''):match('^(%d+) %d+ %d+ (%S+)')
-    if inbox and inbox == other_than then return false end
-    if attempt and publish(inbox, format('%s %s next %s', head, attempt, ttl_ms)) > 0 then return true end
+    local attempt, dead_at, inbox = (call('HGET', waiters, head) or ''):match('^(%d+) %d+ (%d+) (%S+)')
+    local alive = attempt and tonumber(dead_at) * 1000 > now
+    if alive and inbox == other_than then return false end
+    if alive and publish(inbox, format('%s %s next %s', head, attempt, ttl_ms)) > 0 then return true end
     remove(head)
   end
 end

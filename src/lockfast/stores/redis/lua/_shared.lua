@@ -19,11 +19,17 @@ local function drop(holder)
   for slot in (entry or ''):gsub('^%d+ %d+ %d+ (%S*).*', '%1'):gmatch('%d+') do call('SETBIT', slots, slot, '0') end
 end
 
+-- Set the ttl of `lock`, and let the keys of its grants last a little longer.
+local function keep_lock(ttl_ms)
+  call('PEXPIRE', lock, ttl_ms)
+  for _, key in ipairs({grants, details, slots}) do call('PEXPIRE', key, ttl_ms + AUX_MS) end
+end
+
 -- Let `lock` last as long as the longest shared grant. Returns its value, false if there is none left.
 local function fit(held)
   local longest = call('ZREVRANGE', grants, '0', '0', 'WITHSCORES')[2]
   if longest then
-    call('PEXPIRE', lock, format('%.0f', math.ceil((longest - now) / 1000)))
+    keep_lock(math.ceil((longest - now) / 1000))
     return held
   end
   call('DEL', lock, grants, details, slots)
@@ -57,10 +63,7 @@ end
 
 -- Keep a grant at least for that long. `lock` comes first: PEXPIRE needs no memory, see `_layout.lua`.
 local function keep_shared(holder, ttl_ms)
-  if call('PTTL', lock) < tonumber(ttl_ms) then
-    call('PEXPIRE', lock, ttl_ms)
-    for _, key in ipairs({grants, details, slots}) do call('PEXPIRE', key, ttl_ms + AUX_MS) end
-  end
+  if call('PTTL', lock) < tonumber(ttl_ms) then keep_lock(ttl_ms) end
   local deadline = deadline_in(ttl_ms)
   if (tonumber(call('ZSCORE', grants, holder)) or 0) < tonumber(deadline) then call('ZADD', grants, deadline, holder) end
 end

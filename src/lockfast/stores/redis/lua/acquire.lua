@@ -8,7 +8,7 @@
 --          'fence slots'             granted, with permits
 --          {pttl, ticket, position}  queued; pttl is when expired grants may let the claim in, -1 if never
 --          {pttl}                    not granted, and no inbox given
---          {value of the lock}       refused: held in the other shared mode
+--          {value of the lock}       refused: held in the other shared mode, and the holder is not in the queue
 -- Idempotent by holder: a repeat after a lost reply returns the same answer.
 -- The uncontended case comes first, before the definitions that only the other cases need.
 
@@ -100,7 +100,9 @@ end
 local held = live()
 local answer = own_grant(held)
 if answer then return answer end
-if weight ~= '0' and is_shared(held) and held ~= (limit == '0' and READ or PERMITS) then return {held} end
+if weight ~= '0' and is_shared(held) and held ~= (limit == '0' and READ or PERMITS) then
+  if not call('ZSCORE', queue, holder) then return {held} end
+end
 local mine = admitted(held, weight, limit)
 if call('EXISTS', queue) == 1 then
   local ticket = inbox ~= '' and enqueue()

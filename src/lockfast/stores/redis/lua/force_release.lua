@@ -12,14 +12,15 @@ local lock, meta, queue, waiters, grants, details, slots = unpack(KEYS)
 -- include _queue.lua
 
 local held = live()
-if held == ARGV[1] then
-  call('DEL', lock)
-  held = false
-elseif is_shared(held) and call('HEXISTS', details, ARGV[1]) == 1 then
+if is_shared(held) then
+  if call('HEXISTS', details, ARGV[1]) == 0 then return 0 end
   drop(ARGV[1])
   held = fit(held)
+elseif held == ARGV[1] then
+  call('DEL', lock)
+  held = false
 else
-  return held and not is_shared(held) and held or 0
+  return held or 0
 end
 local fence = math.max(now, fence_in(call('GET', meta)) + 1)
 call('SET', meta, format('%.0f - ', fence), 'PX', DAY_MS)

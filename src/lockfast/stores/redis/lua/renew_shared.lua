@@ -21,10 +21,12 @@ for index = 1, count do
   local holder, ttl_ms = ARGV[2 * index - 1], ARGV[2 * index]
   local held = redis.pcall('GET', lock)
   if type(held) == 'table' and held.err and not held.err:find('WRONGTYPE', 1, true) then return held end
-  local deadline = is_shared(held) and tonumber(call('ZSCORE', grants, holder))
+  local score = is_shared(held) and redis.pcall('ZSCORE', grants, holder)
+  local deadline = type(score) == 'string' and tonumber(score)
   local is_final = final:byte(index) == 49
   answers[index] = 1
   if held == holder then
+    call('PEXPIRE', meta, ttl_ms + DAY_MS)
     if is_final then call('PEXPIRE', lock, ttl_ms) else extend(lock, ttl_ms) end
   elseif deadline and deadline > now then
     call('PEXPIRE', meta, ttl_ms + DAY_MS)

@@ -29,8 +29,9 @@ def info_of(name: str, reply: list[Any]) -> LockInfo:
     """Read a reply to `inspect.lua`, or one lock's part of a reply to `list.lua`."""
     exists, holder, pttl, meta, now_us, waiting, shared = reply[:INFO_FIELDS]
     fence, holder_start, owner = _meta(meta)
-    waiters = [_waiter(now_us, *reply[at : at + 3]) for at in range(INFO_FIELDS, len(reply), 3)]
-    common = {"fence": fence, "waiters": tuple(waiters), "waiting": waiting}
+    rows = [reply[at : at + 3] for at in range(INFO_FIELDS, len(reply), 3)]
+    waiters = [_waiter(now_us, *row) for row in rows if not _expired(now_us, row[2])]
+    common = {"fence": fence, "waiters": tuple(waiters), "waiting": waiting - len(rows) + len(waiters)}
     if not exists:
         return LockInfo(name, **common)
     mode = MODES.get(holder)
@@ -66,6 +67,12 @@ def slots_in(text: bytes) -> tuple[int, ...]:
     ((0, 3), ())
     """
     return () if text == b"-" else tuple(map(int, text.split(b",")))
+
+
+def _expired(now_us: int, entry: bytes) -> bool:
+    """Whether the ticket of a waiter has expired."""
+    parts = entry.split(b" ", 3)
+    return len(parts) == 4 and int(parts[2]) * 1000 <= now_us
 
 
 def _waiter(now_us: int, holder: bytes, ticket: bytes, entry: bytes) -> WaiterInfo:
