@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import lockfast
+from lockfast.ports import Capabilities
 from tests.contract.driver import FLAVOURS, Driver
 from tests.support.servers import KINDS, Server
 from tests.support.topologies import Group
@@ -89,3 +91,10 @@ def on(stores: Iterable[str], flavour: str | None = None) -> list[Any]:
 def only(*, flavour: str | None = None, stores: Iterable[str] = tuple(STORES)) -> pytest.MarkDecorator:
     """Narrow a scenario to a flavour or to some stores: a thread, for example, cannot be cancelled."""
     return pytest.mark.parametrize("d", on(stores, flavour), indirect=True)
+
+
+def capabilities(d: Driver) -> Capabilities:
+    """What the store offers: known once a client is connected."""
+    with lockfast.connect(d.url, **d.options) as locks:
+        locks.lock("any").inspect()
+        return locks.session.store.capabilities

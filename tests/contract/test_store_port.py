@@ -16,8 +16,8 @@ from lockfast.testing import contract
 from lockfast.testing import shared_contract as shared
 from lockfast.testing.contract import CHECKS, Bench, Check, ContractBroken, check_store, run_check
 from lockfast.values import Answer, Claim, Enqueue, FirstNotification, Granted, LockInfo, Page, Renewal, Taken
-from tests.contract.driver import Driver, scenario
-from tests.contract.stores import STORES, on
+from tests.contract.driver import Driver, done, scenario
+from tests.contract.stores import QUEUEING, STORES, capabilities, on, only
 
 ORDER: set[Check] = {contract.queue_order, contract.tickets}
 WAITERS = {contract.inspection, contract.listing, contract.force_release, contract.mailbox_timeout}
@@ -56,6 +56,23 @@ async def test_store_keeps_the_contract(d: Driver, check: Check, monkeypatch: py
         monkeypatch.setattr(Bench, "brief", 0.4)
     if not await run_check(check, lambda: d.connect().session.store, d.locks.session.runtime):
         pytest.skip("the store does not grant such claims")
+
+
+@only(stores=QUEUEING)
+@scenario
+async def test_claims_that_the_store_does_not_grant_are_refused(d: Driver) -> None:
+    async def acquire_permit() -> None:
+        await done(d.locks.semaphore("thing", 2).acquire())
+
+    async def read() -> None:
+        await done(d.locks.rwlock("thing").reader.acquire())
+
+    offered = capabilities(d)
+    for claim, granted in ((acquire_permit, offered.permits), (read, offered.readers)):
+        if not granted:
+            with pytest.raises(ConfigurationError):
+                await claim()
+    assert await done(d.lock().locked()) is False
 
 
 def test_all_checks_in_one_call() -> None:

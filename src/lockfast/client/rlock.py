@@ -92,7 +92,7 @@ class Reentrant(BaseLock[LeaseT]):
 
     def _lease(self, grant: Grant) -> LeaseT:
         lease = super()._lease(grant)
-        self._levels[self._key(lease._core.caller)] = lease, 1
+        self._levels.setdefault(self._key(lease._core.caller), (lease, 1))  # levels count for the lease they began with
         return lease
 
     async def _release_lease(self, lease: LeaseT) -> bool:

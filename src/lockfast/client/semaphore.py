@@ -41,6 +41,11 @@ class BasePermit(BaseLease):
     _let_in = False
 
     @property
+    def name(self) -> str:
+        """The semaphore's name."""
+        return self._lock.name
+
+    @property
     def slots(self) -> tuple[int, ...]:
         """The indexes of the permits, in order; none if the caller was let in without a permit."""
         return self._core.slots
@@ -49,10 +54,7 @@ class BasePermit(BaseLease):
     def slot(self) -> int:
         """The index of the first permit: which of the `limit` devices or workers to use."""
         if not self._core.slots:
-            raise NotHeld(
-                f"There is no slot of semaphore {shown(self._lock.name)}: the store was unavailable, and "
-                'unavailable="allow" let this caller in without a permit.'
-            )
+            raise self._no_permit("There is no slot")
         return self._core.slots[0]
 
     @property
@@ -65,8 +67,30 @@ class BasePermit(BaseLease):
         if not self._let_in:
             super().ensure_held()
 
-    def _release(self) -> Coroutine[Any, Any, bool]:
-        return _released() if self._let_in else super()._release()
+    def export(self) -> str:
+        """Return a string with which `locks.adopt()` takes the lease over, as for every lease."""
+        if self._let_in:
+            raise self._no_permit("There is nothing to export")
+        return super().export()
+
+    async def _renew(self, ttl: float | None) -> None:
+        if not self._let_in:
+            await super()._renew(ttl)
+
+    async def _downgrade(self) -> None:
+        raise NotHeld(f"{shown(self.name)} is a semaphore; only the writer of a read/write lock can become a reader.")
+
+    async def _release(self) -> bool:
+        if not self._let_in:
+            return await super()._release()
+        self._lock._forget(self)
+        return True
+
+    def _no_permit(self, what: str) -> NotHeld:
+        return NotHeld(
+            f'{what} of semaphore {shown(self.name)}: the store was unavailable, and unavailable="allow" let this '
+            "caller in without a permit. permit.enforced tells."
+        )
 
 
 class Permit(BasePermit, Lease):
@@ -166,12 +190,15 @@ class Semaphore(BaseSemaphore[Lease], Lock):
 
     _lease_class = Permit
 
-    def acquire(self, blocking: bool = True, timeout: Seconds | None = None, *, permits: int = 0) -> Permit | None:
+    def acquire(
+        self, blocking: bool = True, timeout: Seconds | None = None, *, permits: int | None = None
+    ) -> Permit | None:
         """Return a lease of that many permits; None if they are still taken after `timeout` seconds.
 
         Without `permits`, take as many as the semaphore was made with.
         """
-        lease = self._acquire_now(blocking, timeout, self._on_terms(permits) if permits else None)
+        terms = None if permits is None else self._on_terms(permits)
+        lease = self._acquire_now(blocking, timeout, terms)
         return cast("Permit | None", lease)
 
     if TYPE_CHECKING:
@@ -202,13 +229,13 @@ class AsyncSemaphore(BaseSemaphore[AsyncLease], AsyncLock):
         def __aenter__(self) -> Coroutine[Any, Any, AsyncPermit]: ...
 
     async def acquire(
-        self, blocking: bool = True, timeout: Seconds | None = None, *, permits: int = 0
+        self, blocking: bool = True, timeout: Seconds | None = None, *, permits: int | None = None
     ) -> AsyncPermit | None:
         """Return a lease of that many permits; None if they are still taken after `timeout` seconds.
 
         Without `permits`, take as many as the semaphore was made with.
         """
-        terms = self._on_terms(permits) if permits else None
+        terms = None if permits is None else self._on_terms(permits)
         return cast("AsyncPermit | None", self._remember(await self._acquire(blocking, timeout, None, terms)))
 
     async def locked(self) -> bool:
