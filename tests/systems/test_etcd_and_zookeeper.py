@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from lockfast import ConfigurationError, LeaseLost, State, StoreUnavailable
-from lockfast.stores.etcd.store import lock_key, packed
+from lockfast.stores.etcd.records import lock_key, packed
 from lockfast.stores.zookeeper import holder_path
-from lockfast.testing import contract
+from lockfast.testing import contract, shared_contract
 from lockfast.testing.contract import CHECKS, Bench, ContractBroken, run_check
 from lockfast.values import Renewal
 from tests.contract.driver import FLAVOURS, Driver, done, held, scenario
@@ -40,7 +40,14 @@ IN_BOTH: dict[Check, str] = {
     contract.force_release: "a free lock has no fence",
 }
 DIFFERENT: dict[str, dict[Check, str]] = {
-    "etcd": {**IN_BOTH, contract.final_renewal: "a ttl is a number of whole seconds"},
+    "etcd": {
+        **IN_BOTH,
+        shared_contract.waiting_writer_stops_readers: "the first waiter is not notified",
+        shared_contract.unreachable_head: "a dead waiter is not detected before its ttl ends",
+        contract.final_renewal: "a ttl is a number of whole seconds",
+        shared_contract.shared_renewal: "a ttl is a number of whole seconds",
+        shared_contract.repeated_shared_claim: "a ttl is a number of whole seconds",
+    },
     "zookeeper": IN_BOTH,
 }
 

@@ -1,18 +1,21 @@
 """`ports.Store` on etcd. Each operation reads a lock in one transaction, decides, and writes in a conditional one.
 
-    lockfast/lock/NAME           the holder id, on the holder's etcd lease; this key alone decides who holds the lock
-    lockfast/meta/NAME           owner, start and fence of the grant, same lease; no fence: this key's revision is it
-    lockfast/wait/NAME NUL id    one waiter: owner and attempt, on its own lease; ordered by create revision
+`records.py` describes the keys, and builds the transactions.
 
 Rules:
 
 - Every write depends on what was read. A lost race is not an answer: the operation starts again.
-- Each holder has its own etcd lease, so a renewal cannot extend another holder's grant. A renewal counts only if the
-  lock is on the very lease that was extended. The id of a lease is derived from the holder id, so that a repeated
+- Each grant has its own etcd lease, so a renewal cannot extend another holder's grant. A renewal counts only if the
+  grant is on the very lease that was extended. The id of a lease is derived from the holder id, so that a repeated
   request finds its own lease.
-- Conditions compare modification revisions, which etcd never repeats, not even for a key that is created again.
-- A fence is etcd's revision at the grant, which grows with every change in the cluster.
-- A lock is handed off in the transaction that releases it.
+- Conditions compare revisions, which etcd never repeats, not even for a key that is created again.
+- A fence is 128 times etcd's revision at the grant, which grows with every change in the cluster, plus the position
+  among the claims that were granted together.
+- The change that admits waiters (a release, a departure, a downgrade) grants to them in the same transaction.
+- A waiter reads the lock in the transaction that enqueues it. So either the waiter sees a release, or the release sees
+  the waiter.
+- Holders that release at the same moment may each see the other. Then the waiter learns from its watch that it would be
+  admitted, and sends its claim again.
 
 Differences to the other stores:
 
@@ -21,174 +24,56 @@ Differences to the other stores:
   that did not refresh its ticket for its whole ttl loses it.
 - A waiter that becomes first in the queue is not notified.
 - A free lock has no fence to show.
+- etcd tells the remaining ttl of one lease per request. A claim that is kept out by shared grants is told their whole
+  ttl, and `inspect()` shows the remaining ttl of the first holders only.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from math import ceil
 from time import time as wall_clock
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockfast import values
+from lockfast.admission import LiveGrant, admit, free_at, refuse_other_mode
 from lockfast.errors import StoreError, StoreUnavailable, shown
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
+from lockfast.stores.etcd import records
 from lockfast.stores.etcd.client import EtcdClient, LeaseExists, LeaseExpired
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Page, Queued, Renewal, Taken, clean, fits
+from lockfast.stores.etcd.records import (
+    BATCH,
+    Admitted,
+    Operations,
+    Record,
+    Snapshot,
+    Step,
+    encoded,
+    fence_at,
+    lease_of,
+    lock_key,
+    packed,
+    record_in,
+    wait_key,
+)
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Mode, Page, Queued, Renewal, Taken, clean, fits
 
-ROOT = b"lockfast/"
 ROUNDS = 50  # how often an operation starts again after a lost race, which means progress for another client
 MOST_SHOWN = 1000
+MOST_LISTED = 100
+MOST_TTLS = 50  # holders whose remaining ttl `inspect()` asks for, with a request each
 PAGE = 50
-RENEWALS_PER_READ = 40  # locks read in one transaction; etcd allows 128 operations
-
-Operations = list[dict[str, Any]]
-
-
-def lock_key(name: str) -> bytes:
-    return ROOT + b"lock/" + name.encode()
-
-
-def meta_key(name: str) -> bytes:
-    return ROOT + b"meta/" + name.encode()
-
-
-def wait_key(name: str, holder: str = "") -> bytes:
-    return ROOT + b"wait/" + name.encode() + b"\0" + holder.encode()
-
-
-def lease_of(holder: str) -> int:
-    """The id of a holder's first etcd lease.
-
-    >>> 0 < lease_of("moto") < 2**63
-    True
-    """
-    return 1 + int.from_bytes(sha256(holder.encode()).digest()[:8], "big") % (2**62)
-
-
-def packed(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-class Record(NamedTuple):
-    """One key of etcd, with its value."""
-
-    key: bytes
-    value: bytes
-    lease: int
-    created: int
-    changed: int
-
-    @classmethod
-    def of(cls, kv: dict[str, Any]) -> Record:
-        return cls(
-            base64.b64decode(kv["key"]),
-            base64.b64decode(kv.get("value", "")),
-            int(kv.get("lease", 0)),
-            int(kv.get("create_revision", 0)),
-            int(kv.get("mod_revision", 0)),
-        )
-
-    @property
-    def waiter(self) -> str:
-        """The holder id of a waiter's key."""
-        return self.key.rpartition(b"\0")[2].decode("utf-8", "replace")
-
-    @property
-    def owner(self) -> values.Owner | None:
-        return values.Owner.decode(str(self.fields.get("owner", "")))
-
-    def age(self, now: float) -> float | None:
-        """Seconds since the time in the value; None if it has none."""
-        since = self.fields.get("since")
-        return max(0.0, now - since) if isinstance(since, float) else None
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The JSON value; empty for a key that another program wrote."""
-        try:
-            found = json.loads(self.value)
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
-
-
-class Snapshot(NamedTuple):
-    """A lock as read in one transaction. `own` is the caller's waiter record."""
-
-    lock: Record | None
-    meta: Record | None
-    queue: tuple[Record, ...]
-    waiting: int
-    own: Record | None
-
-    @property
-    def holder(self) -> str | None:
-        return None if self.lock is None else self.lock.value.decode("utf-8", "replace")
-
-    @property
-    def fence(self) -> int | None:
-        return None if self.meta is None else int(self.meta.fields.get("fence") or self.meta.changed)
-
-
-def encoded(**fields: Any) -> bytes:
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def is_free(name: str) -> dict[str, Any]:
-    return {"key": packed(lock_key(name)), "target": "VERSION", "result": "EQUAL", "version": 0}
-
-
-def is_held_by(name: str, holder: str) -> dict[str, Any]:
-    return {"key": packed(lock_key(name)), "target": "VALUE", "result": "EQUAL", "value": packed(holder.encode())}
-
-
-def is_unchanged(record: Record) -> dict[str, Any]:
-    return {"key": packed(record.key), "target": "MOD", "result": "EQUAL", "mod_revision": record.changed}
-
-
-def has_no_waiters(name: str) -> dict[str, Any]:
-    return {**_queue(name), "target": "CREATE", "result": "EQUAL", "create_revision": 0}
-
-
-def put(key: bytes, value: bytes, lease: int) -> dict[str, Any]:
-    return {"request_put": {"key": packed(key), "value": packed(value), "lease": lease}}
-
-
-def delete(key: bytes) -> dict[str, Any]:
-    return {"request_delete_range": {"key": packed(key)}}
-
-
-def get(key: bytes) -> dict[str, Any]:
-    return {"request_range": {"key": packed(key)}}
-
-
-def get_queue(name: str, most: int) -> dict[str, Any]:
-    return {"request_range": {**_queue(name), "limit": most, "sort_order": "ASCEND", "sort_target": "CREATE"}}
-
-
-def _queue(name: str) -> dict[str, Any]:
-    start = wait_key(name)
-    return {"key": packed(start), "range_end": packed(start[:-1] + b"\x01")}
-
-
-def records_in(found: dict[str, Any]) -> tuple[Record, ...]:
-    return tuple(map(Record.of, found.get("kvs", ())))
-
-
-def record_in(found: dict[str, Any]) -> Record | None:
-    return next(iter(records_in(found)), None)
+RENEWALS_PER_READ = 40  # grants read in one transaction, with three operations each; etcd allows 128
+MOST_AT_ONCE = 30  # locks that `acquire_all()` reads in one transaction, with four operations each
 
 
 class EtcdMailbox:
-    """`ports.Mailbox`: a watch on the lock's key from the revision of the last request answered "queued".
+    """`ports.Mailbox`: a watch on the lock's grants from the revision of the last request answered "queued".
 
-    Any change after `revision` is newer than that answer, so a grant in it answers the request `attempt`.
+    Any change after `revision` is newer than that answer, so a grant in it answers the request `attempt`. `_live` has
+    the grants at `revision`.
     """
 
     address = "watch"
@@ -198,30 +83,53 @@ class EtcdMailbox:
         self._runtime = runtime
         self._holder = holder
         self._boxes = boxes
-        self.name, self.revision, self.attempt = "", 0, 0
+        self._claim = Claim("", holder, 0.0, "")
+        self._live: dict[bytes, LiveGrant] = {}
+        self._revision = self._attempt = 0
 
     async def open(self, until: float) -> None:
         """Nothing to do: a watch can start at a past revision."""
 
+    def queued(self, claim: Claim, seen: Snapshot, attempt: int) -> None:
+        """The request `attempt` was answered "queued", with the lock as in `seen`."""
+        self._claim, self._revision, self._attempt = claim, seen.revision, attempt
+        self._live = {one.key: one.live for one in seen.grants}
+
     async def wait(self, until: float) -> values.Notification | None:
-        request = {"create_request": {"key": packed(lock_key(self.name)), "start_revision": self.revision + 1}}
-        watch = self._client.stream("/v3/watch", request, until)
+        start, end = records.all_grants(self._claim.name)
+        watched = {"key": packed(start), "range_end": packed(end), "start_revision": self._revision + 1}
+        watch = self._client.stream("/v3/watch", {"create_request": watched}, until)
         try:
             async for part in watch:
-                freed = False
+                was_admitted = self._is_admitted()
                 for event in part.get("result", {}).get("events", ()):
-                    record = Record.of(event["kv"])
-                    self.revision = max(self.revision, record.changed)
-                    freed = event.get("type") == "DELETE"
-                    if record.value == self._holder.encode():
-                        return values.GrantNotification(self.attempt, record.changed)
-                if freed or self._runtime.now() >= until:
-                    return None  # if free: the next request grants the lock to the first waiter
+                    granted = self._apply(Record.of(event["kv"]), event.get("type") == "DELETE")
+                    if granted is not None:
+                        return granted
+                if self._is_admitted() and not was_admitted:
+                    return None  # the next request serves the queue
+                if self._runtime.now() >= until:
+                    return None
         finally:
             await watch.aclose()
         if self._runtime.now() < until:
             raise StoreUnavailable("etcd ended the watch for a grant. The ticket is kept; the next request retries.")
         return None
+
+    def _is_admitted(self) -> bool:
+        """Whether the claim would be admitted if it were first."""
+        return admit(self._live.values(), self._claim) is not None
+
+    def _apply(self, record: Record, is_deletion: bool) -> values.GrantNotification | None:
+        self._revision = max(self._revision, record.changed)
+        if is_deletion:
+            self._live.pop(record.key, None)
+            return None
+        live = self._live[record.key] = record.live
+        if record.holder != self._holder:
+            return None
+        fence = fence_at(record.changed) if live.mode is Mode.EXCLUSIVE else record.shared_fence
+        return values.GrantNotification(self._attempt, fence, live.slots)
 
     def close(self) -> None:
         self._boxes.pop(self._holder, None)
@@ -231,7 +139,7 @@ class EtcdStore(Store):
     """`_leases` has the etcd lease of a holder if it is not the first one."""
 
     grace = 0.3
-    capabilities = Capabilities()
+    capabilities = Capabilities(readers=True, permits=True, batches=True)
 
     def __init__(self, client: EtcdClient, runtime: Runtime) -> None:
         self._client = client
@@ -246,73 +154,171 @@ class EtcdStore(Store):
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         for _ in range(ROUNDS):
             seen = await self._read(claim.name, until, claim.holder)
-            if seen.lock is not None and seen.holder == claim.holder:
-                renewal = Renewal(claim.name, claim.holder, claim.ttl)
-                ttl = await self._keep_alive(seen.lock.lease, until)
-                if ttl and seen.fence is not None and await self._ensure_ttl(renewal, ttl, until):
-                    return Granted(seen.fence)
-            elif seen.lock is None:
-                granted = await self._grant_free(claim, seen, until)
-                if granted is not None:
-                    return granted
-            elif enqueue is None:
-                return Taken(await self._ttl_left(seen.lock.lease, until))
-            else:
-                queued = await self._enqueue(claim, enqueue, seen, seen.lock, until)
-                if queued is not None:
-                    return queued
+            answer = await self._answer(claim, enqueue, seen, until)
+            if answer is not None:
+                return answer
         raise _too_busy(claim.name)
 
-    async def _grant_free(self, claim: Claim, seen: Snapshot, until: float) -> Granted | None:
-        """Grant a free lock to the claim if no other waiter is first, else to that waiter."""
+    async def _answer(self, claim: Claim, enqueue: Enqueue | None, seen: Snapshot, until: float) -> Answer | None:
+        """Act on what was read; None if the lock must be read again."""
+        own = seen.grant_of(claim.holder)
+        if own is not None:
+            return await self._repeated(claim, seen, own, until)
+        if seen.own is None:
+            refuse_other_mode(seen.live, claim)
         head = seen.queue[0] if seen.queue else None
-        if head is not None and head.waiter != claim.holder:
-            await self._hand_off(claim.name, [is_free(claim.name)], head, until)
+        is_first = head is None or head.holder == claim.holder
+        slots = admit(seen.live, claim, queued_before=not is_first)
+        if slots is not None:
+            return await self._grant(claim, slots, seen, until)
+        if head is not None and not is_first and admit(seen.live, head.claim) is not None:
+            await self._serve(claim.name, until)
             return None
-        lease = await self._lease(claim.holder, claim.ttl, until)
-        is_first = has_no_waiters(claim.name) if head is None else is_unchanged(head)
-        conditions = [is_free(claim.name), is_first]
-        return await self._grant(claim.name, conditions, claim.holder, claim.owner, lease, until)
+        if enqueue is None:
+            return Taken(await self._free_in(claim, seen, until))
+        return await self._enqueue(claim, enqueue, seen, until)
 
-    async def _enqueue(
-        self, claim: Claim, enqueue: Enqueue, seen: Snapshot, lock: Record, until: float
-    ) -> Queued | None:
+    async def _repeated(self, claim: Claim, seen: Snapshot, own: Record, until: float) -> Granted | None:
+        """The answer to a claim that was granted before: the same grant, for the full ttl from now."""
+        renewal = Renewal(claim.name, claim.holder, claim.ttl, shared=own.mode is not Mode.EXCLUSIVE)
+        renewed = await self.renew([renewal], until)
+        return seen.granted(own) if renewed[0] else None
+
+    async def _grant(self, claim: Claim, slots: tuple[int, ...], seen: Snapshot, until: float) -> Granted | None:
+        """Grant a claim that is admitted. Its own ticket is first in the queue, or the queue is empty."""
+        lease = await self._lease(claim.holder, claim.ttl, until)
+        conditions, writes = records.granting(seen, [Admitted(claim, slots, lease, seen.own)])
+        if seen.own is None:
+            conditions.append(records.no_waiter_added(seen))
+        revision = await self._write(claim.name, conditions, writes, until)
+        if revision is None:
+            return None
+        if claim.weight and seen.waiting > 1:
+            await self._serve(claim.name, until)  # the next waiters may enter together with this one
+        return Granted(fence_at(revision), slots=slots)
+
+    async def _enqueue(self, claim: Claim, enqueue: Enqueue, seen: Snapshot, until: float) -> Queued | None:
+        """Write the ticket, and read the lock in the same transaction: a release before it is not missed."""
         lease = await self._lease(claim.holder, claim.ttl, until)
         since = wall_clock() if seen.own is None else seen.own.fields.get("since", wall_clock())
-        value = encoded(owner=claim.owner, since=since, attempt=enqueue.attempt)
-        entry = put(wait_key(claim.name, claim.holder), value, lease)
-        revision = await self._write(claim.name, [is_unchanged(lock)], [entry], until)
-        if revision is None:
+        value = encoded(
+            owner=claim.owner,
+            since=since,
+            attempt=enqueue.attempt,
+            ttl=claim.ttl,
+            weight=claim.weight,
+            limit=claim.limit,
+        )
+        name, key = claim.name, wait_key(claim.name, claim.holder)
+        grant_key = records.grant_key(name, claim.mode, claim.holder)
+        there = next((one for one in seen.grants if one.key == grant_key), None)
+        conditions = [records.is_at(key, seen.own), records.is_at(grant_key, there)]
+        operations = [records.put(key, value, lease), *records.lock_reads(name, claim.holder, 1)]
+        reply = await self._transact(name, conditions, operations, until)
+        if not reply.get("succeeded"):
+            return None
+        after = records.snapshot_in(name, int(reply["header"]["revision"]), reply["responses"][1:])
+        if after.own is None or admit(after.live, after.queue[0].claim) is not None:
             return None
         box = self._boxes.get(claim.holder)
         if box is not None:
-            box.name, box.revision, box.attempt = claim.name, revision, enqueue.attempt
-        first = not seen.queue or seen.queue[0].waiter == claim.holder
-        position = 0 if first else max(1, seen.waiting - (seen.own is not None))
-        ticket = revision if seen.own is None else seen.own.created
-        return Queued(ticket, position, await self._ttl_left(lock.lease, until))
+            box.queued(claim, after, enqueue.attempt)
+        position = 0 if after.queue[0].holder == claim.holder else max(1, after.waiting - 1)
+        return Queued(after.own.created, position, await self._free_in(claim, after, until))
 
-    async def _grant(
-        self, name: str, conditions: Operations, holder: str, owner: str, lease: int, until: float
-    ) -> Granted | None:
-        """Grant the lock to `holder` if all conditions hold. The revision is the fence."""
-        writes = [
-            put(lock_key(name), holder.encode(), lease),
-            put(meta_key(name), encoded(owner=owner, since=wall_clock(), fence=None), lease),
-            delete(wait_key(name, holder)),
-        ]
-        revision = await self._write(name, conditions, writes, until)
-        return None if revision is None else Granted(revision)
+    async def _free_in(self, claim: Claim, seen: Snapshot, until: float) -> float | None:
+        """In how many seconds expired grants may let the claim in, at the latest."""
+        exclusive = next((one for one in seen.grants if one.mode is Mode.EXCLUSIVE), None)
+        if exclusive is not None:
+            return await self._ttl_left(exclusive.lease, until)
+        return free_at(seen.live, claim)
 
-    async def _hand_off(self, name: str, conditions: Operations, head: Record, until: float) -> bool:
-        """Grant the lock to the first waiter if the conditions hold. Remove the waiter if its lease has expired."""
-        try:
-            owner = str(head.fields.get("owner", ""))
-            conditions = [*conditions, is_unchanged(head)]
-            return await self._grant(name, conditions, head.waiter, owner, head.lease, until) is not None
-        except LeaseExpired:
-            await self._transact(name, [is_unchanged(head)], [delete(head.key)], until)
+    async def _change(
+        self, name: str, holder: str, until: float, step_in: Callable[[Snapshot], Step | None]
+    ) -> Step | None:
+        """Execute the step that `step_in` finds, and grant to the waiters that it admits, in one transaction.
+
+        None if there is nothing to do.
+        """
+        most, batch = 2, BATCH
+        for _ in range(ROUNDS):
+            seen = await self._read(name, until, holder, most)
+            step = step_in(seen)
+            if step is None:
+                return None
+            heads = step.heads(seen)[:batch]
+            more_follow = len(heads) == batch or step.admits_unread(seen, heads)
+            if more_follow and most < BATCH:
+                most = BATCH
+                continue
+            if not heads and step == Step():
+                return step
+            try:
+                done = await self._write(name, *step.transaction(seen, heads), until)
+            except LeaseExpired:
+                if not heads:
+                    raise
+                if batch == 1:
+                    await self._remove_ticket(heads[0], until)
+                batch = 1  # find the waiter without a lease
+                continue
+            if done is not None:
+                if more_follow:
+                    await self._serve(name, until)
+                return step
+        raise _too_busy(name)
+
+    async def _serve(self, name: str, until: float) -> None:
+        """Grant from the head of the queue while it is admitted."""
+        await self._change(name, "", until, lambda seen: Step())
+
+    async def _remove_ticket(self, head: Admitted, until: float) -> None:
+        if head.ticket is not None:
+            conditions = [records.is_unchanged(head.ticket)]
+            await self._transact(head.claim.name, conditions, [records.delete(head.ticket.key)], until)
+
+    async def acquire_all(self, claims: Sequence[Claim], until: float) -> list[Granted] | None:
+        if len(claims) > MOST_AT_ONCE:
+            return None
+        for _ in range(ROUNDS):
+            locks = await self._read_all(claims, until)
+            conditions: Operations = []
+            writes: Operations = []
+            found: list[Granted | tuple[int, ...]] = []
+            for claim, seen in zip(claims, locks, strict=True):
+                own = seen.grant_of(claim.holder)
+                if own is None:
+                    refuse_other_mode(seen.live, claim)
+                slots = admit(seen.live, claim, queued_before=bool(seen.queue))
+                granted = None if own is None else await self._repeated(claim, seen, own, until)
+                if granted is None and slots is None:
+                    return None
+                found.append(granted or slots or ())
+            for claim, seen, one in zip(claims, locks, found, strict=True):
+                if not isinstance(one, Granted):
+                    lease = await self._lease(claim.holder, claim.ttl, until)
+                    needed, puts = records.granting(seen, [Admitted(claim, one, lease)])
+                    conditions += [*needed, records.no_waiter_added(seen)]
+                    writes += puts
+            revision = await self._write(claims[0].name, conditions, writes, until)
+            if revision is not None:
+                return [one if isinstance(one, Granted) else Granted(fence_at(revision), slots=one) for one in found]
+        raise _too_busy(claims[0].name)
+
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        renewal = Renewal(claim.name, claim.holder, claim.ttl, shared=True)
+        if not (await self.renew([renewal], until))[0]:
             return False
+
+        def to_reader(seen: Snapshot) -> Step | None:
+            own = seen.grant_of(claim.holder)
+            if own is None:
+                return None
+            if own.mode is not Mode.EXCLUSIVE:
+                return Step()
+            return Step(own, records.reader_after(seen, own, claim.ttl))
+
+        return await self._change(claim.name, claim.holder, until, to_reader) is not None
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
         answers: list[bool] = []
@@ -320,18 +326,32 @@ class EtcdStore(Store):
             batch = renewals[start : start + RENEWALS_PER_READ]
             leases = [self._lease_of(renewal.holder) for renewal in batch]
             ttls = [await self._keep_alive(lease, until) for lease in leases]
-            reads = [get(lock_key(renewal.name)) for renewal in batch]
-            responses = (await self._transact(batch[0].name, [], reads, until))["responses"]
-            locks = [record_in(response["response_range"]) for response in responses]
-            for renewal, lease, ttl, lock in zip(batch, leases, ttls, locks, strict=True):
-                if lock is None or lock.value != renewal.holder.encode() or not lock.lease:
+            grants = await self._read_grants(batch, until)
+            for renewal, lease, ttl, grant in zip(batch, leases, ttls, grants, strict=True):
+                if grant is None or not grant.lease:
                     answers.append(False)
-                elif lock.lease != lease:  # the reply to the change of its ttl was lost
-                    self._leases[renewal.holder] = lock.lease
+                elif grant.lease != lease:  # the reply to the change of its ttl was lost
+                    self._leases[renewal.holder] = grant.lease
                     answers += await self.renew([renewal], until)
                 else:
                     answers.append(ttl > 0 and await self._ensure_ttl(renewal, ttl, until))
         return answers
+
+    async def _read_grants(self, renewals: Sequence[Renewal], until: float) -> list[Record | None]:
+        """The grant of each renewal. A shared one may still be exclusive, if its holder is about to downgrade."""
+        modes = [tuple(Mode) if renewal.shared else (Mode.EXCLUSIVE,) for renewal in renewals]
+        reads = [
+            records.get(records.grant_key(renewal.name, mode, renewal.holder))
+            for renewal, possible in zip(renewals, modes, strict=True)
+            for mode in possible
+        ]
+        reply = await self._transact(renewals[0].name, [], reads, until)
+        found = iter([record_in(response["response_range"]) for response in reply["responses"]])
+        grants: list[Record | None] = []
+        for renewal, possible in zip(renewals, modes, strict=True):
+            theirs = [next(found) for _ in possible]
+            grants.append(next((one for one in theirs if one is not None and one.holder == renewal.holder), None))
+        return grants
 
     async def _ensure_ttl(self, renewal: Renewal, lease_ttl: int, until: float) -> bool:
         """Move the grant to a new etcd lease if the ttl differs: a lease cannot change its ttl. The fence stays."""
@@ -339,80 +359,85 @@ class EtcdStore(Store):
             return True
         reply = await self._client.call("/v3/lease/grant", {"ID": 0, "TTL": ceil(renewal.ttl)}, until)
         lease = int(reply["ID"])  # etcd chose it
-        seen = await self._read(renewal.name, until)
-        if seen.meta is None:
-            return False
-        fields = seen.meta.fields
-        since = fields.get("since", wall_clock())
-        meta = encoded(owner=fields.get("owner", ""), since=since, fence=seen.fence)
-        writes = [put(lock_key(renewal.name), renewal.holder.encode(), lease), put(meta_key(renewal.name), meta, lease)]
-        conditions = [is_held_by(renewal.name, renewal.holder), is_unchanged(seen.meta)]
-        if await self._write(renewal.name, conditions, writes, until) is None:
-            return False
-        self._leases[renewal.holder] = lease
-        return True
+        for _ in range(ROUNDS):
+            seen = await self._read(renewal.name, until)
+            own = seen.grant_of(renewal.holder)
+            if own is None or seen.fence_of(own) is None:
+                return False
+            conditions, writes = records.moved(seen, own, lease, renewal.ttl)
+            if await self._write(renewal.name, conditions, writes, until) is not None:
+                self._leases[renewal.holder] = lease
+                return True
+        raise _too_busy(renewal.name)
 
     async def release(self, name: str, holder: str, until: float) -> bool:
-        released = await self._end_grant(name, holder, until)
-        if not released:
-            await self._transact(name, [], [delete(wait_key(name, holder))], until)
-        await self._end_lease(holder, until)
-        return released
+        def end(seen: Snapshot) -> Step | None:
+            own = seen.grant_of(holder) or seen.own
+            return None if own is None else Step(own)
 
-    async def _end_grant(self, name: str, holder: str, until: float) -> bool:
-        """End the grant of `holder`, and hand the lock off in the same transaction. False if it was not held."""
-        for _ in range(ROUNDS):
-            seen = await self._read(name, until)
-            if seen.holder != holder or seen.lock is None:
-                return False
-            conditions = [is_unchanged(seen.lock)]
-            if seen.queue:
-                if await self._hand_off(name, conditions, seen.queue[0], until):
-                    return True
-                continue
-            writes = [delete(lock_key(name)), delete(meta_key(name))]
-            if await self._write(name, [*conditions, has_no_waiters(name)], writes, until) is not None:
-                return True
-        raise _too_busy(name)
+        step = await self._change(name, holder, until, end)
+        await self._end_lease(holder, until)
+        return step is not None and step.ended is not None and not step.ended.is_ticket
 
     async def force_release(self, name: str, holder: str, until: float) -> bool:
-        seen = await self._read(name, until)
-        if seen.holder is None or clean(seen.holder) != holder:
-            return False
-        return await self._end_grant(name, seen.holder, until)
+        def end(seen: Snapshot) -> Step | None:
+            theirs = next((one for one in seen.grants if clean(one.holder) == holder), None)
+            return None if theirs is None else Step(theirs)
+
+        return await self._change(name, "", until, end) is not None
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
-        seen = await self._read(claim.name, until)
-        if seen.lock is not None and seen.holder == claim.holder and seen.fence is not None:
-            return Granted(seen.fence) if await self._keep_alive(seen.lock.lease, until) else None
-        if seen.holder != old_holder:
-            return None
-        lease = await self._lease(claim.holder, claim.ttl, until)
-        conditions = [is_held_by(claim.name, old_holder)]
-        granted = await self._grant(claim.name, conditions, claim.holder, claim.owner, lease, until)
-        if granted is None:
-            await self._end_lease(claim.holder, until)
-        return granted
+        for _ in range(ROUNDS):
+            seen = await self._read(claim.name, until)
+            own, old = seen.grant_of(claim.holder), seen.grant_of(old_holder)
+            if own is not None:
+                return await self._repeated(claim, seen, own, until)
+            if old is None or old.mode is not claim.mode:
+                return None
+            lease, slots = await self._lease(claim.holder, claim.ttl, until), old.live.slots
+            writes = records.grant_writes(claim, slots, lease)
+            if claim.weight:
+                writes.append(records.delete(old.key))
+            revision = await self._write(claim.name, [records.is_unchanged(old)], writes, until)
+            if revision is not None:
+                return Granted(fence_at(revision), slots=slots)
+        raise _too_busy(claim.name)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         seen = await self._read(name, until, most=MOST_SHOWN)
+        return await self._info(seen, MOST_SHOWN, MOST_TTLS, until)
+
+    async def _info(self, seen: Snapshot, most: int, ttls: int, until: float) -> LockInfo:
+        """Describe a lock with `most` holders, and with the remaining ttl of the first `ttls` of them."""
         now = wall_clock()
-        waiters = tuple(values.WaiterInfo(clean(one.waiter), one.owner, one.age(now) or 0.0) for one in seen.queue)
-        info = LockInfo(name, fence=seen.fence, waiters=waiters, waiting=seen.waiting)
-        if seen.lock is None or seen.holder is None:
-            return info
-        ttl_left = await self._ttl_left(seen.lock.lease, until)
-        owner, held_for = (None, None) if seen.meta is None else (seen.meta.owner, seen.meta.age(now))
-        return info._replace(holders=(values.HolderInfo(clean(seen.holder), owner, seen.fence, held_for, ttl_left),))
+        grants = sorted(seen.grants, key=lambda one: seen.fence_of(one) or 0)
+        holders = []
+        for number, one in enumerate(grants[:most]):
+            live, about = one.live, one if one.mode is not Mode.EXCLUSIVE else seen.meta
+            left = await self._ttl_left(one.lease, until) if number < ttls else live.expires_at
+            owner, held_for = (None, None) if about is None else (about.owner, about.age(now))
+            fence = seen.fence_of(one)
+            holders.append(values.HolderInfo(clean(one.holder), owner, fence, held_for, left, live.mode, live.slots))
+        waiters = tuple(
+            values.waiter_info(one.claim._replace(holder=clean(one.holder)), one.owner, one.age(now) or 0.0)
+            for one in seen.queue
+        )
+        last = max((seen.fence_of(one) or 0 for one in grants), default=0)
+        return LockInfo(seen.name, tuple(holders), last or None, waiters, seen.waiting)
 
     async def listing(self, pattern: str, cursor: str, until: float) -> Page:
-        start = lock_key(cursor) + b"\0" if cursor else lock_key("")
+        start = lock_key(cursor) + b"\x01" if cursor else lock_key("")  # after the shared grants of the last name
         end = lock_key("")[:-1] + b"0"  # the character after the slash
         body = {"key": packed(start), "range_end": packed(end), "limit": PAGE, "keys_only": True}
         reply = await self._client.call("/v3/kv/range", body, until, "all locks")
-        found = [record.key[len(lock_key("")) :].decode("utf-8", "replace") for record in records_in(reply)]
-        infos = [await self.inspect(name, until) for name in found if fits(name, pattern)]
-        return Page(tuple(info._replace(waiters=()) for info in infos), found[-1] if reply.get("more") else "")
+        keys = [record.key[len(lock_key("")) :].partition(b"\0")[0] for record in records.records_in(reply)]
+        found = [key.decode("utf-8", "replace") for key in dict.fromkeys(keys)]
+        infos = []
+        for name in found:
+            if fits(name, pattern):
+                info = await self._info(await self._read(name, until), MOST_LISTED, 1, until)
+                infos.append(info._replace(waiters=()))
+        return Page(tuple(infos), found[-1] if reply.get("more") else "")
 
     async def facts(self, until: float) -> Facts:
         status = await self._client.call("/v3/maintenance/status", {}, until, "the server")
@@ -438,11 +463,18 @@ class EtcdStore(Store):
         self._client.reset()
 
     async def _read(self, name: str, until: float, own: str = "", most: int = 1) -> Snapshot:
-        reads = [get(lock_key(name)), get(meta_key(name)), get_queue(name, most), get(wait_key(name, own or "-"))]
-        reply = await self._transact(name, [], reads, until)
-        lock, meta, queue, mine = (response["response_range"] for response in reply["responses"])
-        waiting = int(queue.get("count", 0))
-        return Snapshot(record_in(lock), record_in(meta), records_in(queue), waiting, record_in(mine))
+        """Read a lock, with the waiter `own` and the first `most` waiters."""
+        reply = await self._transact(name, [], records.lock_reads(name, own, most), until)
+        return records.snapshot_in(name, int(reply["header"]["revision"]), reply["responses"])
+
+    async def _read_all(self, claims: Sequence[Claim], until: float) -> list[Snapshot]:
+        reads = [records.lock_reads(claim.name, claim.holder, 1) for claim in claims]
+        reply = await self._transact(claims[0].name, [], [one for each in reads for one in each], until)
+        revision, found = int(reply["header"]["revision"]), iter(reply["responses"])
+        return [
+            records.snapshot_in(claim.name, revision, [next(found) for _ in each])
+            for claim, each in zip(claims, reads, strict=True)
+        ]
 
     def _lease_of(self, holder: str) -> int:
         return self._leases.get(holder) or lease_of(holder)
