@@ -14,7 +14,7 @@ from lockfast.runtime.base import run
 from lockfast.stores.redis.protocol.error_replies import code_of
 from lockfast.stores.redis.protocol.resp import Reader, ReplyError, pack
 from lockfast.stores.redis.store import RedisStore
-from lockfast.values import Claim, Enqueue, LockInfo, Queued, Renewal, Taken
+from lockfast.values import Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken
 from tests.conftest import require
 from tests.support.servers import KINDS, Server
 from tests.support.waiting import until
@@ -22,7 +22,8 @@ from verify.virtual_server import Replica, VirtualRedis
 
 NAMES = ("door", "gate{1}")
 HOLDERS = ("ann", "bob", "cy")
-MORE = ("force_release", "listing", "reassert")
+MORE = ("force_release", "listing", "reassert", "downgrade", "acquire_all", "renew_shared")
+SHAPES_OF_CLAIMS = ((0, 0), (0, 0), (1, 0), (1, 2), (2, 3), (9, 12))  # weight and limit
 Exchange = Callable[[bytes], Any]
 
 
@@ -142,13 +143,17 @@ class Normal:
             return "queued", self.moment(value.ticket), value.position, value.ttl_left is None
         if isinstance(value, Taken):
             return "taken", value.ttl_left is None
-        if isinstance(value, list) and value and isinstance(value[0], LockInfo):
-            return [(one.name, *self.answer(one)) for one in value]
+        if isinstance(value, list):
+            return [self.answer(one) for one in value]
         if isinstance(value, LockInfo):
-            waiters = tuple((one.holder, one.owner) for one in value.waiters)
-            return value.holder, value.owner, self.moment(value.fence), value.ttl_left is None, waiters, value.waiting
-        if hasattr(value, "fence"):
-            return "granted", self.moment(value.fence)
+            waiters = tuple((one.holder, one.owner, one.mode, one.permits) for one in value.waiters)
+            holders = tuple(
+                (one.holder, one.owner, self.moment(one.fence), one.ttl_left is None, one.mode, one.slots)
+                for one in value.holders
+            )
+            return value.name, holders, self.moment(value.fence), waiters, value.waiting
+        if isinstance(value, Granted):
+            return "granted", self.moment(value.fence), value.slots
         if isinstance(value, Exception):
             return type(value).__name__
         return value
@@ -175,9 +180,10 @@ def operations(seed: int, length: int = 60, ttls: tuple[float, ...] = (20.0, 50.
                 "flush",
                 *MORE,
             ),
-            (3, 8, 6, 2, 1, 2, 2, 3, 1, 0.3, 0.3, 2, 1, 2),
+            (3, 8, 6, 2, 1, 2, 2, 3, 1, 0.3, 0.3, 2, 1, 2, 2, 2, 3),
         )[0]
-        found.append((kind, name, holder, ttl, randomness.choice(HOLDERS), randomness.randrange(1, 5)))
+        other, shape = randomness.choice(HOLDERS), randomness.choice(SHAPES_OF_CLAIMS)
+        found.append((kind, name, holder, ttl, other, randomness.randrange(1, 5), shape))
     return found
 
 
@@ -186,9 +192,10 @@ def play(server: Any, todo: list[tuple[Any, ...]]) -> Iterator[Any]:
     store = RedisStore(DirectWire(server.execute), NoInbox())
     normal = Normal()
     tickets: dict[tuple[str, str], int] = {}
-    for kind, name, holder, ttl, other, attempt in todo:
+    for kind, name, holder, ttl, other, attempt, shape in todo:
+        claim = Claim(name, holder, ttl, f"host:7:{holder}", weight=shape[0], limit=shape[1])
         try:
-            reply = _one(server, store, tickets, kind, name, holder, ttl, other, attempt)
+            reply = _one(server, store, tickets, kind, claim, other, attempt)
         except Exception as error:
             reply = error
         if isinstance(reply, Queued):
@@ -201,13 +208,11 @@ def _one(
     store: RedisStore,
     tickets: dict[tuple[str, str], int],
     kind: str,
-    name: str,
-    holder: str,
-    ttl: float,
+    claim: Claim,
     other: str,
     attempt: int,
 ) -> Any:
-    claim = Claim(name, holder, ttl, f"host:7:{holder}")
+    name, holder, ttl = claim.name, claim.holder, claim.ttl
     if kind == "try":
         return run(store.acquire(claim, None, 0.0))
     if kind == "queue":
@@ -217,6 +222,12 @@ def _one(
         return run(store.release(name, holder, 0.0))
     if kind == "renew":
         return run(store.renew([Renewal(one, holder, ttl) for one in NAMES], 0.0))
+    if kind == "renew_shared":
+        return run(store.renew([Renewal(one, holder, ttl, attempt == 1, shared=True) for one in NAMES], 0.0))
+    if kind == "downgrade":
+        return run(store.downgrade(claim, 0.0))
+    if kind == "acquire_all":
+        return run(store.acquire_all([claim._replace(name=one) for one in NAMES], 0.0))
     if kind == "adopt":
         return run(store.adopt(claim, other, 0.0))
     if kind == "reassert":
@@ -259,27 +270,38 @@ def test_lock_operations_give_equal_replies(real: SocketServer) -> None:
 def test_expired_keys_are_gone_on_both(real: SocketServer) -> None:
     """Short ttls and real sleeps: leases, tickets and dead waiters expire."""
     todo: list[tuple[Any, ...]] = [
-        ("listen", "door", "bob", 0, "", 0),
-        ("listen", "door", "cy", 0, "", 0),
-        ("try", "door", "ann", 0.04, "", 1),
-        ("queue", "door", "bob", 0.04, "", 1),
-        ("queue", "door", "cy", 5.0, "", 1),
-        ("sleep", "door", "", 0.06, "", 0),
-        ("inspect", "door", "ann", 1.0, "", 0),
-        ("release", "door", "ann", 0.04, "", 0),
-        ("inspect", "door", "ann", 1.0, "", 0),
-        ("queue", "door", "bob", 0.04, "", 3),
-        ("release", "door", "cy", 1.0, "", 0),
-        ("inspect", "door", "ann", 1.0, "", 0),
-        ("sleep", "door", "", 0.06, "", 0),
-        ("try", "door", "ann", 0.04, "", 1),
-        ("sleep", "door", "", 0.06, "", 0),
-        ("renew", "door", "ann", 1.0, "", 0),
-        ("adopt", "door", "bob", 1.0, "ann", 0),
-        ("queue", "door", "cy", 0.04, "", 2),
-        ("queue", "door", "ann", 0.04, "", 2),
-        ("sleep", "door", "", 0.06, "", 0),
-        ("inspect", "door", "ann", 1.0, "", 0),
+        ("listen", "door", "bob", 0, "", 0, (0, 0)),
+        ("listen", "door", "cy", 0, "", 0, (0, 0)),
+        ("try", "door", "ann", 0.04, "", 1, (0, 0)),
+        ("queue", "door", "bob", 0.04, "", 1, (0, 0)),
+        ("queue", "door", "cy", 5.0, "", 1, (0, 0)),
+        ("sleep", "door", "", 0.06, "", 0, (0, 0)),
+        ("inspect", "door", "ann", 1.0, "", 0, (0, 0)),
+        ("release", "door", "ann", 0.04, "", 0, (0, 0)),
+        ("inspect", "door", "ann", 1.0, "", 0, (0, 0)),
+        ("queue", "door", "bob", 0.04, "", 3, (0, 0)),
+        ("release", "door", "cy", 1.0, "", 0, (0, 0)),
+        ("inspect", "door", "ann", 1.0, "", 0, (0, 0)),
+        ("sleep", "door", "", 0.06, "", 0, (0, 0)),
+        ("try", "door", "ann", 0.04, "", 1, (0, 0)),
+        ("sleep", "door", "", 0.06, "", 0, (0, 0)),
+        ("renew", "door", "ann", 1.0, "", 0, (0, 0)),
+        ("adopt", "door", "bob", 1.0, "ann", 0, (0, 0)),
+        ("queue", "door", "cy", 0.04, "", 2, (0, 0)),
+        ("queue", "door", "ann", 0.04, "", 2, (0, 0)),
+        ("sleep", "door", "", 0.06, "", 0, (0, 0)),
+        ("inspect", "door", "ann", 1.0, "", 0, (0, 0)),
+        ("listen", "door", "bob", 0, "", 0, (0, 0)),
+        ("try", "door", "ann", 0.04, "", 1, (2, 3)),
+        ("try", "door", "dan", 0.2, "", 1, (1, 3)),
+        ("queue", "door", "bob", 5.0, "", 1, (2, 3)),
+        ("sleep", "door", "", 0.06, "", 0, (0, 0)),
+        ("inspect", "door", "ann", 1.0, "", 0, (0, 0)),
+        ("release", "door", "ann", 1.0, "", 0, (0, 0)),
+        ("inspect", "door", "ann", 1.0, "", 0, (0, 0)),
+        ("renew_shared", "door", "bob", 0.01, "", 1, (0, 0)),
+        ("sleep", "door", "", 0.2, "", 0, (0, 0)),
+        ("inspect", "door", "ann", 1.0, "", 0, (0, 0)),
     ]
     assert list(play(real, todo)) == list(play(Virtual(), todo))
 
