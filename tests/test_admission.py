@@ -348,3 +348,41 @@ def test_scripts_and_memory_agree(shapes: str) -> None:
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+class TestEviction:
+    """The server may evict keys that have a ttl. Losing the keys beside a shared lock lets nobody in too early."""
+
+    @pytest.fixture(params=["g", "d", "s", "gd", "gds"])
+    def lost(self, request: pytest.FixtureRequest) -> list[bytes]:
+        keys = keys_of("door")
+        return [{"g": keys.grants, "d": keys.details, "s": keys.slots}[kind] for kind in request.param]
+
+    @pytest.mark.parametrize("held", [(1, 0), (3, 3)])
+    def test_others_stay_out_until_the_grant_ends(self, lost: list[bytes], held: tuple[int, int]) -> None:
+        both = Both()
+        holder = Claim("door", "ann", 10.0, "", weight=held[0], limit=held[1])
+        writer, newcomer = Claim("door", "bob", 10.0, ""), holder._replace(holder="cy")
+        assert isinstance(run(both.store.acquire(holder, None, 0.0)), Granted)
+        both.server.call("DEL", *lost)
+        for claim in (writer, newcomer)[: 2 if holder.limit else 1]:
+            assert isinstance(run(both.store.acquire(claim, None, 0.0)), Taken)
+        both.server.advance(10.002)
+        assert isinstance(run(both.store.acquire(writer, None, 0.0)), Granted)
+        assert run(both.store.release("door", "bob", 0.0))
+        granted = run(both.store.acquire(newcomer, None, 0.0))
+        assert isinstance(granted, Granted)
+        assert granted.slots == (0, 1, 2)[: holder.limit]
+        both.check_keys()
+
+
+def test_renewals_pass_over_foreign_data() -> None:
+    both = Both()
+    claims = [Claim(name, "ann", 10.0, "", weight=1) for name in NAMES]
+    for claim in claims:
+        run(both.store.acquire(claim, None, 0.0))
+    both.server.call("DEL", keys_of(NAMES[0]).grants)
+    both.server.call("SET", keys_of(NAMES[0]).grants, "other data")
+    both.server.call("DEL", NAMES[1])
+    both.server.call("HSET", NAMES[1], "field", "other data")
+    assert run(both.store.renew([Renewal(one, "ann", 20.0, shared=True) for one in NAMES], 0.0)) == [False, False, True]

@@ -62,6 +62,25 @@ class TestOutOfMemory:
         assert traces(server, "report") == []
         assert traces(server, "other") == []
 
+    def test_shared_leases_are_renewed_and_handed_off(self, server: Server, flavour: Flavour) -> None:
+        client, waiter = flavour.connect(server.url).warm_up(), flavour.connect(server.url).warm_up_inbox()
+        leases = [client.do(client.locks.semaphore("gpu", 4, permits=2, ttl=20).acquire) for _ in range(2)]
+        writer = client.do(client.locks.rwlock("config", ttl=20).writer.acquire)
+        waiting = waiter.start(lambda: waiter.locks.semaphore("gpu", 4, permits=3).acquire())
+        reading = waiter.start(waiter.locks.rwlock("config").reader.acquire)
+        await_queue(server, "gpu", 1)
+        await_queue(server, "config", 1)
+        server.raw("CONFIG", "SET", "maxmemory", "1")
+        client.renew(leases[0], 60)
+        client.do(writer.downgrade)
+        reader = reading.result(20)
+        client.renew(writer, 60)
+        assert [client.release(lease) for lease in leases] == [True, True]
+        permit = waiting.result(20)
+        assert permit.slots == (0, 1, 2)
+        assert [waiter.release(permit), waiter.release(reader), client.release(writer)] == [True, True, True]
+        assert traces(server, "gpu") == traces(server, "config") == []
+
     def test_acquire_waits_for_memory_until_its_timeout(self, server: Server, flavour: Flavour) -> None:
         client = flavour.connect(server.url).warm_up()
         server.raw("CONFIG", "SET", "maxmemory", "1")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,19 @@ class Use:
         self.step(lambda: self.first.release(lease))
         for future in waiting:
             self.take_over(future)
+        self.share()
+
+    def share(self) -> None:
+        """Two permits of a semaphore, and a writer that becomes a reader."""
+        clients = self.first, self.second
+        permits = [client.locks.semaphore(f"{self.name}:gpu", 2, ttl=TTL) for client in clients]
+        writer = self.first.locks.rwlock(f"{self.name}:config", ttl=TTL).writer
+        leases = [self.step(partial(self.first.do, partial(one.acquire, timeout=2))) for one in (*permits, writer)]
+        if leases[-1] is not None:
+            self.step(lambda: self.first.do(leases[-1].downgrade))
+        for lease in leases:
+            if lease is not None:
+                self.step(partial(self.first.release, lease))
 
     def queue_up(self, number: int) -> Future[Any]:
         future: Future[Any] = self.second.acquiring(self.name, timeout=2, ttl=TTL)

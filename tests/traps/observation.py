@@ -52,8 +52,8 @@ def nth(count: int, match: Match) -> Match:
 
 
 def companions(name: str) -> dict[str, str]:
-    """The other keys of a lock by suffix: metadata, queue, waiters."""
-    return {kind: f"lockfast:{{{name}}}:{kind}" for kind in "mqw"}
+    """The other keys of a lock by suffix: metadata, queue, waiters; grants, details and slots of shared claims."""
+    return {kind: f"lockfast:{{{name}}}:{kind}" for kind in "mqwgds"}
 
 
 def queue_length(server: Server, name: str) -> int:
@@ -66,9 +66,9 @@ def await_queue(server: Server, name: str, length: int, timeout: float = LONG) -
 
 
 def traces(server: Server, name: str) -> list[str]:
-    """The keys of a lock that exist and would keep others out: its own, its queue, its waiters."""
+    """The keys of a lock that exist, except for the metadata, which keep nobody out."""
     aux = companions(name)
-    return [key for key in (name, aux["q"], aux["w"]) if server.raw("EXISTS", key)]
+    return [key for key in (name, *(aux[kind] for kind in "qwgds")) if server.raw("EXISTS", key)]
 
 
 def await_nothing_left(server: Server, name: str, timeout: float = LONG) -> None:

@@ -259,7 +259,7 @@ class Space:
             values.HolderInfo(
                 one.holder, decode(one.owner), one.fence, now - one.since, one.expires_at - now, one.mode, one.slots
             )
-            for one in self._held(name, now).values()
+            for one in sorted(self._held(name, now).values(), key=lambda one: one.fence)
         )
         queue = [one for one in self._queues.get(name, []) if now < one.expires_at]
         waiters = tuple(

@@ -36,13 +36,14 @@ local function fit(held)
   return false
 end
 
--- The value of `lock` without expired grants, false if it is free.
+-- The value of `lock` without expired grants, false if it is free. If the server evicted `grants`, `lock` still keeps
+-- others out until it expires.
 local function live()
   local held = call('GET', lock)
   if not is_shared(held) then return held end
   local expired = call('ZRANGEBYSCORE', grants, '-inf', digits)
+  if #expired == 0 then return held end
   for _, holder in ipairs(expired) do drop(holder) end
-  if #expired == 0 and call('EXISTS', grants) == 1 then return held end
   return fit(held)
 end
 
@@ -51,14 +52,15 @@ local function admitted(held, weight, limit)
   if not held then return true end
   if weight == '0' then return false end
   if limit == '0' then return held == READ end
-  return held == PERMITS and call('BITCOUNT', slots) + weight <= tonumber(limit)
+  local used = held == PERMITS and call('BITCOUNT', slots) or 0
+  return used > 0 and used + weight <= tonumber(limit) -- none: the server evicted `slots`
 end
 
 -- In how many milliseconds expired grants may let a claim in: -1 if never.
 local function free_in(held, limit)
   if held ~= PERMITS or limit == '0' then return call('PTTL', lock) end
   local first = call('ZRANGE', grants, '0', '0', 'WITHSCORES')[2]
-  return first and math.max(0, math.ceil((first - now) / 1000)) or 0
+  return first and math.max(0, math.ceil((first - now) / 1000)) or call('PTTL', lock)
 end
 
 -- Keep a grant at least for that long. `lock` comes first: PEXPIRE needs no memory, see `_layout.lua`.

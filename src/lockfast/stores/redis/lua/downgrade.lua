@@ -19,7 +19,7 @@ if held == holder then
   call('DEL', lock, grants, details, slots)
   local held, weight, limit, list = false, '1', '0', '-'
   -- include _add_shared.lua
-elseif held == READ and call('HEXISTS', details, holder) == 1 then
+elseif held == READ and call('HGET', details, holder) then
   keep_shared(holder, ttl_ms)
 else
   return 0

@@ -13,7 +13,7 @@ local lock, meta, queue, waiters, grants, details, slots = unpack(KEYS)
 
 local held = live()
 if is_shared(held) then
-  if call('HEXISTS', details, ARGV[1]) == 0 then return 0 end
+  if not call('HGET', details, ARGV[1]) then return 0 end
   drop(ARGV[1])
   held = fit(held)
 elseif held == ARGV[1] then
