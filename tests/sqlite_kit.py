@@ -63,8 +63,10 @@ class Bed:
             self._runner.close()
 
 
-def claim(holder: str, *, name: str = "report", ttl: float = 10.0, label: str = "") -> Claim:
-    return Claim(name, holder, ttl, f"host:7:{label}")
+def claim(
+    holder: str, *, name: str = "report", ttl: float = 10.0, label: str = "", weight: int = 0, limit: int = 0
+) -> Claim:
+    return Claim(name, holder, ttl, f"host:7:{label}", weight=weight, limit=limit)
 
 
 class Waiter:

@@ -86,7 +86,7 @@ def test_invalid_lines_are_ignored(bed: Bed) -> None:
     bed.run(there.acquire(claim("one"), None, LONG))
     waiter = Waiter(bed, here, "two")
     waiter.request()
-    noise = b"\n\xff\xfe\ntwo 1\ntwo one 2\nstranger 1 2\ntwo 1 2 3\ntwo 1 last 2\ntwo 1 next x\n"
+    noise = b"\n\xff\xfe\ntwo 1\ntwo one 2\nstranger 1 2\ntwo 1 2 3 4\ntwo 1 2 x\ntwo 1 last 2\ntwo 1 next x\n"
     with (Path(f"{bed.path}-inbox") / waiter.box.address).open("wb", buffering=0) as end:
         end.write(noise)
     bed.run(there.release("report", "one", LONG))

@@ -13,6 +13,7 @@ from lockfast.stores.sqlite import transactions
 from lockfast.stores.sqlite.connection import SQL
 from lockfast.stores.sqlite.store import SqliteStore
 from lockfast.testing import contract
+from lockfast.testing import shared_contract as shared
 from lockfast.testing.contract import Bench, ContractBroken, run_check
 from verify.mutation import python, replaced
 
@@ -38,6 +39,10 @@ def rule(function: str, old: str, new: str, killed_by: Check) -> Mutant:
     return lambda: python(transactions, function, old, new), killed_by
 
 
+def method(function: str, old: str, new: str, killed_by: Check) -> Mutant:
+    return lambda: python(transactions.Lock, function, old, new), killed_by
+
+
 MUTANTS: dict[str, Mutant] = {
     "a held lock is granted": sql(
         "acquire_free",
@@ -51,7 +56,7 @@ MUTANTS: dict[str, Mutant] = {
         "",
         contract.expiry_hand_off,
     ),
-    "an expired lock stays taken": rule("_live", "or expires_at <= tx.now", "or False", contract.expiry_hand_off),
+    "an expired lock stays taken": rule("_grants", "if expires_at > tx.now", "if True", contract.expiry_hand_off),
     "anybody releases": sql("release_uncontended", "AND holder = ?", "AND ? IS NOT NULL", contract.release),
     "a release forgets the queue": sql(
         "release_uncontended",
@@ -66,38 +71,120 @@ MUTANTS: dict[str, Mutant] = {
         "set_expiry", "SET expires_at = ?", "SET expires_at = max(expires_at, ?)", contract.final_renewal
     ),
     "the queue is last in, first out": sql("head", "ORDER BY ticket", "ORDER BY ticket DESC", contract.queue_order),
-    "a position counts all waiters": sql("position", "ticket < ?", "? IS NOT NULL", contract.tickets),
+    "a position counts all waiters": sql(
+        "position", "(ticket, holder) < (?, ?)", "? IS NOT NULL AND ? IS NOT NULL", contract.tickets
+    ),
     "a repeated claim gets a new fence": rule(
         "acquire",
-        "return Granted(lock.fence)",
-        "return Granted(_grant(tx, claim, lock.fence))",
+        "return lock.renew(claim)\n    head",
+        "return lock.grant(claim, ())\n    head",
         contract.repeated_acquire,
     ),
     "a release does not hand off": rule(
-        "release", "if _grant_to_head(tx, name, lock.fence).holder is None:", "if True:", contract.hand_off
+        "release", "_serve(lock, notify=ours or head.claim.holder == holder)", "pass", contract.hand_off
     ),
-    "anybody adopts": rule("adopt", "or lock.holder != old_holder", "", contract.adoption),
+    "anybody adopts": rule(
+        "adopt", "lock.grants.get(old_holder)", "next(iter(lock.grants.values()), None)", contract.adoption
+    ),
     "an adoption keeps the fence": rule(
         "adopt",
-        "Granted(_grant(tx, claim, lock.fence))",
-        "Granted(_grant(tx, claim, lock.fence) and lock.fence)",
+        "return lock.grant(claim, old.slots)",
+        "return lock.grant(claim, old.slots) and old.granted",
         contract.adoption,
     ),
-    "anybody is forced out": rule("force_release", "or lock.holder != holder", "", contract.force_release),
+    "anybody is forced out": rule(
+        "force_release",
+        "if holder not in lock.grants:",
+        "holder = next(iter(lock.grants), holder)\n    if holder not in lock.grants:",
+        contract.force_release,
+    ),
     "a forced release keeps the fence": rule(
-        "force_release", "fence = _next_fence(tx, lock.fence)", "fence = lock.fence", contract.force_release
+        "force_release", "lock.fence = _next_fence(tx, lock.fence)", "pass", contract.force_release
     ),
     "a dead waiter stops the queue": rule(
-        "_grant_to_head",
+        "_serve",
         "            if channel is None:\n                continue",
         "            if channel is None:\n                break",
         contract.unreachable_waiter,
     ),
     "the next waiter is not notified": rule(
-        "_grant_to_head", "_notify_head(tx, name, head.ttl)", "pass", contract.first_notification
+        "_serve", "            notify = True", "            notify = False", contract.first_notification
     ),
     "an earlier ticket is ignored": sql(
         "enqueue", "ticket = min(ticket, excluded.ticket)", "ticket = ticket", contract.tickets
+    ),
+    "all readers have one ttl": sql("renew_shared", "AND holder = ?", "AND ? IS NOT NULL", shared.shared_renewal),
+    "a new reader sets the ttl of all": method(
+        "grant",
+        "self._add_shared(grant)",
+        "self._add_shared(grant), self.tx.execute('UPDATE shared_grant SET expires_at = ?', grant[4:5])",
+        shared.shared_expiry,
+    ),
+    "permits are counted beside the grants": rule(
+        "_grants",
+        "return [_shared_grant(*shared) for shared in rows]",
+        "return vars(_grants).setdefault(name, []).extend(map(_shared_grant, *zip(*rows))) or vars(_grants)[name]",
+        shared.permits_and_slots,
+    ),
+    "a grant is not counted": rule(
+        "acquire", "slots = admit(lock.live, claim)", "slots = admit(lock.live[1:], claim)", shared.permits_and_slots
+    ),
+    "an expired reader is shown": sql("shared_grants", "AND expires_at > ?", "AND ? IS NOT NULL", shared.shared_expiry),
+    "a reader overtakes a waiting writer": rule(
+        "acquire", "queued_before=lock.head() is not None", "queued_before=False", shared.waiting_writer_stops_readers
+    ),
+    "several at once overtake a waiting writer": rule(
+        "acquire_all",
+        "queued_before=lock.head() is not None",
+        "queued_before=False",
+        shared.several_behind_a_queue,
+    ),
+    "several at once are granted in part": rule("acquire_all", "return None", "continue", shared.several_at_once),
+    "a mutex is granted beside readers": sql(
+        "acquire_free",
+        "AND NOT EXISTS (SELECT 1 FROM shared_grant WHERE shared_grant.name = excluded.name)",
+        "",
+        shared.readers_together,
+    ),
+    "a slot is reused while it is live": method(
+        "grant",
+        "self._add_shared(grant)",
+        "self._add_shared(grant._replace(slots=slots[:1]))",
+        shared.permits_and_slots,
+    ),
+    "a downgrade lets a writer in": rule(
+        "_serve", "slots = admit(lock.live, claim)", "slots = admit([], claim)", shared.downgrade_serves_the_queue
+    ),
+    "a downgrade does not serve the queue": rule(
+        "downgrade", "_serve(lock)", "pass", shared.downgrade_serves_the_queue
+    ),
+    "a downgrade gets a new fence": method(
+        "downgrade",
+        "grant._replace(mode=Mode.READ",
+        "grant._replace(fence=grant.fence + 1, mode=Mode.READ",
+        shared.downgrade,
+    ),
+    "a dead head blocks the readers behind it": rule(
+        "acquire",
+        "if slots is not None or any(one.mode is not Mode.EXCLUSIVE for one in lock.grants.values()):",
+        "if not lock.grants:",
+        shared.unreachable_head,
+    ),
+    "the departure of the head admits nobody": rule(
+        "release",
+        "_serve(lock, notify=ours or head.claim.holder == holder)",
+        "_serve(lock) if ours else None",
+        shared.departed_head,
+    ),
+    "one reader is let in at a time": rule(
+        "_serve", "if slots is None:\n            return", "return", shared.readers_in_one_batch
+    ),
+    "a release ends all readers": sql("release_shared", "AND holder = ?", "AND ? IS NOT NULL", shared.shared_release),
+    "an adopted permit moves to another slot": rule(
+        "adopt", "lock.grant(claim, old.slots)", "lock.grant(claim, (7,))", shared.shared_adoption
+    ),
+    "readers and permits are granted together": rule(
+        "acquire", "refuse_other_mode(lock.live, claim)", "pass", shared.other_mode_refused
     ),
 }
 

@@ -178,7 +178,7 @@ class Space:
             queue.append(waiter)
         elif enqueue.ticket is not None:
             waiter.ticket = min(waiter.ticket, enqueue.ticket)  # the earlier ticket counts
-        queue.sort(key=lambda one: one.ticket)
+        queue.sort(key=lambda one: (one.ticket, one.claim.holder))
         waiter.claim, waiter.address, waiter.attempt = claim, enqueue.address, enqueue.attempt
         waiter.expires_at = now + claim.ttl
         return waiter

@@ -27,7 +27,7 @@ else:
     import _sqlite3 as sqlite3
 
 APPLICATION_ID = 0x6C6F636B  # "lock": marks the file as ours in SQLite's header
-LAYOUT = 1
+LAYOUT = 2
 PAGE_BYTES = 1024
 LONG_LOG_BYTES = 262_144  # size of the write-ahead log from which a short command copies it into the file
 
@@ -145,6 +145,7 @@ def _void_earlier_boots(path: str, boot: str) -> None:
             connection.execute("BEGIN IMMEDIATE")
             if _stored_boot(connection) != boot:
                 connection.execute(SQL["void_grants"])
+                connection.execute(SQL["void_shared_grants"])
                 connection.execute(SQL["void_waiters"])
                 connection.execute(SQL["set_boot"], (boot,))
     except sqlite3.OperationalError as error:

@@ -7,8 +7,9 @@ Rules:
 
 - The pipe is created with the first mailbox and serves all later ones. Lines stay in it until a waiter reads, so an
   open mailbox without a waiting thread or task misses nothing.
-- A line is `holder attempt fence` for a grant or `holder attempt next ttl_left`, short enough for an atomic write. A
-  line for a holder without a mailbox is dropped: that acquisition has ended, and cleans up after itself.
+- A line is `holder attempt fence` or `holder attempt fence slots` for a grant, else `holder attempt next ttl_left`. It
+  is short enough for an atomic write: instead of very many slots, the waiter is told to poll for its grant. A line for
+  a holder without a mailbox is dropped: that acquisition has ended, and cleans up after itself.
 - Opening a pipe for writing fails at once if it has no reader. This detects a dead process, however it died, as long as
   no other process keeps the reading end: a forked child closes its copy.
 - The reader also keeps a writing end open; otherwise it would read "end of file" in a loop after the last writer.
@@ -117,11 +118,13 @@ def open_channel(folder: str, address: str) -> PipeChannel | None:
 
 def encode(holder: str, notification: Notification) -> bytes:
     match notification:
-        case GrantNotification(fence=fence):
-            content = str(fence)
-        case FirstNotification(ttl_left=ttl_left):
-            content = f"next {ttl_left}"
-    return f"{holder} {notification.attempt} {content}\n".encode("ascii")
+        case GrantNotification(attempt, fence, slots):
+            line = f"{holder} {attempt} {fence} {','.join(map(str, slots))}".rstrip()
+            if len(line) < select.PIPE_BUF:
+                return f"{line}\n".encode("ascii")
+            return encode(holder, FirstNotification(attempt, 0.0))
+        case FirstNotification(attempt, ttl_left):
+            return f"{holder} {attempt} next {ttl_left}\n".encode("ascii")
 
 
 def decode(line: bytes) -> tuple[str, Notification] | None:
@@ -129,6 +132,8 @@ def decode(line: bytes) -> tuple[str, Notification] | None:
 
     >>> decode(b"moto 3 1700000000000000")
     ('moto', GrantNotification(attempt=3, fence=1700000000000000, slots=()))
+    >>> decode(b"moto 3 1700000000000000 0,2")
+    ('moto', GrantNotification(attempt=3, fence=1700000000000000, slots=(0, 2)))
     >>> decode(b"moto 3 next 1.5")
     ('moto', FirstNotification(attempt=3, ttl_left=1.5))
     >>> decode(b"") is decode(b"moto three 4") is None
@@ -136,10 +141,11 @@ def decode(line: bytes) -> tuple[str, Notification] | None:
     """
     with suppress(ValueError):
         match line.decode("ascii").split(" "):
-            case holder, attempt, fence:
-                return holder, GrantNotification(int(attempt), int(fence))
             case holder, attempt, "next", ttl_left:
                 return holder, FirstNotification(int(attempt), float(ttl_left))
+            case holder, attempt, fence, *rest if len(rest) < 2:
+                slots = tuple(int(slot) for part in rest for slot in part.split(","))
+                return holder, GrantNotification(int(attempt), int(fence), slots)
     return None
 
 

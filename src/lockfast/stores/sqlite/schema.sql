@@ -12,8 +12,8 @@ CREATE TABLE state (
 );
 INSERT INTO state (boot, swept) VALUES ('', '');
 
--- One row for each lock granted within about a day. The lock is free if holder is NULL or expires_at has passed. A free
--- row exists only for its fence; its expires_at is then the time of the last use.
+-- One row for each lock granted within about a day: its last fence, and its exclusive grant. The grant has ended if
+-- holder is NULL or expires_at has passed. If holder is NULL, expires_at is about the time of the last use.
 CREATE TABLE lock (
     name TEXT PRIMARY KEY,
     fence INTEGER NOT NULL,
@@ -23,9 +23,22 @@ CREATE TABLE lock (
     expires_at REAL NOT NULL
 ) WITHOUT ROWID;
 
+-- The grants of readers and of permits, one row each. slots has the indexes of the permits, separated by commas; it is
+-- empty for a reader. Live grants of one lock have the same mode. While a lock has rows here, its holder is NULL.
+CREATE TABLE shared_grant (
+    name TEXT NOT NULL,
+    holder TEXT NOT NULL,
+    fence INTEGER NOT NULL,
+    slots TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    since REAL NOT NULL,
+    expires_at REAL NOT NULL,
+    PRIMARY KEY (name, holder)
+) WITHOUT ROWID;
+
 -- The queue of each lock, ordered by ticket. address names the waiter's inbox and attempt its last request. That
--- request keeps the ticket until expires_at. fences is the number of fences that the grant reserves. No holder waits
--- for its own lock, and each name with waiters has a row in lock.
+-- request keeps the ticket until expires_at. fences is the number of fences that the grant reserves. weight and
+-- permit_limit are those of the claim. No holder waits for its own lock, and each name with waiters has a row in lock.
 CREATE TABLE waiter (
     name TEXT NOT NULL,
     ticket INTEGER NOT NULL,
@@ -35,6 +48,8 @@ CREATE TABLE waiter (
     ttl REAL NOT NULL,
     owner TEXT NOT NULL,
     fences INTEGER NOT NULL,
+    weight INTEGER NOT NULL,
+    permit_limit INTEGER NOT NULL,
     since REAL NOT NULL,
     expires_at REAL NOT NULL,
     PRIMARY KEY (name, ticket, holder)

@@ -275,7 +275,7 @@ class SqliteStore(Store):
     """Locks in the file at `path`. `flavour` must match the runtime: "threads" or "asyncio"."""
 
     grace = 0.08
-    capabilities = Capabilities(fence_blocks=True)
+    capabilities = Capabilities(fence_blocks=True, readers=True, permits=True, batches=True)
 
     def __init__(
         self,
@@ -314,11 +314,14 @@ class SqliteStore(Store):
             row = (claim.name, fence, claim.holder, claim.owner, now, now + claim.ttl, claim.fences)
             return fence if connection.execute(SQL["acquire_free"], row).rowcount else None
 
-        if enqueue is None or enqueue.ticket is None:  # fast path: the lock is free and has no waiters
+        if not claim.weight and (enqueue is None or enqueue.ticket is None):  # fast path: the lock is free
             fence = await self._database.run(acquire_free, until)
             if fence is not None:
                 return Granted(fence)
         return await self._transact(lambda tx: transactions.acquire(tx, claim, enqueue), until)
+
+    async def acquire_all(self, claims: Sequence[Claim], until: float) -> list[Granted] | None:
+        return await self._transact(lambda tx: transactions.acquire_all(tx, claims), until)
 
     async def _sweep(self) -> None:
         try:
@@ -341,6 +344,9 @@ class SqliteStore(Store):
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
         return await self._transact(lambda tx: transactions.adopt(tx, claim, old_holder), until)
+
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        return await self._transact(lambda tx: transactions.downgrade(tx, claim), until)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
         return await self._transact(lambda tx: transactions.inspect(tx, name), until, begin="BEGIN")

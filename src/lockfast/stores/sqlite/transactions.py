@@ -1,11 +1,13 @@
 """The rules for a lock and its queue. Each public function runs inside one transaction.
 
-- `acquire`, `release` and `force_release` grant a free lock to the first waiter that can be reached. A waiter is
+- `admission.py` decides. After each change the queue is served: the head is granted while it is admitted. A waiter is
   removed from the queue if its process is dead, or if it did not repeat its claim within its ttl. If it returns with
   its ticket, it gets its old position.
+- An exclusive grant is in the row of its lock, so that the fast path is one statement. Shared grants have rows of their
+  own. Expired grants do not count; a transaction that may write deletes them before it decides.
 - A grant to a waiter is valid only after the commit. So before the grant a transaction opens the channel to the waiter,
   which proves that the waiter is alive. The code that runs the transaction sends the notifications after the commit.
-- The new first waiter is notified how much of the holder's ttl is left.
+- The new first waiter is notified when expired grants may let it in.
 - fence = max(last + count, wall time in µs), where count is the number of fences that the grant reserves, usually 1. It
   grows if the file is lost, or if the wall clock is set back, but not after both.
 """
@@ -13,10 +15,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from lockfast import values
+from lockfast.admission import LiveGrant, admit, free_at, refuse_other_mode
 from lockfast.stores.sqlite.connection import SQL
 from lockfast.values import (
     Answer,
@@ -25,15 +28,16 @@ from lockfast.values import (
     Granted,
     HolderInfo,
     LockInfo,
+    Mode,
     Owner,
     Page,
     Queued,
     Renewal,
     Taken,
-    WaiterInfo,
 )
 
 MOST_SHOWN = 1000
+MOST_LISTED = 100  # holders of one lock in a listing
 PAGE = 500
 SWEEP = 512  # locks that one sweep checks
 KEPT_FOR = 86_400.0  # seconds that a fence is kept after the last use of its lock
@@ -67,117 +71,252 @@ class Transaction(NamedTuple):
     outgoing: list[Outgoing]
 
 
-class Head(NamedTuple):
+class Waiter(NamedTuple):
     """The first waiter of a queue."""
 
-    holder: str
+    claim: Claim
     address: str
     attempt: int
-    ttl: float
-    owner: str
-    fences: int
     expires_at: float
 
 
-class LockRow(NamedTuple):
-    """The state of one lock. `holder` is None if it is free; `fence` is the last one, 0 for none."""
+class Grant(NamedTuple):
+    """One live grant."""
 
     fence: int
-    holder: str | None = None
-    ttl_left: float = 0.0
-    owner: str = ""
-    since: float = 0.0
+    holder: str
+    owner: str
+    since: float
+    expires_at: float
+    mode: Mode = Mode.EXCLUSIVE
+    slots: tuple[int, ...] = ()
+
+    @property
+    def granted(self) -> Granted:
+        return Granted(self.fence, slots=self.slots)
 
 
-def _read(tx: Transaction, name: str) -> LockRow:
-    row = tx.execute(SQL["read"], (name,)).fetchone()
-    return LockRow(0) if row is None else _live(tx, *row)
+class Lock:
+    """One lock in a transaction that may write. `fence` is the last one, 0 for none.
+
+    Invariant: `grants` has the live grants by holder id, in the order of their fences. The methods that change it write
+    to the file too.
+    """
+
+    def __init__(self, tx: Transaction, name: str) -> None:
+        self.tx, self.name = tx, name
+        row = tx.execute(SQL["read"], (name,)).fetchone()
+        self.fence: int = 0 if row is None else row[0]
+        if row is not None and row[1] is None and tx.execute(SQL["drop_expired"], (name, tx.now)).rowcount:
+            tx.execute(SQL["release"], (self.fence, tx.now, name))  # the last use
+        self.grants = {} if row is None else {grant.holder: grant for grant in _grants(tx, name, row)}
+
+    @property
+    def live(self) -> list[LiveGrant]:
+        return [LiveGrant(one.mode, one.slots, one.expires_at) for one in self.grants.values()]
+
+    def ttl_left(self, claim: Claim) -> float | None:
+        """In how many seconds expired grants may let the claim in; None if never."""
+        ends = free_at(self.live, claim)
+        return None if ends is None else ends - self.tx.now
+
+    def head(self) -> Waiter | None:
+        row = self.tx.execute(SQL["head"], (self.name,)).fetchone()
+        if row is None:
+            return None
+        holder, address, attempt, ttl, owner, fences, weight, limit, expires_at = row
+        claim = Claim(self.name, holder, ttl, owner, fences, weight=weight, limit=limit)
+        return Waiter(claim, address, attempt, expires_at)
+
+    def grant(self, claim: Claim, slots: tuple[int, ...]) -> Granted:
+        now = self.tx.now
+        self.fence = _next_fence(self.tx, self.fence, claim.fences)
+        grant = Grant(self.fence, claim.holder, claim.owner, now, now + claim.ttl, claim.mode, slots)
+        exclusive = grant.mode is Mode.EXCLUSIVE
+        holder, owner = (claim.holder, claim.owner) if exclusive else (None, "")
+        self.tx.execute(SQL["grant"], (self.name, self.fence, holder, owner, now, grant.expires_at))
+        if not exclusive:
+            self._add_shared(grant)
+        self.grants[claim.holder] = grant
+        return grant.granted
+
+    def _add_shared(self, grant: Grant) -> None:
+        slots = ",".join(map(str, grant.slots))
+        self.tx.execute(SQL["grant_shared"], (self.name, *grant[:5], slots))
+
+    def end(self, holder: str) -> None:
+        """End a grant and write the fence."""
+        grant = self.grants.pop(holder)
+        if grant.mode is not Mode.EXCLUSIVE:
+            self.tx.execute(SQL["release_shared"], (self.name, holder))
+        self.tx.execute(SQL["release"], (self.fence, self.tx.now, self.name))
+
+    def downgrade(self, claim: Claim) -> None:
+        """Turn the exclusive grant of the claim's holder into the grant of a reader, with the full ttl."""
+        grant = self.grants[claim.holder]
+        ends = max(grant.expires_at, self.tx.now + claim.ttl)
+        self.end(claim.holder)
+        reader = self.grants[claim.holder] = grant._replace(mode=Mode.READ, expires_at=ends)
+        self._add_shared(reader)
+
+    def renew(self, claim: Claim) -> Granted:
+        """Extend the grant of the claim's holder to the full ttl."""
+        grant = self.grants[claim.holder]
+        renew(self.tx, Renewal(self.name, claim.holder, claim.ttl, shared=grant.mode is not Mode.EXCLUSIVE))
+        ends = max(grant.expires_at, self.tx.now + claim.ttl)
+        self.grants[claim.holder] = grant._replace(expires_at=ends)
+        return grant.granted
 
 
-def _live(tx: Transaction, fence: int, holder: str | None, expires_at: float, owner: str, since: float) -> LockRow:
-    if holder is None or expires_at <= tx.now:
-        return LockRow(fence)
-    return LockRow(fence, holder, expires_at - tx.now, owner, since)
+def _grants(tx: Transaction, name: str, row: tuple[int, str | None, str, float, float], most: int = -1) -> list[Grant]:
+    """The live grants of a lock in the order of their fences, at most `most` unless that is negative.
+
+    `row` is the row of the lock.
+    """
+    fence, holder, owner, since, expires_at = row
+    if holder is not None:
+        return [Grant(fence, holder, owner, since, expires_at)] if expires_at > tx.now else []
+    rows = tx.execute(SQL["shared_grants"], (name, tx.now, most)).fetchall()
+    return [_shared_grant(*shared) for shared in rows]
+
+
+def _shared_grant(fence: int, holder: str, owner: str, since: float, expires_at: float, slots: str) -> Grant:
+    if not slots:
+        return Grant(fence, holder, owner, since, expires_at, Mode.READ)
+    return Grant(fence, holder, owner, since, expires_at, Mode.PERMITS, tuple(map(int, slots.split(","))))
 
 
 def acquire(tx: Transaction, claim: Claim, enqueue: Enqueue | None) -> Answer:
-    lock = _read(tx, claim.name)
-    if lock.holder is None:
+    lock, ticket = Lock(tx, claim.name), None
+    if claim.holder in lock.grants:
+        return lock.renew(claim)
+    head = lock.head()
+    if head is None or _ticket(tx, claim) is None:  # a queued claim waits for its turn
+        refuse_other_mode(lock.live, claim)
+    slots = admit(lock.live, claim)
+    if head is not None:
         if enqueue is not None:  # a returning waiter may have the first ticket
-            _enqueue(tx, claim, enqueue)
-        lock = _grant_to_head(tx, claim.name, lock.fence, claim.holder)
-        if lock.holder is None:
-            return Granted(_grant(tx, claim, lock.fence))
-    elif lock.holder == claim.holder:
-        renew(tx, Renewal(claim.name, claim.holder, claim.ttl))
-    if lock.holder == claim.holder:
-        return Granted(lock.fence)
+            ticket = _enqueue(tx, claim, enqueue)
+        if slots is not None or any(one.mode is not Mode.EXCLUSIVE for one in lock.grants.values()):
+            # A claim that only the queue keeps out checks that the head is alive.
+            _serve(lock, claim.holder, notify=slots is not None)
+        if claim.holder in lock.grants:
+            return lock.renew(claim)
+        slots = admit(lock.live, claim, queued_before=lock.head() is not None)
+    if slots is not None:
+        return lock.grant(claim, slots)
     if enqueue is None:
-        return Taken(lock.ttl_left)
-    ticket = _enqueue(tx, claim, enqueue)
-    position: int = tx.execute(SQL["position"], (claim.name, ticket)).fetchone()[0]
-    return Queued(ticket, position, lock.ttl_left)
+        return Taken(lock.ttl_left(claim))
+    if ticket is None:
+        ticket = _enqueue(tx, claim, enqueue)
+    position: int = tx.execute(SQL["position"], (claim.name, ticket, claim.holder)).fetchone()[0]
+    return Queued(ticket, position, lock.ttl_left(claim))
+
+
+def acquire_all(tx: Transaction, claims: Sequence[Claim]) -> list[Granted] | None:
+    found: list[tuple[Lock, Claim, tuple[int, ...] | None]] = []
+    for claim in claims:
+        lock = Lock(tx, claim.name)
+        slots = admit(lock.live, claim, queued_before=lock.head() is not None)
+        if claim.holder in lock.grants:
+            slots = None  # a repeated request
+        elif slots is None:
+            return None
+        found.append((lock, claim, slots))
+    return [lock.renew(claim) if slots is None else lock.grant(claim, slots) for lock, claim, slots in found]
 
 
 def renew(tx: Transaction, renewal: Renewal) -> bool:
-    statement = SQL["set_expiry" if renewal.final else "renew"]
-    return tx.execute(statement, (tx.now + renewal.ttl, renewal.name, renewal.holder, tx.now)).rowcount > 0
+    """Extend a grant. `renewal.shared` only says where to look first: a downgrade may be under way."""
+    statement = "set_expiry" if renewal.final else "renew"
+    tables = (f"{statement}_shared", statement) if renewal.shared else (statement, f"{statement}_shared")
+    row = (tx.now + renewal.ttl, renewal.name, renewal.holder, tx.now)
+    return any(tx.execute(SQL[table], row).rowcount for table in tables)
 
 
 def release(tx: Transaction, name: str, holder: str) -> bool:
-    lock = _read(tx, name)
-    if lock.holder == holder:
-        if _grant_to_head(tx, name, lock.fence).holder is None:
-            tx.execute(SQL["release"], (lock.fence, tx.now, name))
-        return True
-    head = _head(tx, name)
-    tx.execute(SQL["remove_waiter"], (name, holder))
-    if lock.holder is None:
-        _grant_to_head(tx, name, lock.fence)
-    elif head is not None and head.holder == holder:
-        _notify_head(tx, name, lock.ttl_left)
-    return False
+    lock = Lock(tx, name)
+    head = lock.head()
+    ours = holder in lock.grants
+    if ours:
+        lock.end(holder)
+    if head is not None:
+        tx.execute(SQL["remove_waiter"], (name, holder))
+        _serve(lock, notify=ours or head.claim.holder == holder)
+    return ours
 
 
 def adopt(tx: Transaction, claim: Claim, old_holder: str) -> Granted | None:
-    lock = _read(tx, claim.name)
-    if lock.holder == claim.holder:
-        renew(tx, Renewal(claim.name, claim.holder, claim.ttl))
-        return Granted(lock.fence)
-    if lock.holder is None or lock.holder != old_holder:
+    lock = Lock(tx, claim.name)
+    if claim.holder in lock.grants:
+        return lock.renew(claim)
+    old = lock.grants.get(old_holder)
+    if old is None or old.mode is not claim.mode:
         return None
-    return Granted(_grant(tx, claim, lock.fence))
+    lock.end(old.holder)
+    return lock.grant(claim, old.slots)
+
+
+def downgrade(tx: Transaction, claim: Claim) -> bool:
+    lock = Lock(tx, claim.name)
+    own = lock.grants.get(claim.holder)
+    if own is None or own.mode is Mode.PERMITS:
+        return False
+    if own.mode is Mode.EXCLUSIVE:
+        lock.downgrade(claim)
+    else:
+        lock.renew(claim)
+    _serve(lock)
+    return True
 
 
 def force_release(tx: Transaction, name: str, holder: str) -> bool:
-    lock = _read(tx, name)
-    if lock.holder is None or lock.holder != holder:
+    lock = Lock(tx, name)
+    if holder not in lock.grants:
         return False
-    fence = _next_fence(tx, lock.fence)
-    tx.execute(SQL["release"], (fence, tx.now, name))
-    _grant_to_head(tx, name, fence)
+    lock.fence = _next_fence(tx, lock.fence)
+    lock.end(holder)
+    _serve(lock)
     return True
 
 
 def listing(tx: Transaction, pattern: str, cursor: str) -> Page:
     rows = tx.execute(SQL["page"], (tx.now, cursor, PAGE)).fetchall()
-    found = [(LockInfo(name, waiting=waiting), row) for name, *row, waiting in rows if values.fits(name, pattern)]
-    infos = tuple(_with_holder(tx, _live(tx, *row), info) for info, row in found)
+    infos = tuple(
+        LockInfo(name, _holders(tx, name, row, MOST_LISTED), row[0], waiting=waiting)
+        for name, waiting, *row in rows
+        if values.fits(name, pattern)
+    )
     return Page(infos, rows[-1][0] if len(rows) == PAGE else "")
 
 
 def inspect(tx: Transaction, name: str) -> LockInfo:
-    rows = tx.execute(SQL["waiters"], (name, tx.now, MOST_SHOWN)).fetchall()
-    waiters = tuple(WaiterInfo(holder, Owner.decode(owner), tx.now - since) for holder, owner, since in rows)
+    row = tx.execute(SQL["read"], (name,)).fetchone()
+    if row is None:
+        return LockInfo(name)
+    waiters = tuple(
+        values.waiter_info(
+            Claim(name, holder, 0.0, owner, weight=weight, limit=limit), Owner.decode(owner), tx.now - since
+        )
+        for holder, owner, weight, limit, since in tx.execute(SQL["waiters"], (name, tx.now, MOST_SHOWN)).fetchall()
+    )
     waiting: int = tx.execute(SQL["waiting"], (name, tx.now)).fetchone()[0]
-    return _with_holder(tx, _read(tx, name), LockInfo(name, waiters=waiters, waiting=waiting))
+    return LockInfo(name, _holders(tx, name, row, MOST_SHOWN), row[0], waiters, waiting)
 
 
-def _with_holder(tx: Transaction, lock: LockRow, info: LockInfo) -> LockInfo:
-    if lock.holder is None:
-        return info._replace(fence=lock.fence or None)
-    holder = HolderInfo(lock.holder, Owner.decode(lock.owner), lock.fence, tx.now - lock.since, lock.ttl_left)
-    return info._replace(fence=lock.fence, holders=(holder,))
+def _holders(tx: Transaction, name: str, row: Any, most: int) -> tuple[HolderInfo, ...]:
+    return tuple(
+        HolderInfo(
+            one.holder,
+            Owner.decode(one.owner),
+            one.fence,
+            tx.now - one.since,
+            one.expires_at - tx.now,
+            one.mode,
+            one.slots,
+        )
+        for one in _grants(tx, name, row, most)
+    )
 
 
 def sweep(tx: Transaction) -> None:
@@ -186,63 +325,54 @@ def sweep(tx: Transaction) -> None:
     end: str | None = tx.execute(SQL["sweep_end"], (start, SWEEP)).fetchone()[0]
     if end is not None:
         tx.execute(SQL["sweep_waiters"], (start, end, tx.now))
+        tx.execute(SQL["sweep_shared_grants"], (start, end, tx.now - KEPT_FOR))
         tx.execute(SQL["sweep_locks"], (start, end, tx.now - KEPT_FOR))
     if start or end:
         tx.execute(SQL["set_swept"], (end or "",))
 
 
-def _head(tx: Transaction, name: str) -> Head | None:
-    row = tx.execute(SQL["head"], (name,)).fetchone()
-    return None if row is None else Head(*row)
+def _serve(lock: Lock, caller: str | None = None, *, notify: bool = True) -> None:
+    """Grant from the head of the queue while it is admitted; remove dead waiters.
 
-
-def _grant_to_head(tx: Transaction, name: str, fence: int, caller: str | None = None) -> LockRow:
-    """Grant a free lock to the first live waiter. The `caller` is alive, and needs no notification."""
-    while (head := _head(tx, name)) is not None:
-        channel = None
-        if head.holder != caller:
-            if head.expires_at <= tx.now:
-                tx.execute(SQL["remove_waiter"], (name, head.holder))
-                continue
-            channel = _channel_to(tx, name, head)
+    The waiter that is first then is notified, if `notify` or if there was a grant. The `caller` is alive, and gets no
+    notification.
+    """
+    tx, name = lock.tx, lock.name
+    while (head := lock.head()) is not None:
+        claim, channel = head.claim, None
+        if claim.holder != caller and head.expires_at <= tx.now:
+            tx.execute(SQL["remove_waiter"], (name, claim.holder))
+            continue
+        slots = admit(lock.live, claim)
+        if slots is None and (claim.holder == caller or not notify):
+            return
+        if claim.holder != caller:
+            channel = _channel_to(tx, head)
             if channel is None:
                 continue
-        tx.execute(SQL["remove_waiter"], (name, head.holder))
-        fence = _grant(tx, Claim(name, head.holder, head.ttl, head.owner, head.fences), fence)
+        notification: values.Notification
+        if slots is None:
+            notification = values.FirstNotification(head.attempt, lock.ttl_left(claim))
+        else:
+            tx.execute(SQL["remove_waiter"], (name, claim.holder))
+            notification = values.GrantNotification(head.attempt, lock.grant(claim, slots).fence, slots)
+            notify = True
         if channel is not None:
-            tx.outgoing.append(Outgoing(name, head.holder, values.GrantNotification(head.attempt, fence), channel))
-        _notify_head(tx, name, head.ttl)
-        return LockRow(fence, head.holder, head.ttl, head.owner, tx.now)
-    return LockRow(fence)
-
-
-def _notify_head(tx: Transaction, name: str, ttl_left: float) -> None:
-    """Notify the first live waiter that it is first now."""
-    while (head := _head(tx, name)) is not None:
-        if head.expires_at <= tx.now:
-            tx.execute(SQL["remove_waiter"], (name, head.holder))
-            continue
-        channel = _channel_to(tx, name, head)
-        if channel is not None:
-            tx.outgoing.append(Outgoing(name, head.holder, values.FirstNotification(head.attempt, ttl_left), channel))
+            tx.outgoing.append(Outgoing(name, claim.holder, notification, channel))
+        if slots is None:
             return
 
 
-def _channel_to(tx: Transaction, name: str, waiter: Head) -> Channel | None:
+def _channel_to(tx: Transaction, waiter: Waiter) -> Channel | None:
     """Open the channel to a waiter. If it is gone, remove it from the queue."""
-    channel = tx.channel_to(waiter.address, waiter.holder)
+    name, holder = waiter.claim.name, waiter.claim.holder
+    channel = tx.channel_to(waiter.address, holder)
     if channel is None:
         if waiter.address == tx.address:
-            tx.execute(SQL["remove_waiter"], (name, waiter.holder))
+            tx.execute(SQL["remove_waiter"], (name, holder))
         else:  # its process is gone with all its waiters, perhaps thousands
             tx.execute(SQL["remove_client"], (name, waiter.address))
     return channel
-
-
-def _grant(tx: Transaction, claim: Claim, last_fence: int) -> int:
-    fence = _next_fence(tx, last_fence, claim.fences)
-    tx.execute(SQL["grant"], (claim.name, fence, claim.holder, claim.owner, tx.now, tx.now + claim.ttl))
-    return fence
 
 
 def _next_fence(tx: Transaction, last: int, count: int = 1) -> int:
@@ -258,7 +388,12 @@ def _enqueue(tx: Transaction, claim: Claim, enqueue: Enqueue) -> int:
     if ticket is None:
         last: int | None = tx.execute(SQL["last_ticket"], (name,)).fetchone()[0]
         ticket = max((last or 0) + 1, tx.wall_us)
-    waiter = (name, ticket, holder, enqueue.address, enqueue.attempt, claim.ttl, claim.owner, claim.fences)
-    tx.execute(SQL["enqueue"], (*waiter, tx.now, tx.now + claim.ttl))
-    kept: int = tx.execute(SQL["ticket"], (name, holder)).fetchone()[0]
-    return kept
+    request = (name, ticket, holder, enqueue.address, enqueue.attempt, claim.ttl, claim.owner, claim.fences)
+    tx.execute(SQL["enqueue"], (*request, claim.weight, claim.limit, tx.now, tx.now + claim.ttl))
+    return _ticket(tx, claim) or ticket
+
+
+def _ticket(tx: Transaction, claim: Claim) -> int | None:
+    """The ticket of a claim that is in the queue."""
+    row = tx.execute(SQL["ticket"], (claim.name, claim.holder)).fetchone()
+    return None if row is None else row[0]
