@@ -14,7 +14,7 @@ import pytest
 import lockfast
 from lockfast import Locks, Outcome, StoreUnavailable
 from lockfast.runtime.base import run
-from lockfast.stores.zookeeper import holder_path, lock_path
+from lockfast.stores.zookeeper.nodes import lock_path
 from lockfast.values import Claim, Granted, Renewal, Taken
 from tests.support.other_servers import Etcd, ZooKeeper
 from tests.support.waiting import until
@@ -142,7 +142,7 @@ def test_late_renewal(proxy: ZooKeeperProxy, slow: Client, other: Client, name: 
     assert isinstance(slow.acquire(claim(name, "ann", BRIEF)), Granted)
     renewed = run_late(
         proxy,
-        holder_path(name),
+        lock_path(name),
         lambda: slow.renew(name, "ann", BRIEF),
         lambda: granted_to_another(other, name),
     )
@@ -153,7 +153,7 @@ def test_late_renewal(proxy: ZooKeeperProxy, slow: Client, other: Client, name: 
 def test_late_release(proxy: ZooKeeperProxy, slow: Client, other: Client, name: str) -> None:
     assert isinstance(slow.acquire(claim(name, "ann", BRIEF)), Granted)
     released = run_late(
-        proxy, holder_path(name), lambda: slow.release(name, "ann"), lambda: granted_to_another(other, name)
+        proxy, lock_path(name), lambda: slow.release(name, "ann"), lambda: granted_to_another(other, name)
     )
     assert released is False
     assert_bob_holds(other, name)
@@ -176,7 +176,7 @@ def test_late_adoption(proxy: ZooKeeperProxy, slow: Client, other: Client, name:
     assert isinstance(slow.acquire(claim(name, "ann", BRIEF)), Granted)
     adopted = run_late(
         proxy,
-        holder_path(name),
+        lock_path(name),
         lambda: run(slow.store.adopt(claim(name, "erin", LONG), "ann", slow.now() + 20)),
         lambda: granted_to_another(other, name),
     )
@@ -187,9 +187,10 @@ def test_late_adoption(proxy: ZooKeeperProxy, slow: Client, other: Client, name:
 def test_grant_after_an_external_deletion(other: Client, name: str) -> None:
     """The nodes that an external deletion leaves do not keep the lock from being granted or cleaned up."""
     assert isinstance(other.acquire(claim(name, "ann", LONG)), Granted)
-    session: Any = other.store
-    request = session._session.request
-    run(request(lambda client: client.delete_async(holder_path(name)), other.now() + 20))
+    store: Any = other.store
+    request = store._session.request
+    grant = run(store.read_grant(name, "ann", other.now() + 20))
+    run(request(lambda client: client.delete_async(grant.path), other.now() + 20))
     assert isinstance(other.acquire(claim(name, "bob", LONG)), Granted)
     assert other.renew(name, "ann", LONG) is False
     assert other.release(name, "bob") is True

@@ -18,7 +18,6 @@ import pytest
 
 from lockfast import ConfigurationError, LeaseLost, State, StoreUnavailable
 from lockfast.stores.etcd.records import lock_key, packed
-from lockfast.stores.zookeeper import holder_path
 from lockfast.testing import contract, shared_contract
 from lockfast.testing.contract import CHECKS, Bench, ContractBroken, run_check
 from lockfast.values import Renewal
@@ -34,7 +33,9 @@ pytestmark = pytest.mark.system("C7")
 SERVERS: dict[str, type[Server]] = {"etcd": Etcd, "zookeeper": ZooKeeper}
 IN_BOTH: dict[Check, str] = {
     contract.first_notification: "the first waiter is not notified",
+    shared_contract.waiting_writer_stops_readers: "the first waiter is not notified",
     contract.unreachable_waiter: "a dead waiter is not detected before its ttl ends",
+    shared_contract.unreachable_head: "a dead waiter is not detected before its ttl ends",
     contract.tickets: "an earlier ticket does not restore a position",
     contract.listing: "a free lock has no fence",
     contract.force_release: "a free lock has no fence",
@@ -42,8 +43,6 @@ IN_BOTH: dict[Check, str] = {
 DIFFERENT: dict[str, dict[Check, str]] = {
     "etcd": {
         **IN_BOTH,
-        shared_contract.waiting_writer_stops_readers: "the first waiter is not notified",
-        shared_contract.unreachable_head: "a dead waiter is not detected before its ttl ends",
         contract.final_renewal: "a ttl is a number of whole seconds",
         shared_contract.shared_renewal: "a ttl is a number of whole seconds",
         shared_contract.repeated_shared_claim: "a ttl is a number of whole seconds",
@@ -173,7 +172,8 @@ async def test_next_renewal_detects_an_external_change(d: Driver, name: str) -> 
     if d.store == "etcd":
         await store._client.call("/v3/kv/deleterange", {"key": packed(lock_key(name))}, until)
     else:
-        await store._session.request(lambda client: client.delete_async(holder_path(name)), until)
+        grant = await store.read_grant(name, lease.holder, until)
+        await store._session.request(lambda client: client.delete_async(grant.path), until)
     await d.until(lambda: lease.state is State.LOST, "the loss to be detected")
     with pytest.raises(LeaseLost):
         lease.ensure_held()

@@ -178,7 +178,8 @@ def _store_of_url(url: str, runtime: Runtime, flavour: str, options: Mapping[str
 
         return MemoryStore(hub(rest), runtime), f"memory://{rest}"
     if scheme == "zookeeper":
-        from lockfast.stores.zookeeper import Session, ZooKeeperStore
+        from lockfast.stores.zookeeper.client import Session
+        from lockfast.stores.zookeeper.store import ZooKeeperStore
 
         session = Session(url, runtime, flavour)
         return ZooKeeperStore(session, runtime), session.shown
