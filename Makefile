@@ -84,7 +84,7 @@ bench-docs: $(VENV)/.bench ## Write docs/benchmarks.md and the README's table fr
 	$(BIN)/python -m bench.pages
 
 docs: $(VENV)/.docs ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean: ## Remove all build results, .venv included
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
