@@ -13,7 +13,8 @@ from lockfast.cli import completion
 from lockfast.cli.main import COMMANDS, main
 from tests.cli.harness import Target, descendants
 from tests.support.servers import Server
-from tests.support.terminal import LONGEST
+from tests.support.terminal import LONGEST, Pty
+from tests.support.waiting import until
 
 
 def test_ls_show_and_top_list_holders_and_waiters(target: Target) -> None:
@@ -193,6 +194,7 @@ COMPLETIONS = [
     (["lockfast", "ru"], "run"),
     (["lockfast", "run", "--at"], "--at-least"),
     (["lockfast", "show", "rep"], "report:nightly"),
+    (["lockfast", "show", "report:n"], "nightly"),
 ]
 
 
@@ -214,11 +216,43 @@ def test_bash_completes_commands_options_and_lock_names(tmp_path: Path, words: l
     (tmp_path / "lockfast").write_text("#!/bin/sh\necho report:nightly\n")
     (tmp_path / "lockfast").chmod(0o755)
     program = (
-        f"{completion.bash()}\nCOMP_WORDS=({' '.join(map(repr, words))})\n"
-        f"COMP_CWORD={len(words) - 1}\n_lockfast\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""
+        f"{completion.bash()}\nCOMP_WORDS=({' '.join(map(repr, words))})\nCOMP_LINE='{' '.join(words)}'\n"
+        f"COMP_POINT=${{#COMP_LINE}}\n_lockfast\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""
     )
     path = f"{tmp_path}:/usr/bin:/bin"
     done = subprocess.run(
         ["bash", "-c", program], env={"PATH": path}, capture_output=True, text=True, timeout=LONGEST, check=True
     )
     assert wanted in done.stdout.split()
+
+
+HOSTILE = ("evil:$(touch owned)", "evil:`touch owned`", "evil:;touch owned;", "evil:${IFS}'\"", "evil:a b")
+START = {
+    "bash": (["bash", "--norc", "--noprofile", "-i"], ". ./script"),
+    "zsh": (["zsh", "-f", "-i"], "autoload -U compinit; compinit -u; . ./script"),
+    "fish": (["fish", "--no-config", "-i"], "source ./script"),
+}
+
+
+@pytest.mark.parametrize("shell", START)
+def test_completing_a_strangers_lock_name_runs_nothing(shell: str, tmp_path: Path) -> None:
+    """In an interactive shell on a terminal, with TAB alone."""
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is missing")
+    listed = "\n".join(HOSTILE)
+    (tmp_path / "names").write_text(listed + "\n")
+    (tmp_path / "lockfast").write_text(f"#!/bin/sh\necho asked >> '{tmp_path}/asked'\ncat '{tmp_path}/names'\n")
+    (tmp_path / "lockfast").chmod(0o755)
+    (tmp_path / "script").write_text(SCRIPTS[shell]())
+    command, load = START[shell]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "TERM": "xterm", "PS1": "> "}
+    terminal = Pty(["env", "-C", str(tmp_path), *command], environment)
+    try:
+        terminal.type(f"{load}; echo rea''dy\n")
+        terminal.await_text("ready")
+        terminal.type("lockfast show ev\t\t")
+        until((tmp_path / "asked").exists, "the shell to ask for names", LONGEST)
+        terminal.await_text("evil:")
+        assert not (tmp_path / "owned").exists()
+    finally:
+        terminal.close()

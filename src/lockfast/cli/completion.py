@@ -1,8 +1,13 @@
-"""`lockfast completion`: shell completion of commands, options and lock names."""
+"""`lockfast completion`: shell completion of commands, options and lock names.
+
+Lock names come from strangers, and a shell expands `$(...)` in many places. The scripts therefore treat names only as
+data: bash reads them into a variable and quotes them with `printf %q`; zsh and fish quote what they insert.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from lockfast.cli.main import COMMANDS, RUN, load
 from lockfast.cli.run_options import FLAGS, VALUES
@@ -38,8 +43,15 @@ def bash() -> str:
     cases = "\n".join(f'    {name}) options="{" ".join(options_of(name))}" ;;' for name in COMMANDS)
     return f"""\
 _lockfast() {{
-  local word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" options=""
-  if [ "$COMP_CWORD" -eq 1 ]; then
+  # From the line, not from COMP_WORDS, which bash also splits at the colons of a name.
+  local line="${{COMP_LINE:0:COMP_POINT}}" command="${{COMP_WORDS[1]}}" options="" word="" name
+  local -a words
+  read -ra words <<< "$line"
+  [[ "$line" == *[[:space:]] ]] || word="${{words[-1]}}"
+  local before="${{#words[@]}}" typed="${{word##*:}}"
+  [ -z "$word" ] || before=$((before - 1))
+  COMPREPLY=()
+  if [ "$before" -eq 1 ]; then
     COMPREPLY=($(compgen -W "{" ".join(COMMANDS)}" -- "$word"))
     return
   fi
@@ -50,8 +62,12 @@ _lockfast() {{
     *:-*) COMPREPLY=($(compgen -W "$options" -- "$word")) ;;
     completion:*) COMPREPLY=($(compgen -W "{" ".join(SHELLS)}" -- "$word")) ;;
     {"|".join(f"{name}:*" for name in NAMED)})
-      if [ "$COMP_CWORD" -eq 2 ]; then
-        COMPREPLY=($(compgen -W "$(lockfast ls --names 2>/dev/null)" -- "$word"))
+      if [ "$before" -eq 2 ]; then
+        while IFS= read -r name; do
+          [[ "$name" == "$word"* ]] || continue
+          printf -v name %q "$name"
+          COMPREPLY+=("${{name#"${{word%"$typed"}}"}}")  # bash replaces only what follows the last colon
+        done < <(lockfast ls --names 2>/dev/null)
       else
         COMPREPLY=($(compgen -c -- "$word"))
       fi ;;
@@ -62,7 +78,7 @@ complete -o default -F _lockfast lockfast
 
 
 def zsh() -> str:
-    commands = " ".join(f"'{name}:{COMMANDS[name][1]}'" for name in COMMANDS)
+    commands = " ".join(shlex.quote(f"{name}:{COMMANDS[name][1]}") for name in COMMANDS)
     cases = "\n".join(f"    {name}) options=({' '.join(options_of(name))}) ;;" for name in COMMANDS)
     return f"""\
 _lockfast() {{
@@ -92,7 +108,8 @@ compdef _lockfast lockfast
 def fish() -> str:
     lines = ["complete -c lockfast -f"]
     for name, (_, summary, _) in COMMANDS.items():
-        lines.append(f"complete -c lockfast -n __fish_use_subcommand -a {name} -d '{summary}'")
+        described = summary.replace("'", "\\'")
+        lines.append(f"complete -c lockfast -n __fish_use_subcommand -a {name} -d '{described}'")
         lines += [
             f"complete -c lockfast -n '__fish_seen_subcommand_from {name}' -l {option.removeprefix('--')}"
             for option in options_of(name)
