@@ -250,7 +250,7 @@ def test_completing_a_strangers_lock_name_runs_nothing(shell: str, tmp_path: Pat
     try:
         terminal.type(f"{load}; echo rea''dy\n")
         terminal.await_text("ready")
-        terminal.type("lockfast show ev\t\t")
+        terminal.type("lockfast show ev\t\t\t")
         until((tmp_path / "asked").exists, "the shell to ask for names", LONGEST)
         terminal.await_text("evil:")
         assert not (tmp_path / "owned").exists()
