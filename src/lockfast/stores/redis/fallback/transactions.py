@@ -64,6 +64,9 @@ class TransactionStore(RedisStore):
     def capabilities(self) -> Capabilities:
         return Capabilities(values=True)
 
+    async def acquire_all(self, claims: Sequence[Claim], until: float) -> list[Granted] | None:
+        return None
+
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
         keys = keys_of(claim.name)
         if enqueue is not None and enqueue.attempt > 1:  # the lock was taken a moment ago: read before a transaction
