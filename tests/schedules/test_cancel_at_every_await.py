@@ -113,11 +113,7 @@ async def queued(clients: Clients) -> None:
     held = await clients.rival.lock("door", ttl=TTL).acquire()
     assert held is not None
 
-    async def release_later() -> None:
-        await asyncio.sleep(0.05)
-        await held.release()
-
-    releasing = asyncio.create_task(release_later())
+    releasing = asyncio.create_task(after_a_while(held))
     try:
         async with clients.ours.lock("door", ttl=TTL):
             await asyncio.sleep(0.01)
@@ -151,8 +147,78 @@ async def closed(clients: Clients) -> None:
     await clients.ours.close()
 
 
+async def reading(clients: Clients) -> None:
+    """Wait to read behind a writer, and read again."""
+    held = await clients.rival.lock("door", ttl=TTL).acquire()
+    assert held is not None
+    releasing = asyncio.create_task(after_a_while(held))
+    reader = clients.ours.rwlock("door", ttl=TTL).reader
+    try:
+        async with reader, reader:
+            await asyncio.sleep(0.01)
+    finally:
+        await asyncio.wait([releasing])
+
+
+async def after_a_while(lease: Any) -> None:
+    await asyncio.sleep(0.05)
+    await lease.release()
+
+
+async def downgraded(clients: Clients) -> None:
+    async with clients.ours.rwlock("door", ttl=TTL).writer as lease:
+        await lease.downgrade()
+        await asyncio.sleep(0.01)
+
+
+async def permits(clients: Clients) -> None:
+    """Wait for two permits."""
+    held = await clients.rival.semaphore("door", 2, ttl=TTL).acquire()
+    assert held is not None
+    releasing = asyncio.create_task(after_a_while(held))
+    try:
+        async with clients.ours.semaphore("door", 2, permits=2, ttl=TTL):
+            await asyncio.sleep(0.01)
+    finally:
+        await asyncio.wait([releasing])
+
+
+async def several_at_once(clients: Clients) -> None:
+    """Acquire free locks of every mode with one request."""
+    ours = clients.ours
+    async with ours.all_of("{door}:1", ours.rwlock("{door}:2").reader, ours.semaphore("{door}:3", 2), ttl=TTL):
+        await asyncio.sleep(0.01)
+
+
+async def several_in_order(clients: Clients) -> None:
+    """Wait for the second of three locks."""
+    held = await clients.rival.lock("door", ttl=TTL).acquire()
+    assert held is not None
+    releasing = asyncio.create_task(after_a_while(held))
+    try:
+        async with clients.ours.all_of("attic", "door", "gate", ttl=TTL):
+            await asyncio.sleep(0.01)
+    finally:
+        await asyncio.wait([releasing])
+
+
 SCENARIOS: dict[str, Scenario] = {
-    scenario.__name__: scenario for scenario in (free, block, long_block, queued, timed_out, adopted, renewed, closed)
+    scenario.__name__: scenario
+    for scenario in (
+        free,
+        block,
+        long_block,
+        queued,
+        timed_out,
+        adopted,
+        renewed,
+        closed,
+        reading,
+        downgraded,
+        permits,
+        several_at_once,
+        several_in_order,
+    )
 }
 PATIENCE = {"adopted": TTL}
 """Seconds after which another client has the lock: none, but an exported lease that is not adopted lasts its ttl."""
@@ -238,3 +304,8 @@ def test_a_clean_up_without_a_shield_is_detected(run: Run) -> None:
         AsyncioRuntime, "finish", "await asyncio.wait([self._start(work, name)], timeout=patience)", "await work()"
     ):
         assert failures("queued", run)
+
+
+def test_a_clean_up_of_one_of_several_locks_is_detected(run: Run) -> None:
+    with python(acquire, "remove", "for claim in rest:", "for claim in ():"):
+        assert failures("several_at_once", run)

@@ -359,8 +359,14 @@ async def acquire_all(ports: Ports, claims: Sequence[Claim], deadline: Deadline)
 
 async def remove(ports: Ports, claims: Sequence[Claim], *, inline: bool) -> None:
     """Remove the grants that the store may hold of these claims."""
-    for claim in claims:
-        await clean_up(ports, claim.name, claim.holder, claim.ttl, inline=inline)
+    rest = list(claims)
+    try:
+        while rest:
+            await clean_up(ports, rest[0].name, rest[0].holder, rest[0].ttl, inline=inline)
+            del rest[0]
+    finally:  # cancelled or interrupted once more
+        for claim in rest:
+            await clean_up(ports, claim.name, claim.holder, claim.ttl, inline=False)
 
 
 async def adopt(ports: Ports, claim: Claim, old_holder: str) -> Grant | None:
