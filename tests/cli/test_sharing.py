@@ -16,11 +16,6 @@ from tests.support.terminal import LONGEST
 from tests.support.waiting import until
 
 
-@pytest.fixture
-def target(served: Target) -> Target:
-    return served
-
-
 def shell(script: str) -> list[str]:
     return ["--", "sh", "-c", script]
 

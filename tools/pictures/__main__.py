@@ -42,6 +42,8 @@ def _stage(target: Target) -> None:
     target.held("report:nightly", "--label", "nightly report")
     target.held("deploy:web", "--label", "ada")
     target.held("cache:rebuild", "--label", "cache", "--ttl", "10")
+    target.held("gpu", "--limit", "4", "--permits", "2", "--label", "train")
+    target.held("gpu", "--limit", "4", "--label", "evaluate")
     for number, label in enumerate(["report on web2", "report on web3", "month's end"], 1):
         target.start("run", "report:nightly", "--label", label, "--", "true")
         target.await_waiting("report:nightly", number)
