@@ -282,28 +282,45 @@ class EtcdStore(Store):
             return None
         for _ in range(ROUNDS):
             locks = await self._read_all(claims, until)
-            conditions: Operations = []
-            writes: Operations = []
-            found: list[Granted | tuple[int, ...]] = []
-            for claim, seen in zip(claims, locks, strict=True):
-                own = seen.grant_of(claim.holder)
-                if own is None:
-                    refuse_other_mode(seen.live, claim)
-                slots = admit(seen.live, claim, queued_before=bool(seen.queue))
-                granted = None if own is None else await self._repeated(claim, seen, own, until)
-                if granted is None and slots is None:
-                    return None
-                found.append(granted or slots or ())
-            for claim, seen, one in zip(claims, locks, found, strict=True):
-                if not isinstance(one, Granted):
-                    lease = await self._lease(claim.holder, claim.ttl, until)
-                    needed, puts = records.granting(seen, [Admitted(claim, one, lease)])
-                    conditions += [*needed, records.no_waiter_added(seen)]
-                    writes += puts
-            revision = await self._write(claims[0].name, conditions, writes, until)
-            if revision is not None:
-                return [one if isinstance(one, Granted) else Granted(fence_at(revision), slots=one) for one in found]
+            owned = [seen.grant_of(claim.holder) for claim, seen in zip(claims, locks, strict=True)]
+            slots = [
+                admit(seen.live, claim, queued_before=bool(seen.queue))
+                for claim, seen in zip(claims, locks, strict=True)
+            ]
+            if any(own is None and one is None for own, one in zip(owned, slots, strict=True)):
+                return None
+            granted = await self._grant_all(claims, locks, owned, slots, until)
+            if granted is not None:
+                return granted
         raise _too_busy(claims[0].name)
+
+    async def _grant_all(
+        self,
+        claims: Sequence[Claim],
+        locks: Sequence[Snapshot],
+        owned: Sequence[Record | None],
+        slots: Sequence[tuple[int, ...] | None],
+        until: float,
+    ) -> list[Granted] | None:
+        """Grant the claims without a grant, in one transaction, and extend the others; None after a lost race."""
+        conditions: Operations = []
+        writes: Operations = []
+        repeated: list[Granted | None] = []
+        for claim, seen, own, mine in zip(claims, locks, owned, slots, strict=True):
+            repeated.append(None if own is None else await self._repeated(claim, seen, own, until))
+            if own is not None and repeated[-1] is None:
+                return None
+            if own is None:
+                lease = await self._lease(claim.holder, claim.ttl, until)
+                needed, puts = records.granting(seen, [Admitted(claim, mine or (), lease)])
+                conditions += [*needed, records.no_waiter_added(seen)]
+                writes += puts
+        revision = await self._write(claims[0].name, conditions, writes, until)
+        if revision is None:
+            return None
+        return [
+            again or Granted(fence_at(revision), slots=mine or ()) for again, mine in zip(repeated, slots, strict=True)
+        ]
 
     async def downgrade(self, claim: Claim, until: float) -> bool:
         renewal = Renewal(claim.name, claim.holder, claim.ttl, shared=True)
@@ -312,11 +329,9 @@ class EtcdStore(Store):
 
         def to_reader(seen: Snapshot) -> Step | None:
             own = seen.grant_of(claim.holder)
-            if own is None:
+            if own is None or own.mode is Mode.PERMITS:
                 return None
-            if own.mode is not Mode.EXCLUSIVE:
-                return Step()
-            return Step(own, records.reader_after(seen, own, claim.ttl))
+            return Step() if own.mode is Mode.READ else Step(own, records.reader_after(seen, own, claim.ttl))
 
         return await self._change(claim.name, claim.holder, until, to_reader) is not None
 
