@@ -1,4 +1,4 @@
-"""A proxy before ZooKeeper that delays one write, as a network may."""
+"""A proxy before ZooKeeper that delays one write or loses the reply to it, as a network may."""
 
 import socket
 import struct
@@ -8,18 +8,24 @@ from typing import Self
 
 from tests.support.servers import HOST
 
-SET_DATA, TRANSACTION = 5, 14
+WRITES = {1: "create", 2: "delete", 5: "set data", 14: "transaction"}
 """Types of ZooKeeper's requests."""
 
 
 class ZooKeeperProxy:
-    """Forwards everything. After `hold()`, the next write below `path` and all later requests wait for `let_go()`."""
+    """Forwards everything. After `hold()`, the next write below `path` and all later requests wait for `let_go()`.
+
+    After `lose_reply()`, the connection ends when the server replies to the next write below `path`. `lost` is set
+    then.
+    """
 
     def __init__(self, port: int) -> None:
         self._server_port = port
         self._listener = socket.create_server((HOST, 0))
         self.url = f"zookeeper://{HOST}:{self._listener.getsockname()[1]}"
-        self._path = b""
+        self._path = self._losing_path = b""
+        self._losing: set[socket.socket] = set()
+        self.lost = threading.Event()
         self._open = threading.Event()
         self._open.set()
         self.held = threading.Event()
@@ -28,6 +34,9 @@ class ZooKeeperProxy:
 
     def hold(self, path: str) -> None:
         self._path = path.encode()
+
+    def lose_reply(self, path: str) -> None:
+        self._losing_path = path.encode()
 
     def let_go(self) -> None:
         self._path = b""
@@ -53,6 +62,9 @@ class ZooKeeperProxy:
                         self._open.clear()
                         self.held.set()
                     self._open.wait()
+                    if self._losing_path and self._losing_path in body and _is_write(body):
+                        self._losing_path = b""
+                        self._losing.add(server)
                     server.sendall(head + body)
             server.shutdown(socket.SHUT_WR)
         except OSError:
@@ -61,6 +73,10 @@ class ZooKeeperProxy:
     def _replies(self, server: socket.socket, client: socket.socket) -> None:
         try:
             while data := server.recv(65_536):
+                if server in self._losing:
+                    server.shutdown(socket.SHUT_RDWR)
+                    self.lost.set()
+                    break
                 client.sendall(data)
             client.shutdown(socket.SHUT_WR)
         except OSError:
@@ -78,4 +94,4 @@ class ZooKeeperProxy:
 
 
 def _is_write(body: bytes) -> bool:
-    return len(body) >= 8 and struct.unpack("!i", body[4:8])[0] in (SET_DATA, TRANSACTION)
+    return len(body) >= 8 and struct.unpack("!i", body[4:8])[0] in WRITES

@@ -41,7 +41,7 @@ class Session:
         self._mutex = runtime.mutex()
         self._client: Any = None
         self._connected: Any = None
-        self._closed = False
+        self._closed = self._was_connected = False
         try:
             parts = urlsplit(url)
             hosts = parts.netloc.rpartition("@")[2].split(",")
@@ -75,9 +75,12 @@ class Session:
         client = self._started()
         limit = max(LEAST_LIMIT, until - self._runtime.now())
         if not self._connected.is_set() and not await self._call(self._connected.wait, limit):
+            if self._was_connected:  # an earlier request of the same operation may have been executed
+                raise _unknown("the connection was lost")
             raise StoreUnavailable(
                 "Cannot connect to ZooKeeper; nothing was changed. Check that it is running, and the address."
             )
+        self._was_connected = True
         return [await self._reply(client, reply, until) for reply in [send(client) for send in sends]]
 
     async def _reply(self, client: Any, reply: Any, until: float) -> Any:

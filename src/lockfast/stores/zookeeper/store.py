@@ -211,6 +211,9 @@ class ZooKeeperStore(Store):
         A later grant depends on the node of the grant before it: the version of the lock's node alone could be due to
         another client.
         """
+        if len(state.expired) > BATCH:  # too many for one transaction
+            await self._session.requests([_deletion(node.path, node.version) for node in state.expired], until)
+            return None
         folder, version = lock_path(state.children.name), state.children.version
 
         def begin(transaction: Any) -> None:
@@ -271,7 +274,7 @@ class ZooKeeperStore(Store):
                 state = await self._read(claim.name, until)
                 own = state.grant_of(claim.holder)
                 slots = admit(state.live, claim, queued_before=bool(state.children.waiters))
-                if own is None and slots is None:
+                if (own is None and slots is None) or len(state.expired) > BATCH:
                     return None
                 steps.append((state, self._new_grant(claim, slots or ()) if own is None else own))
 
@@ -504,8 +507,8 @@ def _reading(path: str) -> Callable[[Any], Any]:
     return lambda client: client.get_async(path)
 
 
-def _deletion(path: str) -> Callable[[Any], Any]:
-    return lambda client: client.delete_async(path)
+def _deletion(path: str, version: int = ANY_VERSION) -> Callable[[Any], Any]:
+    return lambda client: client.delete_async(path, version)
 
 
 def _too_busy(name: str) -> StoreUnavailable:
