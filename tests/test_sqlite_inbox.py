@@ -21,7 +21,7 @@ from lockfast.errors import ConfigurationError, StoreUnavailable
 from lockfast.runtime.base import run
 from lockfast.stores.sqlite import inbox
 from lockfast.stores.sqlite.store import SqliteStore
-from lockfast.values import Granted, GrantNotification, Notification, Queued
+from lockfast.values import FirstNotification, Granted, GrantNotification, Notification, Queued
 from tests.sqlite_kit import FLAVOURS, LONG, Bed, Waiter, claim
 from tests.support.waiting import until
 
@@ -79,6 +79,36 @@ def test_each_waiter_receives_its_own_grant(bed: Bed) -> None:
         bed.run(there.release(name, "one", LONG))
     notifications = [bed.run(waiter.box.wait(soon(bed))) for waiter in waiters]
     assert all(one is not None and one.attempt == 1 for one in notifications)
+
+
+def test_batch_of_readers_opens_their_pipe_once(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = bed.store(), bed.store()
+    bed.run(there.acquire(claim("writer"), None, LONG))
+    readers = [Waiter(bed, here, f"reader{number}", weight=1) for number in range(50)]
+    for reader in readers:
+        reader.request()
+    opened: list[str] = []
+
+    def open_channel(folder: str, address: str) -> inbox.PipeChannel | None:
+        opened.append(address)
+        return original(folder, address)
+
+    original = inbox.open_channel
+    monkeypatch.setattr(inbox, "open_channel", open_channel)
+    bed.run(there.release("report", "writer", LONG))
+    assert opened == [readers[0].box.address]
+    for reader in readers:
+        assert isinstance(bed.run(reader.box.wait(soon(bed))), GrantNotification)
+
+
+def test_waiter_with_very_many_slots_is_told_to_poll(bed: Bed) -> None:
+    here, there = bed.store(), bed.store()
+    bed.run(there.acquire(claim("one"), None, LONG))
+    waiter = Waiter(bed, here, "two", weight=2000, limit=2000)
+    waiter.request()
+    bed.run(there.release("report", "one", LONG))
+    assert bed.run(waiter.box.wait(soon(bed))) == FirstNotification(1, 0.0)
+    assert waiter.request().slots == tuple(range(2000))
 
 
 def test_invalid_lines_are_ignored(bed: Bed) -> None:

@@ -56,7 +56,9 @@ MUTANTS: dict[str, Mutant] = {
         "",
         contract.expiry_hand_off,
     ),
-    "an expired lock stays taken": rule("_grants", "if expires_at > tx.now", "if True", contract.expiry_hand_off),
+    "an expired lock stays taken": method(
+        "__init__", "if grant.expires_at > tx.now", "if True", contract.expiry_hand_off
+    ),
     "anybody releases": sql("release_uncontended", "AND holder = ?", "AND ? IS NOT NULL", contract.release),
     "a release forgets the queue": sql(
         "release_uncontended",
@@ -76,8 +78,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a repeated claim gets a new fence": rule(
         "acquire",
-        "return lock.renew(claim)\n    head",
-        "return lock.grant(claim, ())\n    head",
+        "return lock.renew(claim)\n    if",
+        "return lock.grant(claim, ())\n    if",
         contract.repeated_acquire,
     ),
     "a release does not hand off": rule(
@@ -131,11 +133,11 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "an expired reader is shown": sql("shared_grants", "AND expires_at > ?", "AND ? IS NOT NULL", shared.shared_expiry),
     "a reader overtakes a waiting writer": rule(
-        "acquire", "queued_before=lock.head() is not None", "queued_before=False", shared.waiting_writer_stops_readers
+        "acquire", "queued_before=lock.queued", "queued_before=False", shared.waiting_writer_stops_readers
     ),
     "several at once overtake a waiting writer": rule(
         "acquire_all",
-        "queued_before=lock.head() is not None",
+        "queued_before=lock.queued",
         "queued_before=False",
         shared.several_behind_a_queue,
     ),

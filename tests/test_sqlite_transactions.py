@@ -43,6 +43,11 @@ def take(bed: Bed, store: SqliteStore, holder: str, **choices: Any) -> Any:
     return bed.run(store.acquire(claim(holder, **choices), None, LONG))
 
 
+def sweep_all(bed: Bed, store: SqliteStore) -> None:
+    for _ in range(2):  # the second one starts again at the first name
+        bed.run(store._sweep())
+
+
 def test_free_lock_is_granted_with_the_wall_time_as_fence(bed: Bed, store: SqliteStore) -> None:
     assert take(bed, store, "one") == Granted(bed.wall_us)
 
@@ -261,6 +266,17 @@ def test_reboot_voids_grants_and_tickets_but_keeps_fences(bed: Bed, store: Sqlit
     assert take(bed, after, "three") == Granted(first.fence + 1)
 
 
+def test_reboot_voids_shared_grants_but_keeps_their_fence(bed: Bed, store: SqliteStore) -> None:
+    take(bed, store, "one", weight=1, limit=2)
+    last = take(bed, store, "two", weight=1, limit=2)
+    bed.run(store.close())
+    bed.boot, bed.clock, bed.wall_us = "the next boot", 5.0, bed.wall_us - 1_000_000
+    after = bed.store()
+    assert bed.run(after.inspect("report", LONG)) == LockInfo("report", fence=last.fence)
+    assert bed.run(after.renew([Renewal("report", "one", 10.0, shared=True)], LONG)) == [False]
+    assert take(bed, after, "three") == Granted(last.fence + 1)
+
+
 def test_grants_survive_within_one_boot(bed: Bed, store: SqliteStore) -> None:
     take(bed, store, "one")
     bed.run(store.close())
@@ -285,6 +301,32 @@ def _answer(operation: Callable[[], Any]) -> Any:
         return operation()
     except ConfigurationError as error:
         return str(error)
+
+
+@pytest.mark.parametrize("end", ["release", "expiry"])
+def test_fence_of_a_reader_that_held_for_days_is_kept(bed: Bed, store: SqliteStore, end: str) -> None:
+    granted = take(bed, store, "one", weight=1, ttl=transactions.KEPT_FOR)
+    for _ in range(3):
+        bed.clock += 0.9 * transactions.KEPT_FOR
+        bed.run(store.renew([Renewal("report", "one", transactions.KEPT_FOR, shared=True)], LONG))
+        sweep_all(bed, store)
+    assert bed.run(store.inspect("report", LONG)).holder == "one"
+    if end == "expiry":
+        bed.clock += transactions.KEPT_FOR
+    assert bed.run(store.release("report", "one", LONG)) is (end == "release")
+    sweep_all(bed, store)
+    assert bed.run(store.inspect("report", LONG)) == LockInfo("report", fence=granted.fence)
+    bed.clock += transactions.KEPT_FOR + 1
+    sweep_all(bed, store)
+    assert bed.run(store.inspect("report", LONG)) == LockInfo("report")
+
+
+def test_expired_readers_do_not_stay_in_the_file(bed: Bed, store: SqliteStore) -> None:
+    for number in range(20):
+        take(bed, store, f"reader{number}", weight=1, ttl=1.0)
+        bed.clock += 1
+    rows = bed.run(store._database.run(lambda file: file.execute("SELECT holder FROM shared_grant").fetchall(), LONG))
+    assert rows == [("reader19",)]
 
 
 class Twin:

@@ -39,10 +39,11 @@ UPDATE lock SET expires_at = ? WHERE name = ? AND holder = ? AND expires_at > ?;
 -- In: expires_at, name, holder, now. Changes 1 row if the grant was the holder's and had not expired.
 UPDATE shared_grant SET expires_at = ? WHERE name = ? AND holder = ? AND expires_at > ?;
 
--- read: read the row of one lock. In: name. Out: fence, holder, owner, since, expires_at.
-SELECT fence, holder, owner, since, expires_at FROM lock WHERE name = ?;
+-- read: read the row of one lock. In: name. Out: fence, holder, owner, since, expires_at, whether it has waiters.
+SELECT fence, holder, owner, since, expires_at, EXISTS (SELECT 1 FROM waiter WHERE waiter.name = lock.name)
+FROM lock WHERE name = ?;
 
--- shared_grants: read the shared grants of one lock, expired ones included, in the order of their fences.
+-- shared_grants: read the shared grants of one lock in the order of their fences.
 -- In: name, the latest expiry to leave out, limit. Out: fence, holder, owner, since, expires_at, slots.
 SELECT fence, holder, owner, since, expires_at, slots
 FROM shared_grant WHERE name = ? AND expires_at > ? ORDER BY fence LIMIT ?;
@@ -104,10 +105,9 @@ FROM waiter WHERE name = ? AND expires_at > ? ORDER BY ticket, holder LIMIT ?;
 SELECT count(*) FROM waiter WHERE name = ? AND expires_at > ?;
 
 -- page: list the next locks in order of their names, with the number of live waiters.
--- In: now, last name of the previous page, limit. Out: name, waiting, and the row as in `read`.
-SELECT name,
-    (SELECT count(*) FROM waiter WHERE waiter.name = lock.name AND waiter.expires_at > ?),
-    fence, holder, owner, since, expires_at
+-- In: now, last name of the previous page, limit. Out: name, fence, holder, owner, since, expires_at, waiting.
+SELECT name, fence, holder, owner, since, expires_at,
+    (SELECT count(*) FROM waiter WHERE waiter.name = lock.name AND waiter.expires_at > ?)
 FROM lock WHERE name > ? ORDER BY name LIMIT ?;
 
 -- state: Out: boot, swept.

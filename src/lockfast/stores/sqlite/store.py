@@ -370,7 +370,8 @@ class SqliteStore(Store):
             inbox = self._inbox
             with connection:
                 connection.execute(begin)
-                tx = Transaction(connection.execute, self._now(), self._wall_us(), inbox.channel_to, inbox.address, [])
+                now, wall_us = self._now(), self._wall_us()
+                tx = Transaction(connection.execute, now, wall_us, inbox.channel_to, inbox.address, [], {})
                 return step(tx), tx.outgoing
 
         result, outgoing = await self._database.run(work, until, even_closed=even_closed)

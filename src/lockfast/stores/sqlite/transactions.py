@@ -61,7 +61,8 @@ class Outgoing(NamedTuple):
 
 class Transaction(NamedTuple):
     """The context of one transaction. `channel_to(address, holder)` returns None for a dead waiter; `address` is this
-    client's own inbox."""
+    client's own inbox. `channels` are those to other clients by address: many readers of one client may be granted at
+    once."""
 
     execute: Callable[..., sqlite3.Cursor]
     now: float
@@ -69,6 +70,7 @@ class Transaction(NamedTuple):
     channel_to: Callable[[str, str], Channel | None]
     address: str
     outgoing: list[Outgoing]
+    channels: dict[str, Channel]
 
 
 class Waiter(NamedTuple):
@@ -99,17 +101,20 @@ class Grant(NamedTuple):
 class Lock:
     """One lock in a transaction that may write. `fence` is the last one, 0 for none.
 
-    Invariant: `grants` has the live grants by holder id, in the order of their fences. The methods that change it write
-    to the file too.
+    Invariants: `grants` has the live grants by holder id, in the order of their fences, and the methods that change it
+    write to the file too. `queued` says whether the lock had waiters when it was read or last served.
     """
 
     def __init__(self, tx: Transaction, name: str) -> None:
         self.tx, self.name = tx, name
         row = tx.execute(SQL["read"], (name,)).fetchone()
         self.fence: int = 0 if row is None else row[0]
-        if row is not None and row[1] is None and tx.execute(SQL["drop_expired"], (name, tx.now)).rowcount:
+        self.queued: bool = row is not None and row[5] == 1
+        grants = [] if row is None else _grants(tx, name, row)
+        self.grants = {grant.holder: grant for grant in grants if grant.expires_at > tx.now}
+        if len(self.grants) < len(grants) and row[1] is None:
+            tx.execute(SQL["drop_expired"], (name, tx.now))
             tx.execute(SQL["release"], (self.fence, tx.now, name))  # the last use
-        self.grants = {} if row is None else {grant.holder: grant for grant in _grants(tx, name, row)}
 
     @property
     def live(self) -> list[LiveGrant]:
@@ -168,15 +173,15 @@ class Lock:
         return grant.granted
 
 
-def _grants(tx: Transaction, name: str, row: tuple[int, str | None, str, float, float], most: int = -1) -> list[Grant]:
-    """The live grants of a lock in the order of their fences, at most `most` unless that is negative.
+def _grants(tx: Transaction, name: str, row: Any, after: float = 0.0, most: int = -1) -> list[Grant]:
+    """The grants of a lock that end later than `after`, in the order of their fences, from the row of the lock.
 
-    `row` is the row of the lock.
+    At most `most` of them, unless that is negative.
     """
-    fence, holder, owner, since, expires_at = row
+    fence, holder, owner, since, expires_at, _ = row
     if holder is not None:
-        return [Grant(fence, holder, owner, since, expires_at)] if expires_at > tx.now else []
-    rows = tx.execute(SQL["shared_grants"], (name, tx.now, most)).fetchall()
+        return [Grant(fence, holder, owner, since, expires_at)] if expires_at > after else []
+    rows = tx.execute(SQL["shared_grants"], (name, after, most)).fetchall()
     return [_shared_grant(*shared) for shared in rows]
 
 
@@ -190,11 +195,10 @@ def acquire(tx: Transaction, claim: Claim, enqueue: Enqueue | None) -> Answer:
     lock, ticket = Lock(tx, claim.name), None
     if claim.holder in lock.grants:
         return lock.renew(claim)
-    head = lock.head()
-    if head is None or _ticket(tx, claim) is None:  # a queued claim waits for its turn
+    if not lock.queued or _ticket(tx, claim) is None:  # a queued claim waits for its turn
         refuse_other_mode(lock.live, claim)
     slots = admit(lock.live, claim)
-    if head is not None:
+    if lock.queued:
         if enqueue is not None:  # a returning waiter may have the first ticket
             ticket = _enqueue(tx, claim, enqueue)
         if slots is not None or any(one.mode is not Mode.EXCLUSIVE for one in lock.grants.values()):
@@ -202,7 +206,7 @@ def acquire(tx: Transaction, claim: Claim, enqueue: Enqueue | None) -> Answer:
             _serve(lock, claim.holder, notify=slots is not None)
         if claim.holder in lock.grants:
             return lock.renew(claim)
-        slots = admit(lock.live, claim, queued_before=lock.head() is not None)
+        slots = admit(lock.live, claim, queued_before=lock.queued)
     if slots is not None:
         return lock.grant(claim, slots)
     if enqueue is None:
@@ -217,7 +221,7 @@ def acquire_all(tx: Transaction, claims: Sequence[Claim]) -> list[Granted] | Non
     found: list[tuple[Lock, Claim, tuple[int, ...] | None]] = []
     for claim in claims:
         lock = Lock(tx, claim.name)
-        slots = admit(lock.live, claim, queued_before=lock.head() is not None)
+        slots = admit(lock.live, claim, queued_before=lock.queued)
         if claim.holder in lock.grants:
             slots = None  # a repeated request
         elif slots is None:
@@ -236,10 +240,10 @@ def renew(tx: Transaction, renewal: Renewal) -> bool:
 
 def release(tx: Transaction, name: str, holder: str) -> bool:
     lock = Lock(tx, name)
-    head = lock.head()
     ours = holder in lock.grants
     if ours:
         lock.end(holder)
+    head = lock.head() if lock.queued else None
     if head is not None:
         tx.execute(SQL["remove_waiter"], (name, holder))
         _serve(lock, notify=ours or head.claim.holder == holder)
@@ -283,8 +287,8 @@ def force_release(tx: Transaction, name: str, holder: str) -> bool:
 def listing(tx: Transaction, pattern: str, cursor: str) -> Page:
     rows = tx.execute(SQL["page"], (tx.now, cursor, PAGE)).fetchall()
     infos = tuple(
-        LockInfo(name, _holders(tx, name, row, MOST_LISTED), row[0], waiting=waiting)
-        for name, waiting, *row in rows
+        LockInfo(name, _holders(tx, name, row, MOST_LISTED), row[0], waiting=row[5])
+        for name, *row in rows
         if values.fits(name, pattern)
     )
     return Page(infos, rows[-1][0] if len(rows) == PAGE else "")
@@ -315,7 +319,7 @@ def _holders(tx: Transaction, name: str, row: Any, most: int) -> tuple[HolderInf
             one.mode,
             one.slots,
         )
-        for one in _grants(tx, name, row, most)
+        for one in _grants(tx, name, row, tx.now, most)
     )
 
 
@@ -361,17 +365,19 @@ def _serve(lock: Lock, caller: str | None = None, *, notify: bool = True) -> Non
             tx.outgoing.append(Outgoing(name, claim.holder, notification, channel))
         if slots is None:
             return
+    lock.queued = False
 
 
 def _channel_to(tx: Transaction, waiter: Waiter) -> Channel | None:
     """Open the channel to a waiter. If it is gone, remove it from the queue."""
-    name, holder = waiter.claim.name, waiter.claim.holder
-    channel = tx.channel_to(waiter.address, holder)
-    if channel is None:
-        if waiter.address == tx.address:
-            tx.execute(SQL["remove_waiter"], (name, holder))
-        else:  # its process is gone with all its waiters, perhaps thousands
-            tx.execute(SQL["remove_client"], (name, waiter.address))
+    name, holder, address = waiter.claim.name, waiter.claim.holder, waiter.address
+    channel = tx.channels.get(address) or tx.channel_to(address, holder)
+    if channel is not None and address != tx.address:
+        tx.channels[address] = channel
+    elif channel is None and address == tx.address:
+        tx.execute(SQL["remove_waiter"], (name, holder))
+    elif channel is None:  # its process is gone with all its waiters, perhaps thousands
+        tx.execute(SQL["remove_client"], (name, address))
     return channel
 
 
