@@ -37,6 +37,7 @@ def test_local_stores_promise_one_holder_within_their_reach(flavour: str, tmp_pa
         assert (found.facts.engine, found.facts.reach) == (engine, reach)
         assert found.about("one holder").verdict is Verdict.YES
         assert found.about("reach").verdict is Verdict.NO
+        assert found.about("semaphores").verdict is Verdict.YES
         assert found.about("stopped").verdict is Verdict.NO
         assert not found.dangers
 
@@ -148,6 +149,7 @@ DOWN = Facts("valkey", silent="no connection")
 @pytest.mark.system("C6")
 def test_the_verdicts_of_a_quorum_follow_its_servers() -> None:
     sound = quorum(KEEPS, KEEPS, KEEPS)
+    assert sound.about("semaphores").verdict is Verdict.NO
     assert not sound.dangers
     assert sound.about("order").verdict is Verdict.NO
     assert quorum(KEEPS, KEEPS, DOWN).about("outage").verdict is Verdict.YES

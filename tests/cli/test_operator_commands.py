@@ -90,7 +90,7 @@ def test_doctor_accepts_a_working_store(target: Target) -> None:
     done = target.run("doctor")
     lines = done.stdout.splitlines()
     topics = {line.split()[1]: line.split()[0] for line in lines if line[:1].isalpha() and len(line.split()) > 2}
-    for topic in ("connection", "locking", "waiting", "force", "listing"):
+    for topic in ("connection", "locking", "waiting", "force", "sharing", "listing"):
         assert topics[topic] == "ok", done.stdout
     output = json.loads(target.run("doctor", "--json").stdout)
     assert output["fit"] is (done.returncode == 0)

@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 import lockfast
-from lockfast.cli.arguments import add_store, connect, print_json
+from lockfast.cli.arguments import STORE_TIMEOUT, add_store, connect, print_json
 from lockfast.cli.measure import acquired, handoff, timed
 from lockfast.cli.terminal import Terminal
 from lockfast.cli.view import duration
@@ -84,6 +84,7 @@ def examine(args: argparse.Namespace, locks: lockfast.Locks, name: str) -> Itera
     yield Finding("round trip", NOTE, slow) if trip > SLOW else Finding("round trip", OK, f"{trip * 1000:.2f} ms.")
     yield from _server(locks)
     with connect(args) as other:
+        yield _sharing(locks, other, name)
         for topic, check in (("locking", _exclusion), ("waiting", _handoff), ("force release", _force_release)):
             try:
                 yield Finding(topic, OK, check(locks, other, name))
@@ -100,6 +101,31 @@ def examine(args: argparse.Namespace, locks: lockfast.Locks, name: str) -> Itera
         yield Finding("key events", OK, "A holder is notified if its lock is deleted or overwritten.")
     else:
         yield Finding("key events", NOTE, "A holder whose lock is deleted or overwritten notices at its next renewal.")
+
+
+def _sharing(locks: lockfast.Locks, other: lockfast.Locks, name: str) -> Finding:
+    """Try what the store offers beside exclusive locks. Few accounts need it, so a refusal is a note."""
+    offered = locks.session.store.capabilities
+    try:
+        if offered.readers:
+            with _reader(locks, name), _reader(other, name):
+                pass
+        if offered.permits:
+            with _permit(locks, name), _permit(other, name):
+                pass
+    except LockError as error:
+        return Finding("sharing", NOTE, f"Readers or permits do not work for this account: {error} {PERMISSIONS}")
+    if offered.readers and offered.permits:
+        return Finding("sharing", OK, "Readers share a lock, and so do the holders of permits.")
+    return Finding("sharing", NOTE, "Readers share a lock." if offered.readers else "Every lock has one holder.")
+
+
+def _reader(locks: lockfast.Locks, name: str) -> lockfast.Lock:
+    return locks.rwlock(name, timeout=STORE_TIMEOUT).reader
+
+
+def _permit(locks: lockfast.Locks, name: str) -> lockfast.Semaphore:
+    return locks.semaphore(name, 2, timeout=STORE_TIMEOUT)
 
 
 def _server(locks: lockfast.Locks) -> Iterator[Finding]:

@@ -80,7 +80,7 @@ def guarantees_of(facts: Facts) -> Guarantees:
         "A holder that is paused past its deadline (a stopped process, a suspended machine) may write once more when "
         "it resumes. Only a resource that checks the fence rejects that write."
     )
-    return Guarantees(facts, (*rules(facts), Guarantee("stopped", Verdict.NO, paused)))
+    return Guarantees(facts, (*rules(facts), _semaphores(facts), Guarantee("stopped", Verdict.NO, paused)))
 
 
 def _local(facts: Facts) -> Iterator[Guarantee]:
@@ -112,6 +112,19 @@ def _server(facts: Facts) -> Iterator[Guarantee]:
     yield _eviction(facts)
     yield _outage(facts)
     yield _clock(facts)
+
+
+def _semaphores(facts: Facts) -> Guarantee:
+    if facts.topology is not Topology.QUORUM:
+        text = "At most as many valid permits as the limit that all clients use"
+        if facts.reach != "network":
+            return Guarantee("semaphores", Verdict.YES, f"{text}.")
+        return Guarantee("semaphores", Verdict.IF, f"{text}, as long as the server keeps its data.")
+    text = (
+        "A quorum has none. With three servers and a limit of two, three clients could each have two votes, while "
+        "every server has granted only two permits."
+    )
+    return Guarantee("semaphores", Verdict.NO, text)
 
 
 def _order(facts: Facts) -> Guarantee:
