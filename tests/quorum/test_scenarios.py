@@ -11,6 +11,7 @@ from lockfast.core.quorum import members, rules
 from lockfast.core.quorum.members import Member, Members, RenewalVotes, Votes
 from lockfast.core.quorum.store import QuorumMailbox, QuorumStore
 from lockfast.errors import LockError
+from tests.quorum import reader_scenarios as readers
 from tests.quorum import scenarios
 from tests.quorum.scenarios import (
     a_denied_try_leaves_nothing_behind,
@@ -41,7 +42,8 @@ from verify.mutation import python
 Scenario = Callable[[World], Coroutine[Any, Any, None]]
 SCENARIOS = [
     one
-    for one in vars(scenarios).values()
+    for module in (scenarios, readers)
+    for one in vars(module).values()
     if iscoroutinefunction(one) and list(one.__annotations__) == ["world", "return"]
 ]
 
@@ -225,14 +227,143 @@ MUTANTS = {
     ),
 }
 
+READER_MUTANTS = {
+    "the fence of a reader is not raised": mutant(
+        QuorumStore,
+        "settle",
+        "if lower:",
+        "if lower and not record.claim.weight:",
+        readers.the_fence_of_a_reader_is_raised_before_it_is_used,
+    ),
+    "no check that a majority has the raised fence of a reader": mutant(
+        QuorumStore,
+        "settle",
+        RECHECK,
+        RECHECK.replace("if ", "if not record.claim.weight and (").replace("[1]:", "[1]):"),
+        readers.the_fence_of_a_reader_is_not_used_before_a_majority_has_it,
+    ),
+    "votes for earlier attempts of a reader count": mutant(
+        QuorumMailbox,
+        "_count_received",
+        "elif received.attempt != votes.attempt:",
+        "elif received.attempt != votes.attempt and not self._record.claim.weight:",
+        readers.a_vote_for_an_earlier_attempt_of_a_reader_does_not_count,
+    ),
+    "a reader needs no majority": mutant(
+        QuorumStore,
+        "settle",
+        "if len(granted) < members.majority:\n        return None",
+        "if len(granted) < members.majority - record.claim.weight:\n        return None",
+        readers.a_reader_on_half_of_the_servers_does_not_hold,
+    ),
+    "a downgrade needs no majority": mutant(
+        QuorumStore,
+        "downgrade",
+        "(downgraded,) = votes.results()",
+        "downgraded = True",
+        readers.a_downgrade_needs_a_majority_that_had_the_lease,
+    ),
+    "a member without the lease votes for a downgrade": mutant(
+        QuorumStore,
+        "downgrade",
+        "votes.count(member, [reply])",
+        "votes.count(member, [True])",
+        readers.a_downgrade_needs_a_majority_that_had_the_lease,
+    ),
+    "a denied downgrade leaves votes": mutant(
+        QuorumStore,
+        "downgrade",
+        "if not downgraded:",
+        "if False:",
+        readers.a_downgrade_needs_a_majority_that_had_the_lease,
+    ),
+    "missing replies deny a downgrade": mutant(
+        QuorumStore,
+        "downgrade",
+        "raise self.members.not_reached({}, sent=True)",
+        "return False",
+        readers.a_downgrade_with_missing_replies_is_unknown,
+    ),
+    "a member that missed a downgrade stays exclusive": mutant(
+        QuorumStore,
+        "downgrade",
+        "record.exclusive_on = set(record.sent_to)",
+        "record.exclusive_on = set()",
+        readers.a_renewal_finishes_a_downgrade,
+    ),
+    "a renewal from before a downgrade ends the lease": mutant(
+        QuorumStore,
+        "renew",
+        " if one.shared or one.holder not in downgraded",
+        "",
+        readers.a_renewal_from_before_a_downgrade_does_not_end_the_lease,
+    ),
+    "a downgraded lease is restored as exclusive": mutant(
+        QuorumStore,
+        "_restore",
+        "if claim.weight:",
+        "if False:",
+        readers.a_downgraded_lease_is_restored_as_a_reader,
+    ),
+    "a restored reader outlives its release": mutant(
+        QuorumStore,
+        "_restore",
+        "if renewal.holder not in self._records:",
+        "if False:",
+        readers.a_released_reader_is_not_restored,
+    ),
+    "readers exclude each other": mutant(
+        rules,
+        "standing",
+        " and not one.mode is claim.mode is Mode.READ",
+        "",
+        readers.a_reader_does_not_wait_for_the_majority_of_another,
+    ),
+    "each reader is a party of its own": mutant(
+        rules,
+        "_party",
+        "(True, holder) if mode is Mode.EXCLUSIVE else (False, mode.value)",
+        "(True, holder)",
+        readers.a_writer_yields_to_readers_that_wait_for_one_another,
+    ),
+    "a reader that yields keeps its ticket": mutant(
+        QuorumMailbox,
+        "_resolve_split",
+        "if claim.weight:",
+        "if False:",
+        readers.readers_that_are_behind_yield_together,
+    ),
+    "a refused reader keeps its votes": mutant(
+        QuorumStore,
+        "acquire",
+        "except ConfigurationError:",
+        "except ZeroDivisionError:",
+        readers.a_server_with_a_semaphore_refuses_a_reader_everywhere,
+    ),
+    "a reader on one member is shown": mutant(
+        QuorumStore,
+        "inspect",
+        "views, self.members.majority",
+        "views, 1",
+        readers.only_readers_of_a_majority_are_shown,
+    ),
+    "one exclusive grant is shown as a writer": mutant(
+        rules,
+        "_merge_votes",
+        "len(grants) - len(shared) < needed",
+        "len(grants) - len(shared) < 1",
+        readers.a_holder_is_shown_as_exclusive_while_a_majority_is,
+    ),
+}
+
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: str(scenario.__name__))
 def test_the_shipped_store_decides_correctly(scenario: Scenario) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [*MUTANTS, *READER_MUTANTS])
 def test_a_planted_error_is_detected(name: str) -> None:
-    plant, scenario = MUTANTS[name]
+    plant, scenario = (MUTANTS | READER_MUTANTS)[name]
     with plant(), pytest.raises((AssertionError, LockError, pytest.fail.Exception)):
         play(scenario)

@@ -60,7 +60,7 @@ class Server:
         self.started_at = loop.time() - 1e6
         self.hub = Hub(wall_us=lambda: 0 if clock is None else int(clock() * 1e6))
         self.request_delay = self.reply_delay = LATENCY
-        self.preemption = 0.0  # seconds for which a client's thread is preempted before it sends a reassertion
+        self.preemption = 0.0  # seconds for which a client's thread is preempted before it sends a claim
         self.connection_epoch = 0
         self.executed: list[str] = []
         self.after: dict[tuple[str, int], Callable[[], None]] = {}
@@ -183,6 +183,8 @@ class Member(MemoryStore, MemberStore):
         return task.result()
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        if self.server.preemption:
+            await asyncio.sleep(self.server.preemption)
         return await self._send("acquire", partial(super().acquire, claim, enqueue, until), until)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
@@ -210,7 +212,7 @@ class Member(MemoryStore, MemberStore):
         async def operation() -> bool:
             view = self.server.view
             if view.holder is None and (view.fence or 0) < fence:
-                self.server.hub.space.acquire(claim._replace(floor=fence), None, self.server.loop.time())
+                self.server.hub.space.acquire(claim._replace(floor=fence, weight=0), None, self.server.loop.time())
             return self.server.view.holder == claim.holder
 
         await asyncio.sleep(self.server.preemption)
