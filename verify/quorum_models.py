@@ -21,23 +21,23 @@ ENOUGH = rules.majority(SERVERS)
 KEYS = [key.decode() for key in keys_of("door")[:7]]
 
 
-async def request(me: Process, server: int, floor: int = 0) -> int | None:
+async def request(me: Process, server: int, weight: int, floor: int = 0) -> int | None:
     """Return the fence that a server granted; None if it denied the claim or did not reply."""
     floors = [floor] if floor else []
     try:
         answer: Any = await me.command(
-            "EVAL", ACQUIRE.text, 7, *KEYS, me.name, TTL_MS, "host:1:", "", 0, "", 1, 0, 0, *floors, server=server
+            "EVAL", ACQUIRE.text, 7, *KEYS, me.name, TTL_MS, "host:1:", "", 0, "", 1, weight, 0, *floors, server=server
         )
     except StoreUnavailable:
         return None
     return answer if isinstance(answer, int) else None
 
 
-async def vote(me: Process, *, raises: bool) -> tuple[dict[int, int], int]:
+async def vote(me: Process, weight: int, *, raises: bool) -> tuple[dict[int, int], int]:
     """Return the fence of each node that granted the lock, and the fence to use: 0 without a majority."""
     fences: dict[int, int] = {}
     for server in range(SERVERS) if me.name == "A" else reversed(range(SERVERS)):
-        fence = await request(me, server)
+        fence = await request(me, server, weight)
         if fence is not None:
             fences[server] = fence
         if len(fences) >= ENOUGH:
@@ -46,7 +46,7 @@ async def vote(me: Process, *, raises: bool) -> tuple[dict[int, int], int]:
         return fences, 0
     highest, behind = rules.choose_fence(fences, SERVERS)
     for server in behind if raises else []:
-        raised = await request(me, server, floor=highest)
+        raised = await request(me, server, weight, floor=highest)
         if raised is None:
             del fences[server]
         else:
@@ -54,9 +54,9 @@ async def vote(me: Process, *, raises: bool) -> tuple[dict[int, int], int]:
     return fences, highest if len(fences) >= ENOUGH else 0
 
 
-async def attempt(me: Process, *, raises: bool) -> bool:
+async def attempt(me: Process, weight: int, *, raises: bool) -> bool:
     sent_at = me.now()
-    _, fence = await vote(me, raises=raises)
+    _, fence = await vote(me, weight, raises=raises)
     held = bool(fence) and rules.has_enough_validity(me.now(), sent_at, TTL)
     if held:
         me.enter(until=valid_until(sent_at, TTL), fence=fence)
@@ -70,23 +70,25 @@ async def attempt(me: Process, *, raises: bool) -> bool:
     return held
 
 
-def program(*, raises: bool, waits: bool) -> Program:
+def program(weight: int, *, raises: bool, waits: bool) -> Program:
     async def run(me: Process) -> None:
         if waits:
             await me.work()  # until the other client signals
         for _ in range(2):
-            if await attempt(me, raises=raises):
+            if await attempt(me, weight, raises=raises):
                 break
         me.signal()
 
     return run
 
 
-def model(name: str, checked: str, *, raises: bool = True, in_sequence: bool = True, **faults: int) -> Model:
-    """B runs after A, or both run at the same time."""
+def model(
+    name: str, checked: str, *, raises: bool = True, in_sequence: bool = True, reader: str = "", **faults: int
+) -> Model:
+    """B runs after A, or both run at the same time. One of them may be a reader."""
     clients = [
-        Client("A", program(raises=raises, waits=False)),
-        Client("B", program(raises=raises, waits=in_sequence), after="A" if in_sequence else None),
+        Client("A", program(int(reader == "A"), raises=raises, waits=False)),
+        Client("B", program(int(reader == "B"), raises=raises, waits=in_sequence), after="A" if in_sequence else None),
     ]
     return Model(name, clients, faults, 1.0, servers=SERVERS, rules=frozenset({*checked.split(), "ER"}))
 
@@ -99,6 +101,11 @@ def models() -> list[Model]:
         model("fences, a restart without data", "FT", restart=1, lose_request=1),
         model("concurrent, slow network", "ME FT", in_sequence=False, slow=1),
         model("concurrent, a lost reply", "ME FT", in_sequence=False, lose_reply=1),
+        model("a reader, then a writer, lost requests", "ME FT", reader="A", lose_request=3),
+        model("a writer, then a reader, lost replies", "ME FT", reader="B", lose_reply=2),
+        model("a reader, then a writer, a restart without data", "FT", reader="A", restart=1, lose_request=1),
+        model("a reader beside a writer, slow network", "ME FT", reader="A", in_sequence=False, slow=1),
+        model("a reader beside a writer, a lost reply", "ME FT", reader="A", in_sequence=False, lose_reply=1),
     ]
 
 
@@ -109,6 +116,6 @@ def thorough() -> list[Model]:
     ]
 
 
-def broken() -> Model:
+def broken(reader: str = "") -> Model:
     """A quorum that does not write the highest fence back to the other nodes."""
-    return model("fences not raised", "FT", raises=False, lose_request=2)
+    return model("fences not raised", "FT", raises=False, reader=reader, lose_request=2)

@@ -191,6 +191,7 @@ def test_no_valid_writer_beside_a_reader_or_a_writer(seed: int) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("first", [100, 125, 150, 175])
 @pytest.mark.parametrize("reads", [0.0, 0.3, 0.6, 0.9])
-def test_the_same_holds_for_many_seeds(reads: float) -> None:
-    assert sum(simulate(seed, reads).grants for seed in range(100, 200)) > 2_000
+def test_the_same_holds_for_many_seeds(reads: float, first: int) -> None:
+    assert sum(simulate(seed, reads).grants for seed in range(first, first + 25)) > 500

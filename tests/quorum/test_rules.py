@@ -11,6 +11,7 @@ from lockfast.values import Mode
 from tests.quorum.virtual import claim, reading, view
 from verify import quorum_models as quorum
 from verify.explorer import Explorer
+from verify.mutation import lua
 from verify.world import Model
 
 
@@ -32,10 +33,28 @@ def test_the_same_holds_in_larger_models(model: Model) -> None:
     check(model, 300.0)
 
 
-def test_a_fence_repeats_if_the_highest_is_not_written_to_a_majority() -> None:
-    report = Explorer(quorum.broken()).run(most_seconds=60.0)
+@pytest.mark.parametrize("reader", ["", "A", "B"])
+def test_a_fence_repeats_if_the_highest_is_not_written_to_a_majority(reader: str) -> None:
+    report = Explorer(quorum.broken(reader)).run(most_seconds=60.0)
     assert report.violation is not None
     assert report.violation.rule == "FT"
+
+
+SHARED_SCRIPT_MUTANTS = {
+    "the raised fence of a reader is not remembered": ("if fence_in(call('GET', meta)) < floor then", "if false then"),
+    "the fence of a reader is not raised": ("if floor and tonumber(fence_digits) < floor then", "if false then"),
+    "a writer enters beside readers": (
+        "if weight == '0' then return false end",
+        "if weight == '0' then return true end",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_SCRIPT_MUTANTS)
+def test_an_error_in_the_script_for_readers_is_detected(name: str) -> None:
+    with lua("acquire", *SHARED_SCRIPT_MUTANTS[name]):
+        reports = [Explorer(model).run(most_seconds=60.0) for model in quorum.models() if "reader" in model.name]
+    assert any(report.violation is not None for report in reports)
 
 
 def test_exactly_one_contender_is_ahead_in_a_split_vote() -> None:
