@@ -16,8 +16,8 @@ Rules:
 - Readers and permits of the same name exclude each other. A claim that finds the lock held in the other shared mode is
   refused, because the name is probably used by mistake; one that is already queued waits.
 
-The memory store and SQLite call these functions. The Lua scripts, etcd and ZooKeeper follow the same rules, and tests
-compare them with these functions on random histories.
+The memory store, SQLite, etcd and ZooKeeper call these functions. The Lua scripts follow the same rules, and tests
+compare them on random histories.
 """
 
 from __future__ import annotations
