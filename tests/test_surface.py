@@ -419,3 +419,12 @@ async def test_a_server_that_is_down(d: Driver, caplog: pytest.LogCaptureFixture
             assert no_password(report(caught.value))
         await done(client.close())
     assert no_password(logged(caplog) + f"{client!r}")
+
+
+@pytest.mark.parametrize("make", ["locks", "lock", "lease", "semaphore"])
+def test_pickling_says_what_to_do_instead(make: str) -> None:
+    locks = lockfast.connect(f"memory://pickling-{make}")
+    lease = locks.lock("y").acquire()
+    things = {"locks": locks, "lock": locks.lock("x"), "lease": lease, "semaphore": locks.semaphore("z", 2)}
+    with pytest.raises(TypeError, match=r"connect\(\) in the other process.*lease.export\(\)"):
+        pickle.dumps(things[make])

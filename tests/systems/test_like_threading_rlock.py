@@ -16,6 +16,7 @@ import lockfast
 from lockfast import Locks
 from lockfast.client.rlock import RLock
 from tests.support.servers import Server
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.system("D4")
 
@@ -220,3 +221,39 @@ def test_depth_is_per_thread(lock: RLock) -> None:
         assert lock.depth == 1
         in_threads(lambda: _equal(lock.depth, 0))
     assert lock.depth == 0
+
+
+def test_a_condition_waits_on_an_rlock_at_any_depth(valkey: Server) -> None:
+    """A condition of `threading` asks its lock whether the caller owns it, and releases all levels while it waits."""
+    with lockfast.connect(valkey.url) as locks, lockfast.connect(valkey.url) as elsewhere:
+        lock = locks.rlock("condition")
+        condition = threading.Condition(lock)  # type: ignore[arg-type] # it works with every lock that has these methods
+        with pytest.raises(RuntimeError, match="un-acquired"):
+            condition.wait(0)
+        arrived: list[int] = []
+
+        def wait() -> None:
+            with condition, condition:
+                condition.wait_for(lambda: arrived, timeout=20)
+                arrived.append(lock.depth)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: condition._waiters, "the thread to wait")  # type: ignore[attr-defined]
+        other = elsewhere.lock("condition").acquire(timeout=20)
+        assert other is not None
+        other.release()
+        with condition:
+            arrived.append(0)
+            condition.notify()
+        thread.join(20)
+        assert arrived == [0, 2]
+        assert not lock.locked()
+        assert locks.session.keepalive.held() == []
+
+
+def test_the_longest_timeout_of_threading_is_no_limit() -> None:
+    lock = lockfast.connect("memory://").lock("longest")
+    lease = lock.acquire(timeout=threading.TIMEOUT_MAX)
+    assert lease is not None
+    assert lease.release()

@@ -12,6 +12,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from lockfast.client.session import NotPickled
 from lockfast.core.acquire import Grant, downgrade
 from lockfast.core.lease_state import ALIVE, AT_RISK, LOST, RELEASED, LeaseState, State
 from lockfast.core.local_handoff import PooledGrant
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lockfast")
 
 
-class BaseLease:
+class BaseLease(NotPickled):
     """The rules of a lease in both flavours."""
 
     # The values of every new lease stand in the class, which makes construction cheap.

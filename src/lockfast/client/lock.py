@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, Unpack, cast
 from lockfast.client.guard import check_function, guarded, guarded_async
 from lockfast.client.lease import AsyncLease, BaseLease, Lease
 from lockfast.client.options import LockOptions, checked_timeout
-from lockfast.client.session import Session, session_of
+from lockfast.client.session import NotPickled, Session, session_of
 from lockfast.core import local_handoff
 from lockfast.core.acquire import Grant
 from lockfast.core.lease_state import ALIVE, LOST, RELEASED
@@ -174,7 +174,7 @@ def chosen_wait(blocking: bool, timeout: Seconds | None, default: float | None) 
     return wait if blocking else 0.0
 
 
-class BaseLock(Generic[LeaseT]):
+class BaseLock(NotPickled, Generic[LeaseT]):
     """The rules of a lock in both flavours.
 
     `_scopes` are the active `with` blocks, innermost last. `_leases` maps a thread or task to the leases that

@@ -9,7 +9,7 @@ from lockfast.client.guard import NameOf, check_function, guarded, guarded_async
 from lockfast.client.lease import AsyncLease, ExportedLease, Lease
 from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
 from lockfast.client.options import LockOptions, OnceOptions, SessionOptions
-from lockfast.client.session import Session
+from lockfast.client.session import NotPickled, Session
 from lockfast.core.acquire import Grant, adopt
 from lockfast.core.lease_state import valid_until
 from lockfast.core.retry import retry
@@ -69,7 +69,7 @@ class Listing:
         return info.locked or info.waiting > 0 or (self._free and info.fence is not None)
 
 
-class BaseLocks(Generic[LeaseT]):
+class BaseLocks(NotPickled, Generic[LeaseT]):
     """The rules of `Locks` in both flavours. `session` is the seam for extensions."""
 
     _lock_class: type[BaseLock[LeaseT]]

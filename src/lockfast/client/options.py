@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from _thread import TIMEOUT_MAX  # what `threading` exports, without loading it
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
@@ -136,8 +137,8 @@ _cached = functools.lru_cache(maxsize=256, typed=True)(_checked)
 
 
 def checked_timeout(value: Seconds | None) -> float | None:
-    """Return a timeout in seconds; None for no limit."""
-    if value is None:
+    """Return a timeout in seconds; None for no limit, which `threading.TIMEOUT_MAX` means too."""
+    if value is None or (type(value) is float and value == TIMEOUT_MAX):
         return None
     try:
         return seconds(value, "timeout")

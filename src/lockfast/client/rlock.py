@@ -24,7 +24,7 @@ from lockfast.core.lease_state import ALIVE, State
 from lockfast.core.local_handoff import ClaimTerms
 from lockfast.errors import LeaseLost
 from lockfast.runtime.base import run
-from lockfast.values import Seconds
+from lockfast.values import MOST_SECONDS, Seconds
 
 
 class Reentrant(BaseLock[LeaseT]):
@@ -149,6 +149,26 @@ class RLock(Reentrant[Lease], Lock):
     def release(self) -> bool:
         """Release one level, and with the outermost the lease; False if the lease had already ended."""
         return run(self._release())
+
+    # What `threading.Condition` needs of its lock. A wait ends the lease, and continues with a new one.
+
+    def _is_owned(self) -> bool:
+        return self.depth > 0
+
+    def _release_save(self) -> int:
+        lease, depth = self._levels.pop(self._session.runtime.caller())
+        run(lease._release())
+        return depth
+
+    def _acquire_restore(self, depth: int) -> None:
+        lease = None
+        while lease is None:
+            lease = run(self._acquire(True, MOST_SECONDS))
+        caller = lease._core.caller
+        self._levels[caller] = lease, depth
+        for scope in tuple(self._scopes):
+            if scope.caller == caller:
+                scope.lease = lease
 
 
 class AsyncRLock(Reentrant[AsyncLease], AsyncLock):

@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockfast.client.options import LockOptions, Options, checked
 from lockfast.core.acquire import Deadline
@@ -49,6 +49,16 @@ _exiting: list[bool] = []
 """Not empty once the program exits."""
 sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _of_client: MutableMapping[Any, Session] = weakref.WeakKeyDictionary()
+
+
+class NotPickled:
+    """Something that works only in the process that made it."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"A {type(self).__name__} cannot be pickled: its connection belongs to this process. Call connect() in the "
+            "other process, and pass the name of the lock; or pass the text of lease.export(), and adopt() it there."
+        )
 
 
 class Session:
