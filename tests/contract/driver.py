@@ -84,9 +84,9 @@ class Driver(ABC):
     def locks(self) -> Any:
         return self.connect()
 
-    def connect(self, **options: Any) -> Any:
-        """Another client of the same store; closed when the scenario ends."""
-        client = self.open(self.url, **{**self.options, **options})
+    def connect(self, *, url: str | None = None, **options: Any) -> Any:
+        """Another client of the same store, through a proxy if its url is given; closed when the scenario ends."""
+        client = self.open(url or self.url, **{**self.options, **options})
         self._clients.append(client)
         return client
 

@@ -6,6 +6,7 @@ A program prints a line at each point that a test waits for, and continues when 
 """
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -114,8 +115,72 @@ def wait_behind(client: Any, name: str, ttl: float) -> None:
     wait(client, name, ttl)
 
 
+def hold_permits(client: Any, name: str, ttl: float) -> None:
+    """Take all four permits of a semaphore, and hold them until a line arrives."""
+    semaphore = client.locks.semaphore(name, 4, ttl=ttl)
+    permit = client.do(lambda: semaphore.acquire(permits=4))
+    say("held", permit.fence)
+    next_line()
+    say(client.release(permit))
+
+
+def read(client: Any, name: str, ttl: float) -> None:
+    """Read until a line arrives."""
+    reader = client.locks.rwlock(name, ttl=ttl).reader
+    lease = client.do(reader.acquire)
+    say("held", lease.fence)
+    next_line()
+    say(client.release(lease))
+
+
+def pass_through(client: Any, name: str, ttl: float) -> None:
+    """Take one of four permits again and again; say when it was held, by the clock that all processes share."""
+    semaphore = client.locks.semaphore(name, 4, ttl=ttl, timeout=30)
+    next_line()
+    for _ in range(10):
+        permit = client.do(semaphore.acquire)
+        start = time.clock_gettime(time.CLOCK_BOOTTIME)
+        time.sleep(0.002)
+        end = time.clock_gettime(time.CLOCK_BOOTTIME)
+        client.release(permit)
+        say(permit.slot, start, end)
+
+
+def take_pairs(client: Any, name: str, ttl: float) -> None:
+    """Take several locks at once, in the order in which `name` lists them."""
+    locks = client.locks.all_of(*name.split(","), ttl=ttl, timeout=30)
+    next_line()
+    for _ in range(25):
+        client.release(client.do(locks.acquire))
+    say("done")
+
+
+def take_random_sets(client: Any, name: str, ttl: float) -> None:
+    """Take three of ten locks at once, some of them to read; `name` is the seed."""
+    randomness = random.Random(name)
+    next_line()
+    for _ in range(25):
+        names = [f"set:{number}" for number in randomness.sample(range(10), 3)]
+        reader = client.locks.rwlock(names[0], ttl=ttl).reader
+        chosen = reader if randomness.random() < 0.5 else names[0]
+        locks = client.locks.all_of(chosen, *names[1:], ttl=ttl, timeout=30)
+        client.release(client.do(locks.acquire))
+    say("done")
+
+
 ROLES: dict[str, Callable[[Any, str, float], None]] = {
-    role.__name__: role for role in (hold, wait, wait_ahead, wait_behind)
+    role.__name__: role
+    for role in (
+        hold,
+        wait,
+        wait_ahead,
+        wait_behind,
+        hold_permits,
+        read,
+        pass_through,
+        take_pairs,
+        take_random_sets,
+    )
 }
 
 
