@@ -23,7 +23,7 @@ from lockfast.values import (
     Taken,
 )
 from tests.quorum.scenarios import acquire, warm_up
-from tests.quorum.virtual import NAME, Server, World, claim, reading, view
+from tests.quorum.virtual import LATENCY, NAME, Server, World, claim, reading, view
 
 
 async def read(world: World, store: QuorumStore, holder: str, ttl: float = 30.0) -> int:
@@ -86,6 +86,30 @@ async def the_fence_of_a_reader_is_raised_before_it_is_used(world: World) -> Non
     world.servers[0].stop()
     world.servers[2].start()
     assert await acquire(world, writer, "writer") > fence
+
+
+async def fences_of_simultaneous_readers_are_between_those_of_writers(world: World) -> None:
+    """They reach two servers in different order, so each server grants the higher fence to another of them.
+
+    Then both of them use it. That is allowed, because readers do not exclude each other.
+    """
+    stores, writer = (world.client(), world.client()), world.client()
+    await warm_up(world, *stores, writer)
+    world.servers[2].stop()
+    before = await acquire(world, writer, "before")
+    await writer.release(NAME, "before", world.soon())
+    near, far = world.servers[:2]
+    near.delay_requests(0.01)
+    first = asyncio.ensure_future(read(world, stores[0], "first"))
+    await asyncio.sleep(LATENCY / 2)  # its requests are sent
+    near.delay_requests(LATENCY)
+    far.delay_requests(0.02)
+    second = asyncio.ensure_future(read(world, stores[1], "second"))
+    fences = await first, await second
+    assert fences[0] == fences[1] > before
+    for store, holder in zip(stores, ("first", "second"), strict=True):
+        await store.release(NAME, holder, world.soon())
+    assert await acquire(world, writer, "after") > max(fences)
 
 
 async def the_fence_of_a_reader_is_not_used_before_a_majority_has_it(world: World) -> None:
