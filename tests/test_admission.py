@@ -1,4 +1,4 @@
-"""The Lua scripts keep the same rules as the memory store: the same random histories give corresponding answers.
+"""Scripts and transactions keep the rules of the memory store: the same random histories give corresponding answers.
 
 Both run in virtual time. After each operation the answers and the notifications of both must correspond. Fences and
 tickets may be other numbers, as long as they correspond one to one and in the same order. All operations happen within
@@ -8,14 +8,16 @@ the first milliseconds of a `STEP`, and all ttls end in the middle of one, so bo
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from lockfast.errors import ConfigurationError
 from lockfast.runtime.base import run
+from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.memory import Space
+from lockfast.stores.redis.fallback.transactions import EXEC, MULTI, UNWATCH, TransactionStore
 from lockfast.stores.redis.keys import keys_of
 from lockfast.stores.redis.protocol.notifications import notification_in
 from lockfast.stores.redis.protocol.replies import slots_in
@@ -131,12 +133,45 @@ class Side:
         return holders, self.numbers("fence", info.name, info.fence), waiters, info.waiting
 
 
-class Both:
-    """The scripts on a virtual server, and a `Space` with the same clock and the same open inboxes."""
+class TransactionWire(DirectWire):
+    """Runs the requests of transactions. They never overlap, so none loses a race."""
 
-    def __init__(self) -> None:
+    silent_since = None
+
+    async def connect(self, until: float) -> bool:
+        return False
+
+    async def post(self, requests: Sequence[bytes], until: float, on: Any = None) -> tuple[None, list[Any]]:
+        replies: list[Any] = []
+        queue: list[bytes] | None = None
+        for request in requests:
+            if request == EXEC and queue is not None:
+                replies.append([self._execute(one) for one in queue])
+            elif request == MULTI:
+                queue = []
+                replies.append(b"OK")
+            elif request == UNWATCH or b"WATCH" in request:
+                replies.append(b"OK")
+            elif queue is not None:
+                queue.append(request)
+                replies.append(b"QUEUED")
+            else:
+                replies.append(self._execute(request))
+        return None, replies
+
+    async def collect(self, posted: tuple[None, list[Any]], until: float) -> list[Any]:
+        return posted[1]
+
+
+class Both:
+    """Scripts (and transactions) on a virtual server, and a `Space` with the same clock and the same open inboxes."""
+
+    def __init__(self, *, transactions: bool = False) -> None:
         self.server = VirtualRedis()
-        self.store = RedisStore(DirectWire(self.server.execute), NoInbox())
+        self._scripts = RedisStore(DirectWire(self.server.execute), NoInbox())
+        self._transactions = TransactionStore(TransactionWire(self.server.execute), ThreadRuntime())
+        self._stores = [self._scripts, self._transactions] if transactions else [self._scripts]
+        self._random = random.Random(0)
         self.inboxes: set[str] = set()
         self.delivered: list[tuple[str, Notification]] = []
         self.space = Space(self._deliver, lambda: self.server.now_us)
@@ -146,6 +181,10 @@ class Both:
     @property
     def now(self) -> float:
         return self.server.now_us / 1e6
+
+    @property
+    def store(self) -> RedisStore:
+        return self._random.choice(self._stores)
 
     def _deliver(self, address: str, notification: Notification) -> bool:
         inbox, _, holder = address.partition("/")
@@ -191,10 +230,11 @@ class Both:
 class History:
     """Random operations on both."""
 
-    def __init__(self, seed: int, shapes: tuple[tuple[int, int], ...]) -> None:
+    def __init__(self, seed: int, shapes: tuple[tuple[int, int], ...], *, transactions: bool = False) -> None:
         self.random = random.Random(seed)
         self.shapes = shapes
-        self.both = Both()
+        self.transactions = transactions
+        self.both = Both(transactions=transactions)
         self.attempt = 0
 
     def run(self) -> None:
@@ -203,6 +243,8 @@ class History:
         for _ in range(LENGTH):
             self.both.server.advance(REQUEST)
             (kind,) = self.random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))
+            if self.transactions and kind in ("queue", "acquire_all"):
+                kind = "take"  # transactions have no queue, and grant one lock at a time
             self.step(kind, self.random.choice(NAMES[:2]), self.random.choice(HOLDERS))
             self.both.check_keys()
         for name in NAMES:
@@ -223,6 +265,10 @@ class History:
 
     def claim(self, name: str, holder: str, **more: int) -> Claim:
         weight, limit = self.random.choice(self.shapes)
+        if self.transactions:  # which look for the holder only in the mode of the claim
+            modes = {one.holder: one.mode for one in self.both.space.inspect(name, self.both.now).holders}
+            if holder in modes:
+                weight, limit = {Mode.EXCLUSIVE: (0, 0), Mode.READ: (1, 0), Mode.PERMITS: (1, 2)}[modes[holder]]
         return Claim(name, holder, self.random.choice(TTLS), f"host:7:{holder}", weight=weight, limit=limit, **more)
 
     def compare(self, name: str, ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
@@ -251,7 +297,8 @@ class History:
     def take(self, name: str, holder: str) -> None:
         both, claim = self.both, self.claim(name, holder)
         if all(one.holder != holder for one in both.space.inspect(name, both.now).holders):
-            claim = claim._replace(floor=self.random.choice((0, 0, both.server.now_us + 400)))
+            floor = 0 if self.transactions else both.server.now_us + 400  # a quorum needs scripts
+            claim = claim._replace(floor=self.random.choice((0, 0, floor)))
         if claim.mode is Mode.EXCLUSIVE:
             claim = claim._replace(fences=self.random.choice((1, 10)))
         self.compare(
@@ -350,6 +397,17 @@ def test_scripts_and_memory_agree(shapes: str) -> None:
             raise
 
 
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_transactions_and_memory_agree(shapes: str) -> None:
+    """Clients with and without scripts take turns on the same keys."""
+    for seed in range(100):
+        try:
+            History(seed, SHAPES[shapes], transactions=True).run()
+        except AssertionError as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
 class TestEviction:
     """The server may evict keys that have a ttl. Losing the keys beside a shared lock lets nobody in too early."""
 
@@ -360,7 +418,7 @@ class TestEviction:
 
     @pytest.mark.parametrize("held", [(1, 0), (3, 3)])
     def test_others_stay_out_until_the_grant_ends(self, lost: list[bytes], held: tuple[int, int]) -> None:
-        both = Both()
+        both = Both(transactions=True)
         holder = Claim("door", "ann", 10.0, "", weight=held[0], limit=held[1])
         writer, newcomer = Claim("door", "bob", 10.0, ""), holder._replace(holder="cy")
         assert isinstance(run(both.store.acquire(holder, None, 0.0)), Granted)
@@ -376,8 +434,9 @@ class TestEviction:
         both.check_keys()
 
 
-def test_renewals_pass_over_foreign_data() -> None:
-    both = Both()
+@pytest.mark.parametrize("transactions", [False, True])
+def test_renewals_pass_over_foreign_data(transactions: bool) -> None:
+    both = Both(transactions=transactions)
     claims = [Claim(name, "ann", 10.0, "", weight=1) for name in NAMES]
     for claim in claims:
         run(both.store.acquire(claim, None, 0.0))

@@ -4,14 +4,16 @@ Keys and values are those of the script mode, so both kinds of client exclude ea
 There is no queue: waiters poll and may overtake each other, and the next renewal notices an external change. A client
 with scripts that waits for such a lock polls it every second.
 
+Readers and permits join others only while no client with scripts waits. Among clients without scripts, a writer or a
+claim for many permits may wait for as long as others keep sharing the lock. Unlike a script, a transaction needs memory
+to renew a shared grant, or to release permits.
+
 Rules:
 
 - Transactions on one connection never overlap. Each starts with UNWATCH, so an abandoned one leaves nothing watched,
   and ends on the connection it started on: a lost connection loses its WATCH.
 - A lost race starts again from the first read; each lost race is the progress of another client.
-- Pure functions (`decide_...`) choose the answer and the writes, as `lua/_fence.lua` does: a fence is the server's time
-  in microseconds, or `claim.fences` more than the last fence if that is greater; a repeated claim gets the same fence
-  and never a shorter ttl.
+- Pure functions choose the answer and the writes, see `decisions.py`.
 """
 
 from __future__ import annotations
@@ -19,18 +21,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from math import ceil
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from lockfast.errors import Outcome, StoreError, StoreProtocolError, StoreRefused, StoreUnavailable, shown
 from lockfast.facts import Facts, Topology
 from lockfast.ports import Capabilities, Mailbox, Runtime, Waker
-from lockfast.stores.redis.keys import Keys, keys_of
+from lockfast.stores.redis.fallback.decisions import (
+    Decision,
+    Found,
+    SharedLock,
+    decide_acquire,
+    decide_adopt,
+    decide_force_release,
+    decide_renew,
+    grant_reads,
+    holder_reads,
+    shared_reads,
+)
+from lockfast.stores.redis.keys import keys_of
 from lockfast.stores.redis.protocol.error_replies import code_of, denies_scripts
-from lockfast.stores.redis.protocol.replies import info_of
+from lockfast.stores.redis.protocol.replies import MODES, info_of
 from lockfast.stores.redis.protocol.resp import ReplyError, pack
-from lockfast.stores.redis.store import FairMutex, Inbox, RedisStore, TransportWire
-from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken, clean
+from lockfast.stores.redis.store import (
+    MAX_HOLDERS_LISTED,
+    MAX_SHOWN,
+    FairMutex,
+    Inbox,
+    RedisStore,
+    TransportWire,
+)
+from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Queued, Renewal, Taken
 
 log = logging.getLogger("lockfast")
 
@@ -41,7 +61,6 @@ UNWATCH, MULTI, EXEC = pack(b"UNWATCH"), pack(b"MULTI"), pack(b"EXEC")
 # Races that a batch of renewals may lose before each is renewed alone, so that one busy lock cannot delay the rest.
 BATCH_ATTEMPTS = 3
 UNLIMITED = 10**9
-DAY_MS = 86_400_000  # for which the fence of a free lock is remembered
 # Seconds between two polls: doubled each time, then shortened by up to a half at random.
 FIRST_PAUSE, MAX_PAUSE = 0.004, 0.1
 
@@ -62,7 +81,7 @@ class TransactionStore(RedisStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(values=True)
+        return Capabilities(values=True, readers=True, permits=True)
 
     async def acquire_all(self, claims: Sequence[Claim], until: float) -> list[Granted] | None:
         return None
@@ -72,54 +91,111 @@ class TransactionStore(RedisStore):
         if enqueue is not None and enqueue.attempt > 1:  # the lock was taken a moment ago: read before a transaction
             _, replies = await self._read(holder_reads(keys), until)
             self._check(replies, claim.name)
-            if replies[0] not in (None, claim.holder.encode()):
-                return _taken(replies[1], enqueue)
+            if replies[0] not in (None, claim.holder.encode()) and not (claim.weight and replies[0] in MODES):
+                return _taken(None if replies[1] < 0 else replies[1] / 1000, enqueue)
 
         def decide(found: Found) -> Decision[Answer]:
             fence, writes = decide_acquire(claim, found)
-            return Decision(_taken(found.left_ms, enqueue) if fence is None else Granted(fence), writes)
+            left = None if found.left_ms < 0 else found.left_ms / 1000
+            return Decision(_taken(left, enqueue) if fence is None else Granted(fence), writes)
 
+        def decide_shared(lock: SharedLock) -> Decision[Answer]:
+            granted = lock.acquire(claim)
+            return Decision(_taken(lock.free_in(claim), enqueue)) if granted is None else lock.decision(granted)
+
+        if claim.weight:
+            return await self._share(claim.name, decide_shared, until)
         return await self._grant(claim.name, decide, until)
 
+    async def acquire_all(self, claims: Sequence[Claim], until: float) -> None:
+        return None
+
+    async def downgrade(self, claim: Claim, until: float) -> bool:
+        return await self._share(claim.name, lambda lock: lock.decision(lock.downgrade(claim)), until)
+
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
+        if claim.weight:
+            return await self._share(claim.name, lambda lock: lock.decision(lock.adopt(claim, old_holder)), until)
         fence = await self._grant(claim.name, lambda found: decide_adopt(claim, old_holder, found), until)
         return None if fence is None else Granted(fence)
 
     async def force_release(self, name: str, holder: str, until: float) -> bool:
         keys = keys_of(name)
-        return await self._grant(name, lambda found: decide_force_release(keys, holder, found), until)
+        ended = await self._grant(name, lambda found: decide_force_release(keys, holder, found), until)
+        if ended is None:
+            return await self._share(name, lambda lock: lock.decision(lock.force_release(holder)), until)
+        return ended
 
     async def _grant(self, name: str, decide: Callable[[Found], Decision[T]], until: float) -> T:
         keys = keys_of(name)
         reads = grant_reads(keys)
         return await self._transact(name, [keys.lock, keys.meta], reads, lambda replies: decide(Found(*replies)), until)
 
+    async def _share(self, name: str, decide: Callable[[SharedLock], Decision[T]], until: float) -> T:
+        keys = keys_of(name)
+        watched, reads = [keys.lock, keys.meta, keys.grants], shared_reads(keys)
+        return await self._transact(name, watched, reads, lambda replies: decide(SharedLock(name, replies)), until)
+
     async def release(self, name: str, holder: str, until: float) -> bool:
         lock = keys_of(name).lock
 
-        def decide(replies: list[Any]) -> Decision[bool]:
+        def decide(replies: list[Any]) -> Decision[bool | None]:
+            if replies[0] in MODES:
+                return Decision(None)
             held = replies == [holder.encode()]
             return Decision(held, (pack(b"DEL", lock),) if held else ())
 
-        return await self._transact(name, [lock], [pack(b"GET", lock)], decide, until)
+        released = await self._transact(name, [lock], [pack(b"GET", lock)], decide, until)
+        if released is None:
+            return await self._share(name, lambda lock: lock.decision(lock.release(holder)), until)
+        return released
 
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
-        all_keys = [keys_of(renewal.name) for renewal in renewals]
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
+        if any(one.shared is not renewals[0].shared for one in renewals):
+            return await self._renew_in_two(renewals, until)
         try:
-            return await self._transact(
-                renewals[0].name,
-                [keys.lock for keys in all_keys],
-                [read for keys in all_keys for read in holder_reads(keys)],
-                lambda replies: decide_renew(renewals, replies),
-                until,
-                attempts=BATCH_ATTEMPTS if len(renewals) > 1 else UNLIMITED,
-                accepted="WRONGTYPE",
-            )
+            if renewals[0].shared:
+                return await self._renew_shared(renewals, until)
+            return await self._renew_exclusive(renewals, until)
         except _TooManyRaces:
             return [(await self.renew([renewal], until))[0] for renewal in renewals]
 
+    async def _renew_exclusive(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
+        all_keys = [keys_of(renewal.name) for renewal in renewals]
+        return await self._transact(
+            renewals[0].name,
+            [keys.lock for keys in all_keys],
+            [read for keys in all_keys for read in holder_reads(keys)],
+            lambda replies: decide_renew(renewals, replies),
+            until,
+            attempts=BATCH_ATTEMPTS if len(renewals) > 1 else UNLIMITED,
+            accepted="WRONGTYPE",
+        )
+
+    async def _renew_shared(self, renewals: Sequence[Renewal], until: float) -> list[bool]:
+        names = list(dict.fromkeys(renewal.name for renewal in renewals))
+        all_keys = [keys_of(name) for name in names]
+        reads = [read for keys in all_keys for read in shared_reads(keys)]
+        width = len(reads) // len(names)
+
+        def decide(replies: list[Any]) -> Decision[list[bool]]:
+            parts = [replies[at : at + width] for at in range(0, len(replies), width)]
+            locks = {name: SharedLock(name, part) for name, part in zip(names, parts, strict=True)}
+            answers = [locks[renewal.name].renew(renewal) for renewal in renewals]
+            return Decision(answers, tuple(write for lock in locks.values() for write in lock.decision(None).writes))
+
+        return await self._transact(
+            names[0],
+            [key for keys in all_keys for key in (keys.lock, keys.grants)],
+            reads,
+            decide,
+            until,
+            attempts=BATCH_ATTEMPTS if len(renewals) > 1 else UNLIMITED,
+            accepted="WRONGTYPE",
+        )
+
     async def inspect(self, name: str, until: float) -> LockInfo:
-        (info,) = await self._infos([name], until)
+        (info,) = await self._infos([name], MAX_SHOWN, until)
         if isinstance(info, ReplyError):
             raise self._error(info, name)
         return info
@@ -127,21 +203,37 @@ class TransactionStore(RedisStore):
     async def infos(self, names: list[str], until: float) -> tuple[LockInfo, ...]:
         if not names:
             return ()
-        infos = await self._infos(names, until)
+        infos = await self._infos(names, MAX_HOLDERS_LISTED, until)
         return tuple(
             LockInfo(name) if isinstance(info, ReplyError) else info for name, info in zip(names, infos, strict=True)
         )
 
-    async def _infos(self, names: Sequence[str], until: float) -> list[LockInfo | ReplyError]:
-        """The state of each lock, all read in one transaction; an error for a key that holds other data."""
+    async def _infos(self, names: Sequence[str], most: int, until: float) -> list[LockInfo | ReplyError]:
+        """The state of each lock, all read in one transaction; an error for a key that holds other data.
+
+        Only locks that are shared need a second one.
+        """
         all_keys = [keys_of(name) for name in names]
         reads = [read for keys in all_keys for read in (*grant_reads(keys), pack(b"ZCARD", keys.queue))]
         async with self._mutex.held(until):
             _, replies = await self._read([UNWATCH, MULTI, *reads, EXEC], until)
         self._check(replies, names[0])
-        values = replies[-1]
         width = len(reads) // len(names)
-        return [_info(name, *values[at * width : (at + 1) * width]) for at, name in enumerate(names)]
+        parts = {name: replies[-1][at * width : (at + 1) * width] for at, name in enumerate(names)}
+        shared = await self._shared_grants([name for name, part in parts.items() if part[0] in MODES], until)
+        return [_info(name, shared.get(name, [])[: 3 * most], *part) for name, part in parts.items()]
+
+    async def _shared_grants(self, names: Sequence[str], until: float) -> dict[str, list[Any]]:
+        """The shared grants of each lock, as `info_of` reads them."""
+        if not names:
+            return {}
+        reads = [read for name in names for read in shared_reads(keys_of(name))]
+        async with self._mutex.held(until):
+            _, replies = await self._read([UNWATCH, MULTI, *reads, EXEC], until)
+        self._check(replies, names[0])
+        width = len(reads) // len(names)
+        locks = [SharedLock(name, replies[-1][at * width : (at + 1) * width]) for at, name in enumerate(names)]
+        return {name: lock.rows() for name, lock in zip(names, locks, strict=True)}
 
     async def facts(self, until: float) -> Facts:
         return (await super().facts(until))._replace(queue=False)
@@ -273,120 +365,18 @@ class FallbackStore(RedisStore):
         super().reset(forked=forked)
 
 
-def _taken(left_ms: int, enqueue: Enqueue | None) -> Answer:
-    left = None if left_ms < 0 else left_ms / 1000
+def _taken(left: float | None, enqueue: Enqueue | None) -> Answer:
     return Taken(left) if enqueue is None else Queued(enqueue.ticket or 0, 0, left)
 
 
-def _info(name: str, holder: Any, meta: Any, left_ms: Any, time: Any, waiting: Any) -> LockInfo | ReplyError:
+def _info(
+    name: str, shared: list[Any], holder: Any, meta: Any, left_ms: Any, time: Any, waiting: Any
+) -> LockInfo | ReplyError:
     if isinstance(holder, ReplyError):
         return holder
     meta, waiting = (meta if isinstance(meta, bytes) else b""), (waiting if isinstance(waiting, int) else 0)
     now_us = Found(holder, meta, left_ms, time).now_us
-    return info_of(name, [0 if holder is None else 1, holder or b"", left_ms, meta, now_us, waiting, []])
-
-
-# Decisions
-
-
-class Decision(NamedTuple, Generic[T]):
-    """The answer, and the commands that make it true."""
-
-    answer: T
-    writes: tuple[bytes, ...] = ()
-
-
-class Found(NamedTuple):
-    """The replies to `grant_reads`."""
-
-    holder: bytes | None
-    meta: bytes | None
-    left_ms: int
-    time: Sequence[bytes]
-
-    @property
-    def now_us(self) -> int:
-        """
-        >>> Found(None, None, -2, [b"1700000000", b"42"]).now_us
-        1700000000000042
-        """
-        seconds, microseconds = self.time
-        return int(seconds) * 1_000_000 + int(microseconds)
-
-    @property
-    def fence(self) -> int:
-        """
-        >>> [Found(None, meta, -2, []).fence for meta in (b"17 abcdef host:1:", None, b"other data")]
-        [17, 0, 0]
-        """
-        digits = (self.meta or b"").split(b" ", 1)[0]
-        return int(digits) if digits.isdigit() else 0
-
-
-def holder_reads(keys: Keys) -> list[bytes]:
-    """Read the holder and the ttl left."""
-    return [pack(b"GET", keys.lock), pack(b"PTTL", keys.lock)]
-
-
-def grant_reads(keys: Keys) -> list[bytes]:
-    """Read everything that a grant depends on."""
-    return [pack(b"GET", keys.lock), pack(b"GET", keys.meta), pack(b"PTTL", keys.lock), pack(b"TIME")]
-
-
-def decide_acquire(claim: Claim, found: Found) -> Decision[int | None]:
-    """The fence; None if another holder has the lock."""
-    if found.holder is None:
-        return _grant(claim, found)
-    return _repeat(claim, found) if found.holder == claim.holder.encode() else Decision(None)
-
-
-def decide_adopt(claim: Claim, old_holder: str, found: Found) -> Decision[int | None]:
-    """The fence; None if neither holder has the lock."""
-    if found.holder == claim.holder.encode():
-        return _repeat(claim, found)
-    return _grant(claim, found) if found.holder == old_holder.encode() else Decision(None)
-
-
-def _grant(claim: Claim, found: Found) -> Decision[int | None]:
-    keys, ttl_ms = keys_of(claim.name), ceil(claim.ttl * 1000)
-    fence = max(found.now_us, (found.fence or found.now_us - 1) + claim.fences)
-    meta = b"%d %b %b" % (fence, claim.holder[:6].encode(), claim.owner.encode())
-    lock = pack(b"SET", keys.lock, claim.holder.encode(), b"PX", b"%d" % ttl_ms)
-    return Decision(fence, (lock, pack(b"SET", keys.meta, meta, b"PX", b"%d" % (ttl_ms + DAY_MS))))
-
-
-def _repeat(claim: Claim, found: Found) -> Decision[int | None]:
-    if not found.fence:
-        return _grant(claim, found)
-    return Decision(found.fence, _extend(keys_of(claim.name).lock, found.left_ms, ceil(claim.ttl * 1000)))
-
-
-def _extend(lock: bytes, left_ms: int, ttl_ms: int) -> tuple[bytes, ...]:
-    return (pack(b"PEXPIRE", lock, b"%d" % ttl_ms),) if left_ms < ttl_ms else ()
-
-
-def decide_renew(renewals: Sequence[Renewal], replies: Sequence[Any]) -> Decision[list[bool]]:
-    """For each renewal, from the replies to its `holder_reads`. A key with other data is not the holder's."""
-    answers: list[bool] = []
-    writes: list[bytes] = []
-    for renewal, holder, left_ms in zip(renewals, replies[::2], replies[1::2], strict=True):
-        held = not isinstance(holder, ReplyError) and holder == renewal.holder.encode()
-        answers.append(held)
-        if held:
-            keys, ttl_ms = keys_of(renewal.name), ceil(renewal.ttl * 1000)
-            writes += _extend(keys.lock, -1 if renewal.final else left_ms, ttl_ms)  # a final renewal may shorten
-            writes.append(pack(b"PEXPIRE", keys.meta, b"%d" % (ttl_ms + DAY_MS)))
-    return Decision(answers, tuple(writes))
-
-
-def decide_force_release(keys: Keys, holder: str, found: Found) -> Decision[bool]:
-    """Whether `holder`, as `inspect` shows it, had the lock. If so, the fence advances."""
-    held = (found.holder or b"").decode("utf-8", "replace")
-    if found.holder is None or holder not in (held, clean(held)):
-        return Decision(False)
-    fence = max(found.now_us, found.fence + 1)
-    meta = pack(b"SET", keys.meta, b"%d - " % fence, b"PX", b"%d" % DAY_MS)
-    return Decision(True, (pack(b"DEL", keys.lock), meta))
+    return info_of(name, [0 if holder is None else 1, holder or b"", left_ms, meta, now_us, waiting, shared])
 
 
 class PollingInbox:
