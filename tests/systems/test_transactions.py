@@ -266,6 +266,67 @@ async def test_documented_permissions_suffice_without_scripts(k: Kit) -> None:
     assert (await done(second.lock("billing:report").inspect())).holder == lease.holder
     adopted = await done(second.adopt(lease.export()))
     assert await done(adopted.release()) is True
+    permits = [await done(locks.semaphore("billing:gpu", 3).acquire()) for locks in (first, second)]
+    writer = await done(first.rwlock("billing:config").writer.acquire())
+    await done(writer.downgrade())
+    reader = await done(second.rwlock("billing:config").reader.acquire())
+    for lease in (*permits, writer, reader):
+        await done(lease.renew())
+        assert await done(lease.release()) is True
+
+
+@pytest.mark.system("A2")
+@on_all_servers
+@scenario
+async def test_scripts_and_transactions_share_permits_and_readers(k: Kit) -> None:
+    """Never more than three permits, and never a writer beside a reader, whatever the client."""
+    clients = [k.connect(k.server.url, scripts=scripts) for scripts in (True, False, False)]
+    slots: list[int] = []
+    inside = {"permits": 0, "reader": 0, "writer": 0}
+
+    async def worker(number: int) -> None:
+        locks = clients[number % 3]
+        rwlock = locks.rwlock("config", timeout=30)
+        for turn in range(4):
+            weight = 1 + (number + turn) % 2
+            async with held(locks.semaphore("gpu", 3, permits=weight, timeout=30)) as permit:
+                assert not set(permit.slots) & set(slots)
+                slots.extend(permit.slots)
+                assert max(slots) < 3
+                await k.sleep(0.001)
+                for slot in permit.slots:
+                    slots.remove(slot)
+            side = "writer" if (number + turn) % 3 == 0 else "reader"
+            async with held(rwlock.writer if side == "writer" else rwlock.reader):
+                inside[side] += 1
+                assert inside["writer"] == 0 or (inside["writer"], inside["reader"]) == (1, 0)
+                await k.sleep(0.001)
+                inside[side] -= 1
+
+    workers = [k.start(worker, number) for number in range(6)]
+    for one in workers:
+        await one.result()
+    keys = [key for key in k.server.raw("KEYS", "*") if not key.endswith(":m")]
+    assert keys == []
+
+
+@pytest.mark.system("A2")
+@scenario
+async def test_readers_without_scripts_do_not_starve_a_waiting_writer(k: Kit) -> None:
+    plain, other, scripted = (k.connect(k.server.url, scripts=scripts) for scripts in (False, False, True))
+    first = await done(plain.rwlock("config").reader.acquire())
+
+    async def write() -> Any:
+        return await done(scripted.rwlock("config").writer.acquire(timeout=9))
+
+    waiting = k.start(write)
+    await k.until(lambda: k.server.raw("EXISTS", "lockfast:{config}:q"), "the writer to wait")
+    late = other.rwlock("config").reader
+    assert await done(late.acquire(timeout=0.2)) is None
+    await done(first.release())
+    writer = await waiting.result()
+    await done(writer.downgrade())
+    assert await done(late.acquire(timeout=1)) is not None
 
 
 @pytest.mark.system("A2")
