@@ -107,9 +107,6 @@ class TransactionStore(RedisStore):
             return await self._share(claim.name, decide_shared, until)
         return await self._grant(claim.name, decide, until)
 
-    async def acquire_all(self, claims: Sequence[Claim], until: float) -> None:
-        return None
-
     async def downgrade(self, claim: Claim, until: float) -> bool:
         return await self._share(claim.name, lambda lock: lock.decision(lock.downgrade(claim)), until)
 
