@@ -16,10 +16,13 @@ import redis.asyncio
 
 import lockfast
 import lockfast.aio
+from lockfast.client.all_of import AllOf, AsyncAllOf, AsyncLeaseSet, LeaseSet
 from lockfast.client.guarantees import Guarantees
 from lockfast.client.lease import AsyncLost, Lost
 from lockfast.client.once import AsyncOnce, Once, Skipped
 from lockfast.client.rlock import AsyncRLock, RLock
+from lockfast.client.rwlock import AsyncReadLock, AsyncRWLock, ReadLock, RWLock
+from lockfast.client.semaphore import AsyncPermit, AsyncSemaphore, Permit, Semaphore
 from lockfast.events import Event
 
 
@@ -192,6 +195,104 @@ async def async_blocks(locks: lockfast.aio.Locks) -> None:
     assert_type(locks.list("report:*"), AsyncIterator[lockfast.LockInfo])
     await lock.acquire(timout=3)  # expect error: call-arg / reportCallIssue
     await lock.acquire(timeout="3")  # expect error: arg-type / reportArgumentType
+
+
+# Read/write locks, semaphores and several locks
+
+
+def report_permit_loss(permit: Permit) -> None:
+    print(permit.slot)
+
+
+def shared(locks: lockfast.Locks) -> None:
+    config = locks.rwlock("config", ttl=10, on_lost=report_loss)
+    assert_type(config, RWLock)
+    assert_type(config.reader, ReadLock)
+    assert_type(config.writer, lockfast.Lock)
+    with config.reader as reading, config.writer as writing:
+        assert_type(reading, lockfast.Lease)
+        assert_type(writing, lockfast.Lease)
+        assert_type(writing.downgrade(), None)
+    gpus = locks.semaphore("gpu", 4, permits=2, unavailable="allow", ttl=10, on_lost=report_permit_loss)
+    assert_type(gpus, Semaphore)
+    with gpus as permit:
+        assert_type(permit, Permit)
+        assert_type(permit.slot, int)
+        assert_type(permit.slots, tuple[int, ...])
+        assert_type(permit.enforced, bool)
+    assert_type(gpus.acquire(permits=2, timeout=5), Permit | None)
+    assert_type(gpus.limit, int)
+    both = locks.all_of("a", locks.lock("b"), config.reader, gpus, timeout=5, ttl=10)
+    assert_type(both, AllOf)
+    with both as leases:
+        assert_type(leases, LeaseSet)
+        assert_type(leases["a"], lockfast.Lease)
+        assert_type(leases.fences, dict[str, int])
+        assert_type(leases.lost, Lost)
+    assert_type(both.acquire(timeout=1), LeaseSet | None)
+
+    @gpus
+    def infer(prompt: str) -> int:
+        return len(prompt)
+
+    @both
+    def transfer(amount: int) -> bool:
+        return amount > 0
+
+    assert_type(infer("hello"), int)
+    assert_type(transfer(7), bool)
+    infer(7)  # expect error: arg-type / reportArgumentType
+    transfer("7")  # expect error: arg-type / reportArgumentType
+    locks.rwlock("config", tll=3)  # expect error: call-arg / reportCallIssue
+    locks.rwlock(7)  # expect error: arg-type / reportArgumentType
+    with config:  # expect error: attr-defined / reportGeneralTypeIssues
+        pass
+    locks.semaphore("gpu")  # expect error: call-arg / reportCallIssue
+    locks.semaphore("gpu", "4")  # expect error: arg-type / reportArgumentType
+    locks.semaphore("gpu", 4, unavailable="ignore")  # expect error: arg-type / reportArgumentType
+    locks.semaphore("gpu", 4, permit=2)  # expect error: call-arg / reportCallIssue
+    gpus.acquire(permits="2")  # expect error: arg-type / reportArgumentType
+    locks.lock("report").acquire(permits=2)  # expect error: call-arg / reportCallIssue
+    locks.all_of("a", 7)  # expect error: arg-type / reportArgumentType
+    locks.all_of("a", config)  # expect error: arg-type / reportArgumentType
+    locks.all_of("a", tll=3)  # expect error: call-arg / reportCallIssue
+
+
+async def report_async_permit_loss(permit: AsyncPermit) -> None:
+    print(permit.slot)
+
+
+async def async_shared(locks: lockfast.aio.Locks, threads: lockfast.Locks) -> None:
+    config = locks.rwlock("config", ttl=10, on_lost=report_async_loss)
+    assert_type(config, AsyncRWLock)
+    assert_type(config.reader, AsyncReadLock)
+    assert_type(config.writer, lockfast.aio.Lock)
+    async with config.reader as reading, config.writer as writing:
+        assert_type(reading, lockfast.aio.Lease)
+        assert_type(await writing.downgrade(), None)
+    gpus = locks.semaphore("gpu", 4, permits=2, unavailable="allow", on_lost=report_async_permit_loss)
+    assert_type(gpus, AsyncSemaphore)
+    async with gpus as permit:
+        assert_type(permit, AsyncPermit)
+        assert_type(permit.slots, tuple[int, ...])
+    assert_type(await gpus.acquire(permits=2, timeout=5), AsyncPermit | None)
+    both = locks.all_of("a", locks.lock("b"), config.reader, gpus, timeout=5)
+    assert_type(both, AsyncAllOf)
+    async with both as leases:
+        assert_type(leases, AsyncLeaseSet)
+        assert_type(leases["a"], lockfast.aio.Lease)
+        assert_type(leases.lost, AsyncLost)
+    assert_type(await both.acquire(timeout=1), AsyncLeaseSet | None)
+
+    @gpus
+    async def infer(prompt: str) -> int:
+        return len(prompt)
+
+    assert_type(await infer("hello"), int)
+    await infer(7)  # expect error: arg-type / reportArgumentType
+    locks.semaphore("gpu", 4, tll=3)  # expect error: call-arg / reportCallIssue
+    await gpus.acquire(permits="2")  # expect error: arg-type / reportArgumentType
+    locks.all_of("a", threads.lock("b"))  # expect error: arg-type / reportArgumentType
 
 
 # Jobs
