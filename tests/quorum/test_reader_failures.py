@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import lockfast
 from tests.contract.driver import FLAVOURS, Driver, done, scenario
 from tests.quorum.test_readers import has_reader, readers_on
 from tests.support.servers import Server
@@ -75,3 +76,31 @@ async def test_a_downgrade_reaches_paused_servers_later(d: Driver, own_servers: 
     await d.until(lambda: all(has_reader(server, lease.holder) for server in own_servers), "all to downgrade")
     lease.ensure_held()
     assert await done(lease.release()) is True
+
+
+@scenario
+async def test_a_downgrade_without_a_majority_can_be_repeated(d: Driver, own_servers: list[Server]) -> None:
+    lease = await done(d.locks.rwlock("thing").writer.acquire(timeout=5))
+    for server in own_servers[:3]:
+        server.pause()
+    try:
+        with pytest.raises(lockfast.QuorumNotReached):
+            await done(lease.downgrade())
+    finally:
+        for server in own_servers[:3]:
+            server.resume()
+    await d.until(partial(_reaches_a_majority, d), "a majority")
+    await done(lease.downgrade())
+    with pytest.raises(lockfast.NotHeld, match="shared already"):
+        await done(lease.downgrade())
+    reader = await done(d.connect().rwlock("thing").reader.acquire(timeout=5))
+    assert reader.fence > lease.fence
+    assert await done(reader.release()) is True
+    assert await done(lease.release()) is True
+
+
+async def _reaches_a_majority(d: Driver) -> bool:
+    try:
+        return bool(await done(d.lock().inspect()))
+    except lockfast.QuorumNotReached:
+        return False

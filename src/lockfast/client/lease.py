@@ -255,7 +255,7 @@ class BaseLease(NotPickled):
         session, core = self._session, self._core
         session.ensure_open()
         session.ensure_mode(Mode.READ)
-        if core.weight:
+        if core.weight and not core.downgrading:
             raise NotHeld(f"The lease on {shown(self.name)} is shared already; only a writer can become a reader.")
         if self._pooled_grant is not None:
             self._pooled_grant.end()  # a shared lease is not handed off
@@ -332,7 +332,8 @@ class Lease(BaseLease):
 
     def downgrade(self) -> None:
         """Turn this exclusive lease into a read lease, in one step: readers that wait enter, and no writer gets in
-        between. The lease and its fence stay the same.
+        between. The lease and its fence stay the same. After a `StoreUnavailable` the lease counts as that of a reader,
+        and you can call this again.
 
         >>> import lockfast
         >>> config = lockfast.connect("memory://").rwlock("doc:downgrade")

@@ -406,12 +406,13 @@ async def downgrade(ports: Ports, lease: LeaseState) -> bool:
     The weight changes before the request is sent: a shared renewal finds the grant in either mode, and so no renewal
     can miss it while the outcome is unknown.
     """
-    lease.weight = 1
+    lease.weight, lease.downgrading = 1, True
 
     async def attempt(until: float) -> bool:
         sent_at = ports.runtime.now()
         claim = Claim(lease.name, lease.holder, lease.ttl, lease.owner, weight=1)
         held = await ports.store.downgrade(claim, until)
+        lease.downgrading = False
         if held:
             lease.renewed(sent_at, lease.ttl)
         return held

@@ -86,7 +86,8 @@ class LeaseState:
 
     `cleared` is True once the store holds nothing of this claim as far as known, so a release need not send a request.
     `caller` is the thread or task that acquired it. `last_fence` is the last fence that the grant reserved. `weight`
-    and `limit` are those of the claim, and `slots` those of the grant.
+    and `limit` are those of the claim, and `slots` those of the grant. `downgrading` is True while the store may
+    not have carried out a downgrade.
     `held_since` is when the caller got the lease, measured only for an observer; `sent_at` may be long before it.
     """
 
@@ -99,6 +100,7 @@ class LeaseState:
     ends_at: float | None = None
     state = RELEASED
     cleared = True
+    downgrading = False
     on_change: Callable[[State], None] | None = None
 
     def __init__(self, runtime: Runtime, renews: bool, max_hold: float | None) -> None:
