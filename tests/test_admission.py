@@ -17,6 +17,7 @@ from lockfast.errors import ConfigurationError
 from lockfast.runtime.base import run
 from lockfast.runtime.threads import ThreadRuntime
 from lockfast.stores.memory import Space
+from lockfast.stores.redis.fallback.decisions import SharedLock
 from lockfast.stores.redis.fallback.transactions import EXEC, MULTI, UNWATCH, TransactionStore
 from lockfast.stores.redis.keys import keys_of
 from lockfast.stores.redis.protocol.notifications import notification_in
@@ -37,6 +38,7 @@ from lockfast.values import (
     Taken,
 )
 from tests.test_virtual import DirectWire, NoInbox
+from verify import mutation
 from verify.virtual_server import VirtualRedis
 
 STEP = 0.04
@@ -445,3 +447,71 @@ def test_renewals_pass_over_foreign_data(transactions: bool) -> None:
     both.server.call("DEL", NAMES[1])
     both.server.call("HSET", NAMES[1], "field", "other data")
     assert run(both.store.renew([Renewal(one, "ann", 20.0, shared=True) for one in NAMES], 0.0)) == [False, False, True]
+
+
+def run_all(seeds: int, *, transactions: bool = False) -> None:
+    for seed in range(seeds):
+        for shapes in SHAPES.values():
+            History(seed, shapes, transactions=transactions).run()
+
+
+SCRIPT_MUTANTS = {
+    "expired grants count": ("acquire", "if #expired == 0 then return held end", "if held then return held end"),
+    "the lock outlasts its grants": ("release", "keep_lock(math.ceil((longest - now) / 1000))", "do end"),
+    "a shorter grant shortens the lock": (
+        "acquire_all",
+        "if not held or call('PTTL', lock) < tonumber(ttl_ms) then",
+        "do",
+    ),
+    "a slot is not freed": ("release", "call('SETBIT', slots, slot, '0')", "do end"),
+    "the limit is ignored": ("acquire", "used > 0 and used + weight <= tonumber(limit)", "used > 0"),
+    "a writer enters beside readers": ("release", "if weight == '0' then return false end", "if false then return end"),
+    "a reader overtakes the queue": ("acquire", "mine = call('EXISTS', queue) == 0 and admitted", "mine = admitted"),
+    "only one reader enters": (
+        "release",
+        "if received then\n        notify = true",
+        "if received then\n        return",
+    ),
+    "the next waiter is not notified": ("release", "if head == caller or not notify then return end", "do return end"),
+    "permits wait for the longest grant": ("acquire", "if held ~= PERMITS or limit == '0'", "if held"),
+    "a downgrade changes the fence": ("downgrade", "math.max(1, fence_in(call('GET', meta)))", "now"),
+    "a downgrade does not serve the queue": ("downgrade", "serve(READ, '', true)", "do end"),
+    "a final renewal does not shorten": (
+        "renew_shared",
+        "if is_final then\n      call('ZADD'",
+        "if false then\n      call('ZADD'",
+    ),
+    "a renewal extends the lock only": ("renew_shared", "call('ZADD', grants, deadline, holder) end", "do end end"),
+    "an adoption loses the slots": ("adopt", "call('SETBIT', slots, slot, '1')", "do end"),
+    "an adoption changes the mode": ("adopt", "not exclusive and held == mode and call", "is_shared(held) and call"),
+    "a forced release keeps the fence": (
+        "force_release",
+        "fence_in(call('GET', meta)) + 1)",
+        "0)\n  if now then fence = fence_in(call('GET', meta)) end",
+    ),
+    "several locks overtake a queue": ("acquire_all", "(call('EXISTS', queue) == 1 or not admitted", "(not admitted"),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPT_MUTANTS)
+def test_error_in_a_script_is_found(name: str) -> None:
+    with mutation.lua(*SCRIPT_MUTANTS[name]), pytest.raises(AssertionError):
+        run_all(400)
+
+
+TRANSACTION_MUTANTS = {
+    "expired grants count": ("__init__", "if grant.deadline_us > self._now_us}", "if True}"),
+    "the slots are not written": ("_ttls", "if used == before:", "if True:"),
+    "the lock ends with the newest grant": ("_ttls", "longest = max(", "longest = min("),
+    "the last grant leaves the lock": ("decision", "if gone:", "if False:"),
+    "a renewal shortens": ("_keep", "deadline if final else max(deadline, own.deadline_us)", "deadline"),
+    "an adoption changes the mode": ("adopt", "or self._mode is not claim.mode", ""),
+    "a downgrade changes the fence": ("downgrade", "max(1, self.found.fence)", "self._now_us"),
+    "a forced release keeps the fence": ("force_release", "if released:", "if False:"),
+}
+
+
+@pytest.mark.parametrize("name", TRANSACTION_MUTANTS)
+def test_error_in_a_transaction_is_found(name: str) -> None:
+    with mutation.python(SharedLock, *TRANSACTION_MUTANTS[name]), pytest.raises(AssertionError):
+        run_all(400, transactions=True)

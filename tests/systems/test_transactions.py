@@ -442,3 +442,19 @@ def test_full_server_still_renews_and_releases_but_grants_nothing(fresh_server: 
         with pytest.raises(StoreUnavailable, match="out of memory"):
             locks.lock("other").acquire(timeout=0.05)
         assert lease.release() is True
+
+
+@pytest.mark.system("A2")
+def test_full_server_releases_readers_but_does_not_renew_them(fresh_server: Server) -> None:
+    with (
+        lockfast.connect(fresh_server.url, scripts=False, store_timeout=0.2) as first,
+        lockfast.connect(fresh_server.url, scripts=False, store_timeout=0.2) as second,
+    ):
+        leases = [locks.rwlock("thing", ttl=10).reader.acquire(timeout=0) for locks in (first, second)]
+        fresh_server.raw("CONFIG", "SET", "maxmemory", "1")
+        assert leases[0] is not None
+        assert leases[1] is not None
+        with pytest.raises(StoreUnavailable):
+            leases[0].renew(20)
+        assert [lease.release() for lease in leases if lease] == [True, True]
+        assert fresh_server.raw("KEYS", "*") == ["lockfast:{thing}:m"]
