@@ -168,7 +168,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a dead head blocks the readers behind it": rule(
         "acquire",
-        "if slots is not None or any(one.mode is not Mode.EXCLUSIVE for one in lock.grants.values()):",
+        "if slots is not None or any(one.mode is not Mode.EXCLUSIVE for one in lock.live):",
         "if not lock.grants:",
         shared.unreachable_head,
     ),

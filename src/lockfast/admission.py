@@ -70,8 +70,9 @@ def refuse_other_mode(grants: Collection[LiveGrant], claim: Claim) -> None:
     Traceback (most recent call last):
     lockfast.errors.ConfigurationError: 'gpu' is in use as a semaphore, so it cannot be a read/write lock...
     """
+    compatible = (Mode.EXCLUSIVE, claim.mode)
     for grant in grants:
-        if claim.weight and grant.mode not in (Mode.EXCLUSIVE, claim.mode):
+        if claim.weight and grant.mode not in compatible:
             raise other_mode_error(claim.name, grant.mode)
 
 
@@ -98,5 +99,5 @@ def free_at(grants: Collection[LiveGrant], claim: Claim) -> float | None:
     ends = [grant.expires_at for grant in grants if grant.expires_at is not None]
     if len(ends) < len(grants) or not ends:
         return None
-    shares_permits = all(grant.mode is claim.mode is Mode.PERMITS for grant in grants)
+    shares_permits = claim.mode is Mode.PERMITS and all(grant.mode is Mode.PERMITS for grant in grants)
     return min(ends) if shares_permits else max(ends)

@@ -116,9 +116,18 @@ class Lock:
             tx.execute(SQL["drop_expired"], (name, tx.now))
             tx.execute(SQL["release"], (self.fence, tx.now, name))  # the last use
 
+        self._live: list[LiveGrant] | None = None
+
     @property
     def live(self) -> list[LiveGrant]:
-        return [LiveGrant(one.mode, one.slots, one.expires_at) for one in self.grants.values()]
+        """The grants as admission sees them; kept until they change, because there may be a thousand."""
+        if self._live is None:
+            self._live = [LiveGrant(one.mode, one.slots, one.expires_at) for one in self.grants.values()]
+        return self._live
+
+    def _put(self, grant: Grant) -> None:
+        self.grants[grant.holder] = grant
+        self._live = None
 
     def ttl_left(self, claim: Claim) -> float | None:
         """In how many seconds expired grants may let the claim in; None if never."""
@@ -142,7 +151,7 @@ class Lock:
         self.tx.execute(SQL["grant"], (self.name, self.fence, holder, owner, now, grant.expires_at))
         if not exclusive:
             self._add_shared(grant)
-        self.grants[claim.holder] = grant
+        self._put(grant)
         return grant.granted
 
     def _add_shared(self, grant: Grant) -> None:
@@ -151,7 +160,7 @@ class Lock:
 
     def end(self, holder: str) -> None:
         """End a grant and write the fence."""
-        grant = self.grants.pop(holder)
+        grant, self._live = self.grants.pop(holder), None
         if grant.mode is not Mode.EXCLUSIVE:
             self.tx.execute(SQL["release_shared"], (self.name, holder))
         self.tx.execute(SQL["release"], (self.fence, self.tx.now, self.name))
@@ -161,15 +170,16 @@ class Lock:
         grant = self.grants[claim.holder]
         ends = max(grant.expires_at, self.tx.now + claim.ttl)
         self.end(claim.holder)
-        reader = self.grants[claim.holder] = grant._replace(mode=Mode.READ, expires_at=ends)
+        reader = grant._replace(mode=Mode.READ, expires_at=ends)
         self._add_shared(reader)
+        self._put(reader)
 
     def renew(self, claim: Claim) -> Granted:
         """Extend the grant of the claim's holder to the full ttl."""
         grant = self.grants[claim.holder]
         renew(self.tx, Renewal(self.name, claim.holder, claim.ttl, shared=grant.mode is not Mode.EXCLUSIVE))
         ends = max(grant.expires_at, self.tx.now + claim.ttl)
-        self.grants[claim.holder] = grant._replace(expires_at=ends)
+        self._put(grant._replace(expires_at=ends))
         return grant.granted
 
 
@@ -201,7 +211,7 @@ def acquire(tx: Transaction, claim: Claim, enqueue: Enqueue | None) -> Answer:
     if lock.queued:
         if enqueue is not None:  # a returning waiter may have the first ticket
             ticket = _enqueue(tx, claim, enqueue)
-        if slots is not None or any(one.mode is not Mode.EXCLUSIVE for one in lock.grants.values()):
+        if slots is not None or any(one.mode is not Mode.EXCLUSIVE for one in lock.live):
             # A claim that only the queue keeps out checks that the head is alive.
             _serve(lock, claim.holder, notify=slots is not None)
         if claim.holder in lock.grants:
