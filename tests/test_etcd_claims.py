@@ -7,14 +7,16 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 
 import lockfast
-from lockfast import ConfigurationError, StoreUnavailable
+from lockfast import ConfigurationError, Outcome, StoreUnavailable
 from lockfast.runtime.base import run
 from lockfast.stores.etcd import records
 from lockfast.stores.etcd.records import BATCH
@@ -210,6 +212,24 @@ def test_processes_never_hold_two_modes_or_too_many_permits(
     check_log(lines, limit)
 
 
+def test_claims_at_the_same_moment_take_all_permits(first: Client, second: Client, name: str) -> None:
+    """Each grant of permits makes the other claims lose a race. None of them is denied while a permit is free."""
+    limit, count = 10, 14
+    start = Barrier(count)
+
+    def take(number: int) -> Any:
+        start.wait()
+        wanted = Claim(name, f"holder{number}", LONG, "host:1:", weight=1, limit=limit)
+        return (first if number % 2 else second).acquire(wanted)
+
+    with ThreadPoolExecutor(count) as pool:
+        answers = list(pool.map(take, range(count)))
+    slots = [answer.slots for answer in answers if isinstance(answer, Granted)]
+    assert sorted(slots) == [(slot,) for slot in range(limit)]
+    assert sum(isinstance(answer, Taken) for answer in answers) == count - limit
+    assert info(first, name).waiting == 0
+
+
 RACES = {
     ("write", "write"): Taken,
     ("write", "read"): Taken,
@@ -396,6 +416,22 @@ def test_lost_reply_to_a_ticket_leaves_one_ticket(first: Client, second: Client,
     assert (type(queued), queued.position) == (Queued, 0)
     found = info(second, name)
     assert (people(found.waiters), found.waiting) == (["bob"], 1)
+
+
+def test_failure_after_the_ticket_was_written_has_an_unknown_outcome(
+    first: Client, second: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the caller would not remove the ticket."""
+    second.acquire(claim(name, "ann", "write"))
+
+    async def no_server(*_: Any) -> None:
+        raise StoreUnavailable("Cannot connect.")
+
+    monkeypatch.setattr(first.store, "_ttl_left", no_server)
+    with pytest.raises(StoreUnavailable) as failure:
+        enqueue(first, claim(name, "bob", "read"))
+    assert failure.value.outcome is Outcome.UNKNOWN
+    assert people(info(second, name).waiters) == ["bob"]
 
 
 def test_lost_reply_to_a_release_grants_each_waiter_once(first: Client, second: Client, name: str) -> None:

@@ -275,6 +275,13 @@ def grant_writes(claim: Claim, slots: tuple[int, ...], lease: int, place: int = 
     return [put(shared_key(claim.name, claim.mode, claim.holder), value, lease)]
 
 
+def ticket_value(claim: Claim, attempt: int, before: Record | None) -> bytes:
+    """The value of a waiter's record; one that waits already keeps its start."""
+    fields = {} if before is None else before.fields
+    shape = {"ttl": claim.ttl, "weight": claim.weight, "limit": claim.limit}
+    return encoded(owner=claim.owner, since=fields.get("since", wall_clock()), attempt=attempt, **shape)
+
+
 def moved(seen: Snapshot, grant: Record, lease: int, ttl: float) -> tuple[Operations, Operations]:
     """The conditions and the writes that move a grant to another etcd lease. The fence stays."""
     conditions = [is_unchanged(grant)]

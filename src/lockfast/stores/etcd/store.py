@@ -4,7 +4,8 @@
 
 Rules:
 
-- Every write depends on what was read. A lost race is not an answer: the operation starts again.
+- Every write depends on what was read. A lost race is not an answer: the operation starts again, from the state that
+  the rejected transaction returned.
 - Each grant has its own etcd lease, so a renewal cannot extend another holder's grant. A renewal counts only if the
   grant is on the very lease that was extended. The id of a lease is derived from the holder id, so that a repeated
   request finds its own lease.
@@ -37,12 +38,13 @@ from time import time as wall_clock
 from typing import Any
 
 from lockfast import values
-from lockfast.admission import LiveGrant, admit, free_at, refuse_other_mode
-from lockfast.errors import StoreError, StoreUnavailable, shown
+from lockfast.admission import admit, free_at, refuse_other_mode
+from lockfast.errors import Outcome, StoreError, StoreUnavailable, shown
 from lockfast.facts import Facts, Persistence
 from lockfast.ports import Capabilities, Mailbox, Runtime, Store
 from lockfast.stores.etcd import records
 from lockfast.stores.etcd.client import EtcdClient, LeaseExists, LeaseExpired
+from lockfast.stores.etcd.mailbox import EtcdMailbox
 from lockfast.stores.etcd.records import (
     BATCH,
     Admitted,
@@ -50,7 +52,6 @@ from lockfast.stores.etcd.records import (
     Record,
     Snapshot,
     Step,
-    encoded,
     fence_at,
     lease_of,
     lock_key,
@@ -69,70 +70,18 @@ RENEWALS_PER_READ = 40  # grants read in one transaction, with three operations 
 MOST_AT_ONCE = 30  # locks that `acquire_all()` reads in one transaction, with four operations each
 
 
-class EtcdMailbox:
-    """`ports.Mailbox`: a watch on the lock's grants from the revision of the last request answered "queued".
+class Request:
+    """One call of `acquire()`.
 
-    Any change after `revision` is newer than that answer, so a grant in it answers the request `attempt`. `_live` has
-    the grants at `revision`.
+    `lease` is its etcd lease, 0 before it needs one. `lost_race`: another client was faster. `borrowed_ticket`: the
+    claim is in the queue although its caller does not wait.
     """
 
-    address = "watch"
+    lease = 0
+    lost_race = borrowed_ticket = False
 
-    def __init__(self, client: EtcdClient, runtime: Runtime, holder: str, boxes: dict[str, EtcdMailbox]) -> None:
-        self._client = client
-        self._runtime = runtime
-        self._holder = holder
-        self._boxes = boxes
-        self._claim = Claim("", holder, 0.0, "")
-        self._live: dict[bytes, LiveGrant] = {}
-        self._revision = self._attempt = 0
-
-    async def open(self, until: float) -> None:
-        """Nothing to do: a watch can start at a past revision."""
-
-    def queued(self, claim: Claim, seen: Snapshot, attempt: int) -> None:
-        """The request `attempt` was answered "queued", with the lock as in `seen`."""
-        self._claim, self._revision, self._attempt = claim, seen.revision, attempt
-        self._live = {one.key: one.live for one in seen.grants}
-
-    async def wait(self, until: float) -> values.Notification | None:
-        start, end = records.all_grants(self._claim.name)
-        watched = {"key": packed(start), "range_end": packed(end), "start_revision": self._revision + 1}
-        watch = self._client.stream("/v3/watch", {"create_request": watched}, until)
-        try:
-            async for part in watch:
-                was_admitted = self._is_admitted()
-                for event in part.get("result", {}).get("events", ()):
-                    granted = self._apply(Record.of(event["kv"]), event.get("type") == "DELETE")
-                    if granted is not None:
-                        return granted
-                if self._is_admitted() and not was_admitted:
-                    return None  # the next request serves the queue
-                if self._runtime.now() >= until:
-                    return None
-        finally:
-            await watch.aclose()
-        if self._runtime.now() < until:
-            raise StoreUnavailable("etcd ended the watch for a grant. The ticket is kept; the next request retries.")
-        return None
-
-    def _is_admitted(self) -> bool:
-        """Whether the claim would be admitted if it were first."""
-        return admit(self._live.values(), self._claim) is not None
-
-    def _apply(self, record: Record, is_deletion: bool) -> values.GrantNotification | None:
-        self._revision = max(self._revision, record.changed)
-        if is_deletion:
-            self._live.pop(record.key, None)
-            return None
-        live = self._live[record.key] = record.live
-        if record.holder != self._holder:
-            return None
-        fence = fence_at(record.changed) if live.mode is Mode.EXCLUSIVE else record.shared_fence
-        return values.GrantNotification(self._attempt, fence, live.slots)
-
-    def close(self) -> None:
-        self._boxes.pop(self._holder, None)
+    def __init__(self, claim: Claim, enqueue: Enqueue | None, until: float) -> None:
+        self.claim, self.enqueue, self.until = claim, enqueue, until
 
 
 class EtcdStore(Store):
@@ -152,77 +101,96 @@ class EtcdStore(Store):
         return box
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
-        for _ in range(ROUNDS):
+        request = Request(claim, enqueue, until)
+        try:
             seen = await self._read(claim.name, until, claim.holder)
-            answer = await self._answer(claim, enqueue, seen, until)
-            if answer is not None:
-                return answer
-        raise _too_busy(claim.name)
+            for _ in range(ROUNDS):
+                answer = await self._answer(request, seen)
+                if not isinstance(answer, Snapshot):
+                    return answer
+                seen = answer
+            raise _too_busy(claim.name)
+        except StoreUnavailable as error:
+            if request.lease:
+                error.outcome = Outcome.UNKNOWN  # an earlier step may have left a grant or a ticket
+            raise
 
-    async def _answer(self, claim: Claim, enqueue: Enqueue | None, seen: Snapshot, until: float) -> Answer | None:
-        """Act on what was read; None if the lock must be read again."""
+    async def _answer(self, request: Request, seen: Snapshot) -> Answer | Snapshot:
+        """Act on what was read; return the lock as it is now if that was out of date."""
+        claim, until = request.claim, request.until
         own = seen.grant_of(claim.holder)
         if own is not None:
-            return await self._repeated(claim, seen, own, until)
+            is_kept = own.lease == request.lease or await self._extend(claim, own, until)
+            granted = seen.granted(own) if is_kept else None
+            return granted or await self._read(claim.name, until, claim.holder)
         if seen.own is None:
             refuse_other_mode(seen.live, claim)
         head = seen.queue[0] if seen.queue else None
         is_first = head is None or head.holder == claim.holder
         slots = admit(seen.live, claim, queued_before=not is_first)
+        if slots is not None and claim.limit and request.lost_race and seen.own is None:
+            # Each grant of permits makes all clients that claim some at that moment lose the race. One transaction can
+            # grant to the whole queue.
+            request.borrowed_ticket = request.enqueue is None
+            return await self._enqueue(request, seen)
         if slots is not None:
-            return await self._grant(claim, slots, seen, until)
+            return await self._grant(request, slots, seen)
         if head is not None and not is_first and admit(seen.live, head.claim) is not None:
-            await self._serve(claim.name, until)
-            return None
-        if enqueue is None:
-            return Taken(await self._free_in(claim, seen, until))
-        return await self._enqueue(claim, enqueue, seen, until)
+            await self._serve(claim.name, until, BATCH if head.claim.weight else 2)
+            return await self._read(claim.name, until, claim.holder)
+        if request.enqueue is not None:
+            return await self._enqueue(request, seen)
+        if request.borrowed_ticket and not await self._withdraw(claim, until):
+            return await self._read(claim.name, until, claim.holder)
+        return Taken(await self._free_in(claim, seen, until))
 
-    async def _repeated(self, claim: Claim, seen: Snapshot, own: Record, until: float) -> Granted | None:
-        """The answer to a claim that was granted before: the same grant, for the full ttl from now."""
-        renewal = Renewal(claim.name, claim.holder, claim.ttl, shared=own.mode is not Mode.EXCLUSIVE)
-        renewed = await self.renew([renewal], until)
-        return seen.granted(own) if renewed[0] else None
+    async def _extend(self, claim: Claim, own: Record, until: float) -> bool:
+        """Extend a grant of the claim to its full ttl from now. False if it has ended."""
+        shared = own.mode is not Mode.EXCLUSIVE
+        return (await self.renew([Renewal(claim.name, claim.holder, claim.ttl, shared=shared)], until))[0]
 
-    async def _grant(self, claim: Claim, slots: tuple[int, ...], seen: Snapshot, until: float) -> Granted | None:
+    async def _withdraw(self, claim: Claim, until: float) -> bool:
+        """Remove the ticket of a claim. False if it has become a grant, or has expired."""
+
+        def end(seen: Snapshot) -> Step | None:
+            return None if seen.own is None else Step(seen.own)
+
+        return await self._change(claim.name, claim.holder, until, end) is not None
+
+    async def _grant(self, request: Request, slots: tuple[int, ...], seen: Snapshot) -> Granted | Snapshot:
         """Grant a claim that is admitted. Its own ticket is first in the queue, or the queue is empty."""
-        lease = await self._lease(claim.holder, claim.ttl, until)
-        conditions, writes = records.granting(seen, [Admitted(claim, slots, lease, seen.own)])
+        claim, until = request.claim, request.until
+        request.lease = request.lease or await self._lease(claim.holder, claim.ttl, until)
+        conditions, writes = records.granting(seen, [Admitted(claim, slots, request.lease, seen.own)])
         if seen.own is None:
             conditions.append(records.no_waiter_added(seen))
-        revision = await self._write(claim.name, conditions, writes, until)
-        if revision is None:
-            return None
+        done = await self._write(claim.name, conditions, writes, until, claim.holder)
+        if isinstance(done, Snapshot):
+            request.lost_race = True
+            return done
         if claim.weight and seen.waiting > 1:
-            await self._serve(claim.name, until)  # the next waiters may enter together with this one
-        return Granted(fence_at(revision), slots=slots)
+            await self._serve_rest(claim.name, until)
+        return Granted(fence_at(done), slots=slots)
 
-    async def _enqueue(self, claim: Claim, enqueue: Enqueue, seen: Snapshot, until: float) -> Queued | None:
+    async def _enqueue(self, request: Request, seen: Snapshot) -> Queued | Snapshot:
         """Write the ticket, and read the lock in the same transaction: a release before it is not missed."""
-        lease = await self._lease(claim.holder, claim.ttl, until)
-        since = wall_clock() if seen.own is None else seen.own.fields.get("since", wall_clock())
-        value = encoded(
-            owner=claim.owner,
-            since=since,
-            attempt=enqueue.attempt,
-            ttl=claim.ttl,
-            weight=claim.weight,
-            limit=claim.limit,
-        )
-        name, key = claim.name, wait_key(claim.name, claim.holder)
-        grant_key = records.grant_key(name, claim.mode, claim.holder)
+        claim, until, name = request.claim, request.until, request.claim.name
+        attempt = 0 if request.enqueue is None else request.enqueue.attempt
+        request.lease = request.lease or await self._lease(claim.holder, claim.ttl, until)
+        key, grant_key = wait_key(name, claim.holder), records.grant_key(name, claim.mode, claim.holder)
         there = next((one for one in seen.grants if one.key == grant_key), None)
         conditions = [records.is_at(key, seen.own), records.is_at(grant_key, there)]
-        operations = [records.put(key, value, lease), *records.lock_reads(name, claim.holder, 1)]
-        reply = await self._transact(name, conditions, operations, until)
-        if not reply.get("succeeded"):
-            return None
-        after = records.snapshot_in(name, int(reply["header"]["revision"]), reply["responses"][1:])
-        if after.own is None or admit(after.live, after.queue[0].claim) is not None:
-            return None
+        ticket = records.put(key, records.ticket_value(claim, attempt, seen.own), request.lease)
+        reads = records.lock_reads(name, claim.holder, 1)
+        reply = await self._transact(name, conditions, [ticket, *reads], until, otherwise=reads)
+        after = records.snapshot_in(name, int(reply["header"]["revision"]), reply["responses"][-len(reads) :])
+        if not reply.get("succeeded") or after.own is None or request.enqueue is None:
+            return after
+        if admit(after.live, after.queue[0].claim) is not None:
+            return after
         box = self._boxes.get(claim.holder)
         if box is not None:
-            box.queued(claim, after, enqueue.attempt)
+            box.queued(claim, after, attempt)
         position = 0 if after.queue[0].holder == claim.holder else max(1, after.waiting - 1)
         return Queued(after.own.created, position, await self._free_in(claim, after, until))
 
@@ -234,15 +202,15 @@ class EtcdStore(Store):
         return free_at(seen.live, claim)
 
     async def _change(
-        self, name: str, holder: str, until: float, step_in: Callable[[Snapshot], Step | None]
+        self, name: str, holder: str, until: float, step_in: Callable[[Snapshot], Step | None], most: int = 2
     ) -> Step | None:
         """Execute the step that `step_in` finds, and grant to the waiters that it admits, in one transaction.
 
         None if there is nothing to do.
         """
-        most, batch = 2, BATCH
+        batch = BATCH
+        seen = await self._read(name, until, holder, most)
         for _ in range(ROUNDS):
-            seen = await self._read(name, until, holder, most)
             step = step_in(seen)
             if step is None:
                 return None
@@ -250,27 +218,34 @@ class EtcdStore(Store):
             more_follow = len(heads) == batch or step.admits_unread(seen, heads)
             if more_follow and most < BATCH:
                 most = BATCH
+                seen = await self._read(name, until, holder, most)
                 continue
             if not heads and step == Step():
                 return step
             try:
-                done = await self._write(name, *step.transaction(seen, heads), until)
+                done = await self._write(name, *step.transaction(seen, heads), until, holder, most)
             except LeaseExpired:
                 if not heads:
                     raise
                 if batch == 1:
                     await self._remove_ticket(heads[0], until)
                 batch = 1  # find the waiter without a lease
-                continue
-            if done is not None:
+                done = await self._read(name, until, holder, most)
+            if not isinstance(done, Snapshot):
                 if more_follow:
-                    await self._serve(name, until)
+                    await self._serve_rest(name, until)
                 return step
+            seen = done
         raise _too_busy(name)
 
-    async def _serve(self, name: str, until: float) -> None:
-        """Grant from the head of the queue while it is admitted."""
-        await self._change(name, "", until, lambda seen: Step())
+    async def _serve(self, name: str, until: float, most: int = BATCH) -> None:
+        """Grant from the head of the queue while it is admitted; `most` is how many waiters to read first."""
+        await self._change(name, "", until, lambda seen: Step(), most)
+
+    async def _serve_rest(self, name: str, until: float) -> None:
+        """After a change that is done: grant to the next waiters, too. If that fails, their watches wake them."""
+        with suppress(StoreUnavailable):
+            await self._serve(name, until)
 
     async def _remove_ticket(self, head: Admitted, until: float) -> None:
         if head.ticket is not None:
@@ -307,20 +282,18 @@ class EtcdStore(Store):
         writes: Operations = []
         repeated: list[Granted | None] = []
         for claim, seen, own, mine in zip(claims, locks, owned, slots, strict=True):
-            repeated.append(None if own is None else await self._repeated(claim, seen, own, until))
-            if own is not None and repeated[-1] is None:
+            repeated.append(None if own is None else seen.granted(own))
+            if own is not None and not await self._extend(claim, own, until):
                 return None
             if own is None:
                 lease = await self._lease(claim.holder, claim.ttl, until)
                 needed, puts = records.granting(seen, [Admitted(claim, mine or (), lease)])
                 conditions += [*needed, records.no_waiter_added(seen)]
                 writes += puts
-        revision = await self._write(claims[0].name, conditions, writes, until)
-        if revision is None:
+        done = await self._write(claims[0].name, conditions, writes, until)
+        if isinstance(done, Snapshot):
             return None
-        return [
-            again or Granted(fence_at(revision), slots=mine or ()) for again, mine in zip(repeated, slots, strict=True)
-        ]
+        return [again or Granted(fence_at(done), slots=mine or ()) for again, mine in zip(repeated, slots, strict=True)]
 
     async def downgrade(self, claim: Claim, until: float) -> bool:
         renewal = Renewal(claim.name, claim.holder, claim.ttl, shared=True)
@@ -374,15 +347,16 @@ class EtcdStore(Store):
             return True
         reply = await self._client.call("/v3/lease/grant", {"ID": 0, "TTL": ceil(renewal.ttl)}, until)
         lease = int(reply["ID"])  # etcd chose it
+        seen = await self._read(renewal.name, until)
         for _ in range(ROUNDS):
-            seen = await self._read(renewal.name, until)
             own = seen.grant_of(renewal.holder)
             if own is None or seen.fence_of(own) is None:
                 return False
-            conditions, writes = records.moved(seen, own, lease, renewal.ttl)
-            if await self._write(renewal.name, conditions, writes, until) is not None:
+            done = await self._write(renewal.name, *records.moved(seen, own, lease, renewal.ttl), until)
+            if not isinstance(done, Snapshot):
                 self._leases[renewal.holder] = lease
                 return True
+            seen = done
         raise _too_busy(renewal.name)
 
     async def release(self, name: str, holder: str, until: float) -> bool:
@@ -402,20 +376,21 @@ class EtcdStore(Store):
         return await self._change(name, "", until, end) is not None
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
+        seen = await self._read(claim.name, until)
         for _ in range(ROUNDS):
-            seen = await self._read(claim.name, until)
             own, old = seen.grant_of(claim.holder), seen.grant_of(old_holder)
             if own is not None:
-                return await self._repeated(claim, seen, own, until)
+                return seen.granted(own) if await self._extend(claim, own, until) else None
             if old is None or old.mode is not claim.mode:
                 return None
             lease, slots = await self._lease(claim.holder, claim.ttl, until), old.live.slots
             writes = records.grant_writes(claim, slots, lease)
             if claim.weight:
                 writes.append(records.delete(old.key))
-            revision = await self._write(claim.name, [records.is_unchanged(old)], writes, until)
-            if revision is not None:
-                return Granted(fence_at(revision), slots=slots)
+            done = await self._write(claim.name, [records.is_unchanged(old)], writes, until)
+            if not isinstance(done, Snapshot):
+                return Granted(fence_at(done), slots=slots)
+            seen = done
         raise _too_busy(claim.name)
 
     async def inspect(self, name: str, until: float) -> LockInfo:
@@ -523,13 +498,18 @@ class EtcdStore(Store):
         reply = await self._client.call("/v3/lease/timetolive", {"ID": lease}, until)
         return max(0.0, float(reply.get("TTL", 0)) + 1.0)
 
-    async def _write(self, name: str, conditions: Operations, writes: Operations, until: float) -> int | None:
-        """Write if all conditions hold, and return the revision; None after a lost race."""
-        reply = await self._transact(name, conditions, writes, until)
-        return int(reply["header"]["revision"]) if reply.get("succeeded") else None
+    async def _write(
+        self, name: str, conditions: Operations, writes: Operations, until: float, own: str = "", most: int = 1
+    ) -> int | Snapshot:
+        """Write if all conditions hold, and return the revision; after a lost race, the lock as it is now."""
+        reply = await self._transact(name, conditions, writes, until, records.lock_reads(name, own, most))
+        revision = int(reply["header"]["revision"])
+        return revision if reply.get("succeeded") else records.snapshot_in(name, revision, reply["responses"])
 
-    async def _transact(self, name: str, conditions: Operations, then: Operations, until: float) -> dict[str, Any]:
-        body = {"compare": conditions, "success": then}
+    async def _transact(
+        self, name: str, conditions: Operations, then: Operations, until: float, otherwise: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        body = {"compare": conditions, "success": then, "failure": list(otherwise)}
         return await self._client.call("/v3/kv/txn", body, until, f"the lock {shown(name)}")
 
 
