@@ -259,19 +259,50 @@ def test_late_claim_for_the_last_permit(proxy: ZooKeeperProxy, slow: Client, oth
     assert other.holders(name) == ["ann", "bob"]
 
 
-def test_late_reader_finds_another_lock_of_that_name(
-    proxy: ZooKeeperProxy, slow: Client, other: Client, name: str
+@pytest.mark.parametrize("shared", [reader, permits])
+def test_late_claim_finds_another_lock_of_that_name(
+    proxy: ZooKeeperProxy, slow: Client, other: Client, name: str, shared: Any
 ) -> None:
     """The node of the lock was deleted and created again, and has the same version as before."""
-    assert isinstance(other.acquire(reader(name, "ann")), Granted)
+    assert isinstance(other.acquire(shared(name, "ann")), Granted)
 
     def write() -> None:
-        assert other.release(reader(name, "ann"))
+        assert other.release(shared(name, "ann"))
         assert isinstance(other.acquire(writer(name, "bob")), Granted)
 
-    answer = run_late(proxy, name, lambda: slow.acquire(reader(name, "cy")), write)
+    answer = run_late(proxy, name, lambda: slow.acquire(shared(name, "cy")), write)
     assert isinstance(answer, Taken)
     assert [(one.holder, one.mode) for one in other.info(name).holders] == [("bob", Mode.EXCLUSIVE)]
+
+
+def test_late_reader_finds_a_writer(proxy: ZooKeeperProxy, slow: Client, other: Client, name: str) -> None:
+    """The reader that it wanted to join has handed the lock to a writer."""
+    assert isinstance(other.acquire(reader(name, "ann")), Granted)
+
+    def hand_off() -> None:
+        box = other.enqueue(writer(name, "bob"))
+        assert other.release(reader(name, "ann"))
+        other.granted(box)
+
+    answer = run_late(proxy, name, lambda: slow.acquire(reader(name, "cy")), hand_off)
+    assert isinstance(answer, Taken)
+    assert [(one.holder, one.mode) for one in other.info(name).holders] == [("bob", Mode.EXCLUSIVE)]
+
+
+def test_late_writer_finds_a_reader_that_joined(proxy: ZooKeeperProxy, slow: Client, other: Client, name: str) -> None:
+    """A reader that joins counts as a change of the lock, even after the reader that it joined has ended."""
+    assert isinstance(other.acquire(reader(name, "ann", BRIEF)), Granted)
+    assert isinstance(other.acquire(reader(name, "bob", BRIEF)), Granted)
+    until(lambda: not other.info(name).locked, "the readers to expire")
+
+    def join() -> None:
+        assert isinstance(other.acquire(reader(name, "dan")), Granted)
+        assert isinstance(other.acquire(reader(name, "eve")), Granted)
+        assert other.release(reader(name, "dan"))
+
+    answer = run_late(proxy, name, lambda: slow.acquire(writer(name, "cy")), join)
+    assert isinstance(answer, Taken)
+    assert other.holders(name) == ["eve"]
 
 
 def test_late_batch_after_another_grant(proxy: ZooKeeperProxy, slow: Client, other: Client, name: str) -> None:
@@ -452,15 +483,21 @@ Scenario = Callable[[ZooKeeperProxy, Client, Client, str], None]
 MUTANTS: dict[str, tuple[str, str, str, Scenario]] = {
     "a grant ignores the grants since it was decided": (
         "_begin",
-        'transaction.set_data(folder, b"", children.version)',
-        'transaction.set_data(folder, b"", ANY_VERSION)',
+        "ANY_VERSION if joins else children.version",
+        "ANY_VERSION",
         test_late_claim_for_the_last_permit,
     ),
     "a lock that was created again is taken for the old one": (
         "_begin",
-        "transaction.check(children.ids[0], ANY_VERSION)",
-        "pass",
-        test_late_reader_finds_another_lock_of_that_name,
+        "if joins else children.ids[0]",
+        "if joins else folder",
+        lambda *scene: test_late_claim_finds_another_lock_of_that_name(*scene, permits),
+    ),
+    "a reader joins a writer": (
+        "_begin",
+        "kept[-1].path if joins else children.ids[0]",
+        "children.ids[0]",
+        test_late_reader_finds_a_writer,
     ),
     "the grants of a batch do not depend on each other": (
         "_change",

@@ -17,6 +17,8 @@ Rules:
   node `id:RANDOM`, which is created and deleted together with the lock's node.
 - Every transaction that creates a grant checks and increments the version of the lock's node, so of two claims that
   race only one is granted. To end a grant or to downgrade it needs no such check: that only admits more claims.
+- A reader that joins a reader depends on the node of that reader instead. While it exists, only readers are granted, so
+  readers that arrive together do not disturb each other.
 - An expired grant is deleted in the transaction that grants the lock next, so a late renewal cannot revive it.
 - The fence is the transaction id that created the grant's node: ZooKeeper never repeats one. So each transaction
   creates one grant of a lock. Those of a batch are sent together, and each depends on the grant before it.
@@ -67,6 +69,7 @@ from lockfast.stores.zookeeper.nodes import (
 from lockfast.values import Answer, Claim, Enqueue, Granted, LockInfo, Mode, Page, Queued, Renewal, Taken, clean, fits
 
 ROUNDS = 100  # how often an operation starts again after a lost race, which means progress for another client
+MOST_PAUSE_MS = 128
 ANY_VERSION = -1
 BATCH = 100  # how many waiters are served together
 MOST_HOLDERS = 1000
@@ -130,8 +133,8 @@ class ZooKeeperStore(Store):
         return box
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
-        for _ in range(ROUNDS):
-            state = await self._read(claim.name, until)
+        for lost_races in range(ROUNDS):
+            state = await self._read(claim.name, until, lost_races)
             own = state.grant_of(claim.holder)
             if own is not None:
                 if await self._write(own, extended(own, claim.ttl), until):
@@ -222,7 +225,8 @@ class ZooKeeperStore(Store):
         def follow(number: int) -> Callable[[Any], None]:
             def change(transaction: Any) -> None:
                 transaction.check(plan.new[number - 1].path, ANY_VERSION)
-                transaction.set_data(folder, b"", version + number)
+                joins = plan.new[number].claim.mode is Mode.READ
+                transaction.set_data(folder, b"", ANY_VERSION if joins else version + number)
                 add_grant(transaction, plan.new[number])
 
             return change
@@ -241,9 +245,11 @@ class ZooKeeperStore(Store):
             transaction.create(folder)
             transaction.create(f"{folder}/id:{self._random()}")
         else:
-            transaction.check(children.ids[0], ANY_VERSION)
+            kept = [node for node in state.grants if node not in ended]
+            joins = bool(kept and plan.new and plan.new[0].claim.mode is Mode.READ)
+            transaction.check(kept[-1].path if joins else children.ids[0], ANY_VERSION)
             if plan.new:
-                transaction.set_data(folder, b"", children.version)
+                transaction.set_data(folder, b"", ANY_VERSION if joins else children.version)
         for node in (*state.expired, *ended, *plan.gone):
             transaction.delete(node.path, node.version)
         if plan.new:
@@ -268,10 +274,10 @@ class ZooKeeperStore(Store):
             await self._change(state, plan, until)
 
     async def acquire_all(self, claims: Sequence[Claim], until: float) -> Sequence[Granted] | None:
-        for _ in range(ROUNDS):
+        for lost_races in range(ROUNDS):
             steps: list[tuple[State, Node | NewGrant]] = []
             for claim in claims:
-                state = await self._read(claim.name, until)
+                state = await self._read(claim.name, until, lost_races)
                 own = state.grant_of(claim.holder)
                 slots = admit(state.live, claim, queued_before=bool(state.children.waiters))
                 if (own is None and slots is None) or len(state.expired) > BATCH:
@@ -315,8 +321,8 @@ class ZooKeeperStore(Store):
 
     async def release(self, name: str, holder: str, until: float) -> bool:
         left_queue = False
-        for _ in range(ROUNDS):
-            state = await self._read(name, until)
+        for lost_races in range(ROUNDS):
+            state = await self._read(name, until, lost_races)
             tickets = state.children.starting(waiter_prefix(holder))
             own = state.grant_of(holder)
             if tickets:
@@ -341,8 +347,8 @@ class ZooKeeperStore(Store):
         return True
 
     async def force_release(self, name: str, holder: str, until: float) -> bool:
-        for _ in range(ROUNDS):
-            state = await self._read(name, until)
+        for lost_races in range(ROUNDS):
+            state = await self._read(name, until, lost_races)
             held = next((node for node in state.grants if clean(node.holder) == holder), None)
             if held is None:
                 return False
@@ -351,8 +357,8 @@ class ZooKeeperStore(Store):
         raise _too_busy(name)
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
-        for _ in range(ROUNDS):
-            state = await self._read(claim.name, until)
+        for lost_races in range(ROUNDS):
+            state = await self._read(claim.name, until, lost_races)
             own, old = state.grant_of(claim.holder), state.grant_of(old_holder)
             if own is not None:
                 if await self._write(own, extended(own, claim.ttl), until):
@@ -431,7 +437,9 @@ class ZooKeeperStore(Store):
             return None
         return (await self._load(children._replace(grants=tuple(own)), until)).grant_of(holder)
 
-    async def _read(self, name: str, until: float) -> State:
+    async def _read(self, name: str, until: float, lost_races: int = 0) -> State:
+        if lost_races > 1:  # let other clients finish, instead of disturbing each other
+            await self._runtime.sleep(self._runtime.random() * min(2**lost_races, MOST_PAUSE_MS) / 1000)
         return await self._load(await self._children(name, until), until)
 
     async def _children(self, name: str, until: float) -> Children:
@@ -462,11 +470,11 @@ class ZooKeeperStore(Store):
         return [Node.of(path, *reply) for path, reply in zip(paths, replies, strict=True) if reply is not None]
 
     async def _nodes_and_time(self, paths: Sequence[str], until: float) -> tuple[list[Node], int]:
-        """Read nodes, and ZooKeeper's time in milliseconds before that: the timestamp of a write."""
-        sends = [lambda client: client.set_async(ROOT, b""), *map(_reading, paths)]
-        while (replies := await self._session.requests(sends, until))[0] is None:
+        """Read nodes, and then ZooKeeper's time in milliseconds: the timestamp of a write."""
+        sends = [*map(_reading, paths), lambda client: client.set_async(ROOT, b"")]
+        while (replies := await self._session.requests(sends, until))[-1] is None:
             await self._session.request(lambda client: client.ensure_path_async(ROOT), until)
-        stat, *found = replies
+        *found, stat = replies
         return [Node.of(path, *each) for path, each in zip(paths, found, strict=True) if each], int(stat.mtime)
 
     async def _write(self, held: Node, data: bytes, until: float) -> bool:
