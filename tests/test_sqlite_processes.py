@@ -82,6 +82,30 @@ def test_killed_first_waiter_is_skipped_at_once(path: Path, locks: lockfast.Lock
         assert len(list(inboxes.iterdir())) == 1  # the pipe of the dead waiter was removed
 
 
+def test_permits_of_a_killed_holder_are_available_after_its_ttl(path: Path, locks: lockfast.Locks) -> None:
+    gpus = locks.semaphore("gpu", 4)
+    with Worker(path) as holder:
+        holder.send("permit = locks.semaphore('gpu', 4, ttl=0.5).acquire(permits=4); print(permit.slots, flush=True)")
+        assert holder.read() == "(0, 1, 2, 3)"
+        holder.kill()
+        watch = Stopwatch()
+        permit = gpus.acquire(permits=4, timeout=20)
+        assert watch.seconds < watch.most(0.5 + 0.25)
+        assert permit is not None
+        assert permit.slots == (0, 1, 2, 3)
+
+
+def test_killed_writer_at_the_head_of_the_queue_keeps_no_reader_out(path: Path, locks: lockfast.Locks) -> None:
+    with Worker(path) as writer, locks.rwlock("report").reader:
+        writer.send(ACQUIRE.format(ttl=30))
+        waiting(locks, 1)
+        writer.kill()
+        with Worker(path) as reader:
+            reader.send("lease = locks.rwlock('report').reader.acquire(); print('held', flush=True)")
+            assert reader.read() == "held"
+        assert locks.lock("report").inspect().waiting == 0
+
+
 def test_process_killed_inside_a_transaction_changes_nothing(path: Path, locks: lockfast.Locks) -> None:
     lease = locks.lock("report").acquire()
     assert lease is not None
