@@ -74,11 +74,18 @@ class BaseLeaseSet(Generic[LeaseT]):
     async def _release(self) -> bool:
         """Release every lease; raise the first error after the last attempt. False if one of them had ended."""
         released, failure = True, None
-        for lock, lease in reversed(self._held):
+        rest = list(self._held)
+        while rest:
+            lock, lease = rest.pop()
             try:
                 released = await lock._release_lease(lease) and released
             except LockError as error:
                 failure = failure or error
+            except GeneratorExit:
+                raise
+            except BaseException:  # cancelled or interrupted: the others must not stay held
+                await _roll_back(rest)
+                raise
         if failure is not None:
             raise failure
         return released
@@ -133,6 +140,22 @@ class AsyncLeaseSet(BaseLeaseSet[AsyncLease]):
     async def release(self) -> bool:
         """Release all leases; False if one of them had already ended."""
         return await self._release()
+
+
+async def _roll_back(held: Sequence[tuple[BaseLock[LeaseT], LeaseT]]) -> None:
+    """Release every lease, also if the caller is cancelled once more. A failed release continues by itself."""
+    interrupted: BaseException | None = None
+    for lock, lease in reversed(held):
+        try:
+            await lock._release_lease(lease)
+        except LockError:
+            pass
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            interrupted = interrupted or error
+    if interrupted is not None:
+        raise interrupted
 
 
 class BaseAllOf(Generic[LeaseT, SetT]):
@@ -211,7 +234,7 @@ class BaseAllOf(Generic[LeaseT, SetT]):
             return held
         except BaseException:
             await remove(session.ports, [grant.claim for grant in grants or ()][len(held) :], inline=False)
-            await self._roll_back(held)
+            await _roll_back(held)
             raise
         finally:
             acquiring.pop(self, None)
@@ -229,26 +252,13 @@ class BaseAllOf(Generic[LeaseT, SetT]):
                 held.append((lock, lease))
             else:
                 return held
+        except GeneratorExit:
+            raise  # the coroutine is being destroyed: it cannot await any more
         except BaseException:
-            await self._roll_back(held)
+            await _roll_back(held)
             raise
-        await self._roll_back(held)
+        await _roll_back(held)
         return None
-
-    async def _roll_back(self, held: list[tuple[BaseLock[LeaseT], LeaseT]]) -> None:
-        """Release every lease, also if the caller is cancelled once more. A failed release continues by itself."""
-        interrupted: BaseException | None = None
-        for lock, lease in reversed(held):
-            try:
-                await lock._release_lease(lease)
-            except LockError:
-                pass
-            except GeneratorExit:
-                raise
-            except BaseException as error:
-                interrupted = interrupted or error
-        if interrupted is not None:
-            raise interrupted
 
     def _enter_scope(self, lease_set: SetT, frame: FrameType) -> Scope[SetT]:
         scope = Scope(self._session.runtime.caller(), frame, lease_set)
@@ -269,8 +279,10 @@ class BaseAllOf(Generic[LeaseT, SetT]):
             while rest:
                 lock, lease = rest.pop()
                 lost = await lock._exit(lease) or lost
+        except GeneratorExit:
+            raise
         except BaseException:  # cancelled or interrupted: the others must not stay held
-            await self._roll_back(rest)
+            await _roll_back(rest)
             raise
         return lost
 
