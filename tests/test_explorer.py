@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from verify import explore, fingerprint, models
+from verify import claim_models, explore, fingerprint, models
 from verify.explorer import Explorer, Report
 from verify.gallery import correct, page
 from verify.gallery.broken import exhibits
@@ -14,7 +14,7 @@ from verify.process import Process
 from verify.world import Client, Model
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine is slow
-QUICK = {model.name: model for model in models.quick()}
+QUICK = {model.name: model for model in (*models.quick(), *claim_models.quick())}
 
 
 def search(model: Model) -> Report:
@@ -111,6 +111,16 @@ def test_process_is_over_when_only_its_keepalive_is_left() -> None:
     explorer = Explorer(Model("one client", [Client("A", models.user(renew=True))], seconds=0.5))
     assert explorer.run().complete
     assert any(process.over for process in explorer.world.processes)
+
+
+def test_acquisition_of_several_locks_can_be_destroyed() -> None:
+    """As by an event loop that is closed during the wait: no await is possible any more."""
+    process = Process("A", claim_models.all_of("door", "gate"))
+    process.start(100.0)
+    process.feed("reply", 1, [], 100.0)  # they are not all free
+    process.feed("reply", 2, 17, 100.0)  # the first one is granted, and the second one requested
+    assert len(process.beliefs()) == 1
+    process.tasks[1].work.close()
 
 
 def test_command_prints_a_table_and_sets_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,9 @@ from lockfast.core.acquire import Acquisition, Deadline
 from lockfast.core.lease_state import LeaseState
 from verify import thread_models
 from verify.explorer import Explorer, Report
-from verify.models import LOCK, TTL, adopter, exporter, user
+from verify.models import TTL, adopter, exporter, user
 from verify.mutation import attribute, lua, python
-from verify.process import Process, Program
+from verify.process import LOCK, Process, Program
 from verify.world import ALL_RULES, Client, Model
 
 pytestmark = pytest.mark.timeout(600)

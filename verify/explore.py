@@ -11,7 +11,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import NamedTuple
 
-from verify import local_handoff_models, models, thread_models
+from verify import claim_models, local_handoff_models, models, thread_models
 from verify.explorer import Explorer
 from verify.world import Model
 
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def all_models(*, quick: bool) -> list[Model]:
-    modules = (models, local_handoff_models, thread_models)
+    modules = (models, claim_models, local_handoff_models, thread_models)
     return [model for module in modules for model in (module.quick() if quick else module.full())]
 
 

@@ -24,7 +24,7 @@ from verify.process import Process
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _SEQUENCES = frozenset({list, tuple, deque})
 _NAMED = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger, weakref.ref)
-_HISTORY = frozenset({"sent", "notes", "random_source", "_current", "_now"})
+_HISTORY = frozenset({"sent", "notes", "random_source", "keepalives", "_current", "_now"})
 _MARK = "\0"
 """Prefix of a type tag, which distinguishes it from a value."""
 

@@ -1,19 +1,24 @@
 """The invariants: rules that hold in every state of a model and for every request that a server executes.
 
-    ME  mutual exclusion: at most one client believes, by its own clock, that it holds the lock
-    SG  store agrees: a client that believes that it holds the lock is the holder in the store
-    FT  fencing token: each grant has a greater fence than all earlier ones, and its holder has that fence
+    ME  mutual exclusion, by the clocks of the clients: a client that holds a lock exclusively is alone; readers and
+        permits do not mix; permits do not exceed the limit of the claim that was admitted last; a slot has one holder
+    SG  store agrees: a client that believes that it holds the lock is a holder in the store, in that mode
+    FT  fencing token: each grant has a greater fence than all earlier ones, keeps it, and its holder has that fence
+    AD  admission: the store makes only those grants that `admission.py` admits, with the same slots
     OW  ownership: a request never changes the lease of a holder that it does not name
-    NL  no lost grant: a client that got "not acquired" is not the holder in the store, unless it tried to release
-    LW  lost wake-up: no waiter sleeps while the lock is free: 50 ms at most, one poll interval if a message was lost
+    NL  no lost grant: a client that got "not acquired" is not a holder in the store, unless it tried to release
+    LW  lost wake-up: no waiter sleeps while the lock is available to it: 50 ms at most, one poll interval if a message
+        was lost or a dead waiter is ahead; and no claim has to wait for nothing
     FQ  fair queue: a later ticket never overtakes a reachable waiter, and a ticket never changes
     CL  clean-up: a client that timed out, was cancelled or released leaves no grant or ticket, if no message was lost
     CF  clean-up under faults: the same even if messages were lost
-    ST  no stuck lock: the lock is never held for ever
+    ST  no stuck lock: the lock is never held for ever, and no key of its grants stays for ever
+    MK  marker: the key of a shared lock lasts as long as the longest grant, within 2 ms
     AL  alive lease: an acquisition never returns an expired lease
     RL  release: the release of a valid lease returns True, even if a reply was lost
     KP  keepalive: a renewed lease is not lost without a fault
     BD  bounded wait: without a fault, a wait ends within 100 ms of its timeout
+    DL  deadlock: no two clients wait for each other's leases
     ER  errors: an operation raises only its documented errors
 
 A model checks the rules that it names; each broken lock of the gallery breaks one.
@@ -22,14 +27,24 @@ A model checks the rules that it names; each broken lock of the gallery breaks o
 from __future__ import annotations
 
 import itertools
-import math
-from hashlib import sha1
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from lockfast.stores.redis.keys import keys_of
-from lockfast.stores.redis.lua.scripts import ACQUIRE
 from lockfast.stores.redis.protocol.resp import Reader
-from verify.server_commands import Entry
+from lockfast.values import Claim, Mode, mode_of
+from verify.lock_view import LockView, StoredGrant, admissible, view_of
+from verify.process import Belief
+from verify.request_rules import (
+    Change,
+    denied_for_nothing,
+    denied_to_holder,
+    granted_to_unreachable,
+    not_admitted,
+    overtaken,
+    overwritten,
+    refenced,
+)
 from verify.virtual_server import START_US
 from verify.world import (
     CANCEL,
@@ -46,10 +61,9 @@ from verify.world import (
 
 SOON_US = 50_000
 POLL_US = 1_010_000
+MARKER_MS = 2
 HARMLESS = frozenset({CRASH, PAUSE, CANCEL})
 """Faults that lose no message, so they do not excuse a late wake-up."""
-HOLDER, TICKET = 10, 15
-"""Positions in an EVALSHA request of acquire.lua."""
 
 Clients = list[tuple[int, ClientState, ProcessState]]
 
@@ -62,129 +76,110 @@ class Violation(NamedTuple):
 class RecordedGrant(NamedTuple):
     """One grant of the store."""
 
+    lock: str
     holder: str
     fence: int
     epoch: int
+
+
+class Verdict(NamedTuple):
+    """The grants that a request made, by lock, and the rule that it broke whatever happened before."""
+
+    granted: tuple[tuple[str, StoredGrant], ...]
+    violation: Violation | None
 
 
 class Invariants:
     def __init__(self, world: World) -> None:
         self._world = world
         self._rules = world.model.rules
-        keys = keys_of(world.model.lock)
-        self._lock, self._queue, self._waiters = keys.lock, keys.queue, keys.waiters
-        self._fence_key = world.model.fence_key or keys.meta
+        self._locks = {name: keys_of(name) for name in world.model.locks}
         self._faults = tuple(world.model.faults.get(name, 0) for name in FAULTS)
-        self._acquire = sha1(ACQUIRE.text, usedforsecurity=False).hexdigest().encode()
-        self._denials: dict[tuple[int, int, int, int], bool] = {}
-        self._keys: dict[int, dict[bytes, Entry]] = {}
+        self._views: dict[tuple[int, str], LockView] = {}
+        self._channels: dict[int, frozenset[bytes]] = {}
+        self._verdicts: dict[tuple[int, int, int, int], Verdict] = {}
 
-    def _data(self, server: int) -> dict[bytes, Entry]:
-        found = self._keys.get(server)
+    def _view(self, server: int, name: str) -> LockView:
+        found = self._views.get((server, name))
         if found is None:
-            found = self._keys[server] = dict(self._world.snapshots.values[server].keys)
+            data = dict(self._world.snapshots.values[server].keys)
+            found = view_of(data, self._locks[name], self._world.model.fence_key)
+            self._views[server, name] = found
+        return found
+
+    def _subscribed(self, server: int) -> frozenset[bytes]:
+        found = self._channels.get(server)
+        if found is None:
+            subscriptions = self._world.snapshots.values[server].subscriptions
+            found = self._channels[server] = frozenset(channel for channel, _ in subscriptions)
         return found
 
     # The effect of one request.
 
     def after_request(self, state: State, index: int, request: int, then: State) -> tuple[State, Violation | None]:
-        """`then` with the grant recorded that a client's request made, and the rule that the request broke."""
+        """`then` with the grants recorded that a client's request made, and the rule that the request broke."""
         if self._world.model.servers > 1:
             return then, None
-        if "NL" in self._rules and (denied := self._denied_to_holder(state, index, request, then)):
-            return then, denied
-        if state.servers == then.servers:
-            return then, None
-        before, after = self._data(state.servers[0]), self._data(then.servers[0])
-        old, new = before.get(self._lock), after.get(self._lock)
-        if old == new:
-            return then, None
-        broken = self._overwritten(old, new, index, request)
-        if new is not None and (old is None or old.value != new.value):
-            then, fault = self._granted(new.value.decode(), before, after, then, request)
+        key = (state.servers[0], request, index, state.now)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = self._verdicts[key] = self._judge(*key)
+        broken = verdict.violation
+        for name, grant in verdict.granted:
+            then, fault = self._granted(name, grant, then)
             broken = broken or fault
         return then, broken
 
-    def _overwritten(self, old: Entry | None, new: Entry | None, index: int, request: int) -> Violation | None:
-        if "OW" not in self._rules or old is None or self._client_of(old.value) in (None, index):
-            return None
-        if old.value in self._words(request):
-            return None
-        victim, culprit = old.value.decode(), self._world.clients[index].name
-        verb = "deleted" if new is None else "overwrote" if new.value != old.value else "changed the ttl of"
-        return Violation("OW", f"{culprit} {verb} the lease of {victim}, and its request does not name {victim}")
-
-    def _denied_to_holder(self, state: State, index: int, request: int, then: State) -> Violation | None:
-        """A claim that is answered "taken" or "queued" although its sender is the holder."""
-        key = (state.servers[0], request, index, state.now)
-        if key not in self._denials:
-            words = self._words(request)
-            lock = self._data(then.servers[0]).get(self._lock)
-            reply = self._world.replies.values[self._world.execute(*key).reply]
-            holds = lock is not None and words[1] == self._acquire and lock.value == words[HOLDER]
-            self._denials[key] = holds and isinstance(reply, list)
-        if not self._denials[key]:
-            return None
-        return Violation("NL", f"{self._words(request)[HOLDER].decode()} is denied the lock, and it is the holder")
-
-    def _words(self, request: int) -> list[bytes]:
+    def _judge(self, server: int, request: int, index: int, now: int) -> Verdict:
+        """Check how a request changes each lock that it names."""
         (words,) = Reader().feed(self._world.requests.values[request])
-        return list(words)
+        effect = self._world.execute(server, request, index, now)
+        granted: list[tuple[str, StoredGrant]] = []
+        broken: Violation | None = None
+        for name, keys in self._locks.items():
+            if keys.lock in words:
+                before, after = self._view(server, name), self._view(effect.server, name)
+                change = Change(words, START_US + now, before, after, self._subscribed(effect.server))
+                broken = broken or self._denied(change, self._world.replies.values[effect.reply])
+                if before != after:
+                    granted += [(name, grant) for grant in change.new_grants()]
+                    broken = broken or self._changed(index, change)
+        return Verdict(tuple(granted), broken)
 
-    def _client_of(self, holder: bytes) -> int | None:
-        return self._world.index_of.get(holder.decode("utf-8", "replace")[:1])
+    def _denied(self, change: Change, reply: object) -> Violation | None:
+        if "NL" in self._rules and (text := denied_to_holder(change, reply)):
+            return Violation("NL", text)
+        if "LW" in self._rules and (text := denied_for_nothing(change, reply)):
+            return Violation("LW", text)
+        return None
 
-    def _granted(
-        self, holder: str, before: dict[bytes, Entry], after: dict[bytes, Entry], then: State, request: int
-    ) -> tuple[State, Violation | None]:
+    def _changed(self, index: int, change: Change) -> Violation | None:
+        if "OW" in self._rules:
+            others = [one.holder for one in change.before.grants if self._client_of(one.holder) not in (None, index)]
+            if text := overwritten(change, others):
+                return Violation("OW", f"{self._world.clients[index].name} {text}")
+        checks = (("FT", refenced), ("FQ", overtaken), ("FQ", granted_to_unreachable), ("AD", not_admitted))
+        for rule, check in checks:
+            if rule in self._rules and (text := check(change)):
+                return Violation(rule, text)
+        return None
+
+    def _client_of(self, holder: str) -> int | None:
+        return self._world.index_of.get(holder[:1])
+
+    def _granted(self, name: str, grant: StoredGrant, then: State) -> tuple[State, Violation | None]:
         epoch, grants = self._world.grants.values[then.grants]
-        stored = after.get(self._fence_key)
-        fence = int(stored.value.split(b" ")[0]) if stored is not None else 0
+        holder, fence = grant.holder, grant.fence
         # A re-asserted grant replaces the one that the server lost.
-        grants = tuple(one for one in grants if (one.holder, one.fence) != (holder, fence))
-        then = self._record(then, epoch, grants, holder, fence)
-        if "FT" in self._rules and grants and fence <= max(one.fence for one in grants):
-            return then, Violation("FT", f"{holder} is granted fence {fence}, after fence {grants[-1].fence}")
-        if "FQ" in self._rules:
-            return then, self._unfair(holder, before, then, request)
+        grants = tuple(one for one in grants if (one.lock, one.holder, one.fence) != (name, holder, fence))
+        then = self._record(then, epoch, grants, RecordedGrant(name, holder, fence, epoch))
+        last = max((one.fence for one in grants if one.lock == name), default=-1)
+        if "FT" in self._rules and fence <= last:
+            return then, Violation("FT", f"{holder} is granted fence {fence}, after fence {last}")
         return then, None
 
-    def _record(self, state: State, epoch: int, grants: tuple[RecordedGrant, ...], holder: str, fence: int) -> State:
-        recorded = (*grants, RecordedGrant(holder, fence, epoch))
-        return state._replace(grants=self._world.grants.number((epoch, recorded)))
-
-    def _unfair(self, holder: str, before: dict[bytes, Entry], then: State, request: int) -> Violation | None:
-        if first := self._overtaken(holder, before, then, self._own_ticket(holder, request)):
-            return Violation("FQ", f"{holder} is granted the lock, although {first} is reachable and has waited longer")
-        if holder.encode() in self._words(request) or self._waiters not in before:
-            return None
-        entry = dict(before[self._waiters].value).get(holder.encode())
-        if entry is None or not self._reachable(entry, then):
-            return Violation("FQ", f"the lock is handed off to {holder}, which is unreachable or whose ticket expired")
-        return None
-
-    def _reachable(self, entry: bytes, then: State) -> bool:
-        """Whether a waiter's inbox has a subscriber and its last request is younger than its ttl."""
-        parts = entry.split(b" ")
-        channels = {channel for channel, _ in self._world.snapshots.values[then.servers[0]].subscriptions}
-        return parts[3] in channels and int(parts[2]) * 1000 > START_US + then.now
-
-    def _own_ticket(self, holder: str, request: int) -> float:
-        """The ticket that the holder's own request presents, from an earlier position in the queue."""
-        words = self._words(request)
-        own = len(words) > TICKET and words[1] == self._acquire and words[HOLDER] == holder.encode()
-        return float(words[TICKET]) if own and words[TICKET] else math.inf
-
-    def _overtaken(self, holder: str, before: dict[bytes, Entry], then: State, ticket: float) -> str | None:
-        if self._queue not in before or self._waiters not in before:
-            return None
-        waiters = dict(before[self._waiters].value)
-        for queued, member in before[self._queue].value:
-            if member.decode() == holder or ticket <= queued:
-                return None
-            if self._reachable(waiters.get(member, b"0 0 0 - -"), then):
-                return str(member.decode())
-        return None
+    def _record(self, state: State, epoch: int, grants: tuple[RecordedGrant, ...], new: RecordedGrant) -> State:
+        return state._replace(grants=self._world.grants.number((epoch, (*grants, new))))
 
     # One state.
 
@@ -201,15 +196,18 @@ class Invariants:
         if broken is not None:
             return broken
         if self._world.model.servers > 1:
-            return self._at_rest(state, None, clients) if "CF" in self._rules else None
-        lock = self._data(state.servers[0]).get(self._lock)
-        return self._denied_holder(lock, clients) or self._at_rest(state, lock, clients)
+            return self._left_on_a_server(state, clients) if self._is_at_rest(state, clients) else None
+        return (
+            self._denied_holder(state, clients)
+            or self._wrong_marker(state)
+            or self._deadlocked(state, clients)
+            or (self._at_rest(state, clients) if self._is_at_rest(state, clients) else None)
+        )
 
     def _wrong_belief(self, state: State, clients: Clients) -> Violation | None:
         epoch, grants = self._world.grants.values[state.grants]
-        grant_of = {one.holder: one for one in grants}
-        floors = {one.holder: earlier.fence for earlier, one in itertools.pairwise(grants)}
-        holders: list[str] = []
+        grant_of = {(one.lock, one.holder): one for one in grants}
+        valid: dict[str, list[Belief]] = {}
         for _, client, process in clients:
             if client.status == CRASHED or not process.beliefs:
                 continue
@@ -217,111 +215,183 @@ class Invariants:
                 if end is not None and state.now >= end:
                     continue
                 if self._world.model.servers > 1:
-                    holders.append(belief.holder)
+                    valid.setdefault(belief.lock, []).append(belief)
                     continue
-                grant = grant_of.get(belief.holder)
+                grant = grant_of.get((belief.lock, belief.holder))
                 if grant is None or grant.epoch == epoch:
-                    holders.append(belief.holder)
-                floor = floors.get(belief.holder, 0)
-                fault = self._contradicted(state, belief.holder, belief.fence, floor, grant, epoch)
+                    valid.setdefault(belief.lock, []).append(belief)
+                fault = self._contradicted(state, belief, grant)
                 if fault is not None:
                     return fault
-        if len(holders) > 1 and "ME" in self._rules:
-            return Violation("ME", f"{' and '.join(sorted(holders))} hold the lock at the same time")
+        if "ME" in self._rules:
+            for beliefs in valid.values():
+                if len(beliefs) > 1 and (text := _incompatible(beliefs)):
+                    return Violation("ME", text)
         return None
 
-    def _contradicted(
-        self, state: State, holder: str, fence: int, floor: int, grant: RecordedGrant | None, epoch: int
-    ) -> Violation | None:
+    def _contradicted(self, state: State, belief: Belief, grant: RecordedGrant | None) -> Violation | None:
+        epoch, grants = self._world.grants.values[state.grants]
+        holder, fence = belief.holder, belief.fence
         # A grant may reserve several fences: those above the previous grant's fence, up to its own.
-        if "FT" in self._rules and grant is not None and not floor < fence <= grant.fence:
+        earlier = [one for one in grants if one.lock == belief.lock]
+        floors = {one.holder: before.fence for before, one in itertools.pairwise(earlier)}
+        if "FT" in self._rules and grant is not None and not floors.get(holder, 0) < fence <= grant.fence:
             return Violation("FT", f"{holder} was granted fence {grant.fence} and uses fence {fence}")
         if "SG" not in self._rules:
             return None
         if grant is None:
             return Violation("SG", f"{holder} believes that it holds the lock, and the store never granted it")
-        lock = self._data(state.servers[0]).get(self._lock)
-        if grant.epoch == epoch and (lock is None or lock.value.decode() != holder):
-            return Violation("SG", f"{holder} believes that it holds the lock, and in the store it is {_owned(lock)}")
-        return None
-
-    def _denied_holder(self, lock: Entry | None, clients: Clients) -> Violation | None:
-        if lock is None or "NL" not in self._rules:
+        view, now_us = self._view(state.servers[0], belief.lock), START_US + state.now
+        stored = view.live(now_us).get(holder)
+        if grant.epoch != epoch:
             return None
-        holder = lock.value.decode()
-        if any(holder in process.denied for _, _, process in clients):
-            return Violation("NL", f"{holder} got “not acquired”, and it is the holder")
+        if stored is None:
+            owned = view.owned(now_us)
+            return Violation("SG", f"{holder} believes that it holds the lock, and in the store it is {owned}")
+        # A downgrade may be under way: the client counts as a reader from the moment it sends the request.
+        mode = mode_of(belief.weight, belief.limit)
+        if (stored.mode is not mode and mode is not Mode.READ) or stored.slots != belief.slots:
+            return Violation("SG", f"{holder} has {mode.value} {belief.slots}, and in the store {stored.mode.value}")
         return None
 
-    def _at_rest(self, state: State, lock: Entry | None, clients: Clients) -> Violation | None:
-        """Check the rules for a state without messages in flight and without timers that are due."""
+    def _denied_holder(self, state: State, clients: Clients) -> Violation | None:
+        if "NL" not in self._rules:
+            return None
+        for name in self._locks:
+            for holder in self._view(state.servers[0], name).live(START_US + state.now):
+                if any(holder in process.denied for _, _, process in clients):
+                    return Violation("NL", f"{holder} got “not acquired”, and it is the holder")
+        return None
+
+    def _wrong_marker(self, state: State) -> Violation | None:
+        if "MK" not in self._rules:
+            return None
+        for name in self._locks:
+            longer = self._view(state.servers[0], name).marker_error_ms()
+            if abs(longer) > MARKER_MS:
+                verb = "outlives" if longer > 0 else "ends before"
+                return Violation("MK", f"the marker of {name} {verb} the longest grant by {abs(longer):g} ms")
+        return None
+
+    def _deadlocked(self, state: State, clients: Clients) -> Violation | None:
+        """Two clients that each wait for a lock on which the other has a lease."""
+        if "DL" not in self._rules or len(self._locks) < 2:
+            return None
+        held = {
+            index: {belief.lock for belief, end in process.beliefs if end is None or state.now < end}
+            for index, client, process in clients
+            if client.status == RUNNING and process.waiting
+        }
+        wanted = {index: {claim.name for claim in process.claims} for index, _, process in clients if index in held}
+        for first, second in itertools.combinations(held, 2):
+            if wanted[first] & held[second] and wanted[second] & held[first]:
+                names = [self._world.clients[index].name for index in (first, second)]
+                return Violation("DL", f"{' and '.join(names)} wait for each other")
+        return None
+
+    # States without messages in flight and without timers that are due.
+
+    def _is_at_rest(self, state: State, clients: Clients) -> bool:
         for _, client, process in clients:
             if client.status == CRASHED:
                 continue
             if client.status != RUNNING or client.requests or client.replies or client.notifications:
-                return None
+                return False
             if any(due <= state.now for _, due in process.timers):
-                return None
-        if state.detached:
-            return None
-        return (
-            self._asleep(state, lock, clients) or self._stuck(lock, clients) or self._left_behind(state, lock, clients)
-        )
+                return False
+        return not state.detached
 
-    def _asleep(self, state: State, lock: Entry | None, clients: Clients) -> Violation | None:
+    def _at_rest(self, state: State, clients: Clients) -> Violation | None:
+        for name in self._locks:
+            broken = self._asleep(state, name, clients) or self._stuck(state, name, clients)
+            if broken is not None:
+                return broken
+        return self._left_on_a_server(state, clients) or self._left_behind(state, clients)
+
+    def _asleep(self, state: State, name: str, clients: Clients) -> Violation | None:
         if "LW" not in self._rules:
             return None
-        waiting = [
-            (index, process) for index, client, process in clients if client.status == RUNNING and process.waiting
-        ]
-        if lock is not None:  # a waiter whose grant notification was lost sleeps, too
-            holder = lock.value.decode()
-            waiting = [(index, one) for index, one in waiting if holder in one.holder_ids and not one.beliefs]
+        waiting = [one for one in clients if one[1].status == RUNNING and one[2].waiting]
         if not waiting:
             return None
-        wakes = min((due for _, process in waiting for _, due in process.timers), default=None)
-        limit = SOON_US if self._faults_spent(state) <= HARMLESS else POLL_US
+        view, now_us = self._view(state.servers[0], name), START_US + state.now
+        live = view.live(now_us)
+        lost_message = not self._faults_spent(state) <= HARMLESS
+        for one in waiting:  # its grant notification was lost
+            beliefs = {belief.holder for belief, _ in one[2].beliefs}
+            unaware = not beliefs.issuperset(one[2].holder_ids & live.keys())
+            if unaware and (broken := self._sleeping(state, [one], lost_message)):
+                return broken
+        channels = self._subscribed(state.servers[0])
+        reachable = [one.claim.holder for one in view.queue if one.reachable(channels, now_us)]
+        dead = len(reachable) < len(view.queue)
+        able = [one for one in waiting if self._is_admissible(one[2], name, live, reachable)]
+        return self._sleeping(state, able, lost_message or dead) if able else None
+
+    def _is_admissible(
+        self, process: ProcessState, name: str, live: dict[str, StoredGrant], reachable: list[str]
+    ) -> bool:
+        """Whether a claim of this process could be granted now, and only dead waiters are ahead of it."""
+        for claim in _claims(process, name):
+            ahead = reachable[: reachable.index(claim.holder)] if claim.holder in reachable else reachable
+            if not ahead and admissible(live.values(), claim) is not None:
+                return True
+        return False
+
+    def _sleeping(self, state: State, waiting: Clients, is_late: bool) -> Violation | None:
+        """At least one of these clients wakes in time."""
+        wakes = min((due for _, _, process in waiting for _, due in process.timers), default=None)
+        limit = POLL_US if is_late else SOON_US
         if wakes is not None and wakes <= state.now + limit:
             return None
-        names = " and ".join(self._world.clients[index].name for index, _ in waiting)
+        names = " and ".join(self._world.clients[index].name for index, _, _ in waiting)
         until = "for ever" if wakes is None else f"for another {(wakes - state.now) / 1e6:g} s"
         return Violation("LW", f"the lock is available, and {names} will sleep {until}")
 
     def _faults_spent(self, state: State) -> set[int]:
         return {at for at, (left, had) in enumerate(zip(state.faults, self._faults, strict=True)) if left != had}
 
-    def _stuck(self, lock: Entry | None, clients: Clients) -> Violation | None:
-        if "ST" not in self._rules or lock is None or lock.expires_ms is not None:
+    def _stuck(self, state: State, name: str, clients: Clients) -> Violation | None:
+        if "ST" not in self._rules:
+            return None
+        view = self._view(state.servers[0], name)
+        if view.endless:
+            return Violation("ST", f"the key {view.endless[0].decode()} has no ttl")
+        if view.lock is None or view.lock.expires_ms is not None:
             return None
         if any(client.status == RUNNING and (process.beliefs or process.working) for _, client, process in clients):
             return None
-        return Violation("ST", f"the lock is {_owned(lock)} for ever: it has no ttl, and no client will delete it")
+        owned = view.owned(START_US + state.now)
+        return Violation("ST", f"the lock is {owned} for ever: it has no ttl, and no client will delete it")
 
-    def _left_behind(self, state: State, lock: Entry | None, clients: Clients) -> Violation | None:
-        if "CF" in self._rules:
-            return self._left_on_a_server(state, clients)
-        if "CL" not in self._rules or not self._faults_spent(state) <= {CANCEL}:
+    def _left_behind(self, state: State, clients: Clients) -> Violation | None:
+        if "CF" in self._rules or "CL" not in self._rules or not self._faults_spent(state) <= {CANCEL}:
             return None
-        entry = self._data(state.servers[0]).get(self._queue)
-        queue = [] if entry is None else [member.decode() for _, member in entry.value]
-        for index, _, process in clients:
-            if not (process.done and process.idle):
-                continue
-            name = self._world.clients[index].name
-            if lock is not None and lock.value.decode() in process.holder_ids:
-                return Violation("CL", f"{name} has finished, and the lock is still {_owned(lock)}")
-            if any(holder in process.holder_ids for holder in queue):
-                return Violation("CL", f"{name} has finished, and still has a ticket in the queue")
+        for name in self._locks:
+            view = self._view(state.servers[0], name)
+            held, queued = set(view.live(START_US + state.now)), {one.claim.holder for one in view.queue}
+            for index, _, process in clients:
+                if not (process.done and process.idle):
+                    continue
+                client = self._world.clients[index].name
+                if held & process.holder_ids:
+                    owned = view.owned(START_US + state.now)
+                    which = "the lock" if len(self._locks) == 1 else name
+                    return Violation("CL", f"{client} has finished, and {which} is still {owned}")
+                if queued & process.holder_ids:
+                    return Violation("CL", f"{client} has finished, and still has a ticket in the queue")
         return None
 
     def _left_on_a_server(self, state: State, clients: Clients) -> Violation | None:
-        for number, server in enumerate(state.servers):
-            lock = self._data(server).get(self._lock)
+        if "CF" not in self._rules:
+            return None
+        for number, name in itertools.product(range(len(state.servers)), self._locks):
+            held = set(self._view(state.servers[number], name).live(START_US + state.now))
             for index, client, process in clients:
                 finished = client.status == RUNNING and process.done and process.idle
-                if lock is not None and finished and lock.value.decode() in process.holder_ids:
-                    name = self._world.clients[index].name
-                    return Violation("CF", f"{name} has finished, and server S{number} still has its lock")
+                if finished and held & process.holder_ids:
+                    client_name = self._world.clients[index].name
+                    return Violation("CF", f"{client_name} has finished, and server S{number} still has its lock")
         return None
 
     # Fences of a lock on several servers: no single server knows the order of the grants.
@@ -333,14 +403,36 @@ class Invariants:
         pairs = zip(self._world.each_client(before), self._world.each_client(then), strict=True)
         for (_, _, old), (_, _, new) in pairs:
             if old is not new and new.beliefs and not old.beliefs:
-                holder, fence, _ = new.beliefs[0][0]
+                belief = new.beliefs[0][0]
+                holder, fence = belief.holder, belief.fence
                 epoch, grants = self._world.grants.values[then.grants]
-                then = self._record(then, epoch, grants, holder, fence)
+                then = self._record(then, epoch, grants, RecordedGrant(belief.lock, holder, fence, epoch))
                 if grants and fence <= max(one.fence for one in grants):
                     last = grants[-1]
                     return then, Violation("FT", f"{holder} has fence {fence}, after {last.holder} had {last.fence}")
         return then, None
 
 
-def _owned(lock: Entry | None) -> str:
-    return "free" if lock is None else f"held by {lock.value.decode()}"
+def _claims(process: ProcessState, name: str) -> Iterator[Claim]:
+    """The claims on a lock that a process waits for. A hand-written lock is exclusive."""
+    if not process.claims:
+        yield Claim(name, "", 1.0, "")
+    for claim in process.claims:
+        if claim.name == name:
+            yield claim
+
+
+def _incompatible(beliefs: list[Belief]) -> str | None:
+    """Why these leases of one lock must not be valid at the same time."""
+    names = " and ".join(sorted(one.holder for one in beliefs))
+    modes = {mode_of(one.weight, one.limit) for one in beliefs}
+    if Mode.EXCLUSIVE in modes or len(modes) > 1:
+        return f"{names} hold the lock at the same time"
+    if modes == {Mode.READ}:
+        return None
+    last = max(beliefs, key=lambda one: one.fence)
+    used = sum(one.weight for one in beliefs)
+    if used > last.limit:
+        return f"{names} hold {used} permits at the same time, and the limit is {last.limit}"
+    slots = [slot for one in beliefs for slot in one.slots]
+    return f"{names} have the slots {slots}" if len(slots) > len(set(slots)) else None

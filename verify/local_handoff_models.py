@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from lockfast.client.lease import AsyncLease
 from lockfast.client.lock import AsyncLock
-from verify.models import DATA_LOSS_RULES, LOCK, TTL, release, user
-from verify.process import Process, Program
+from verify.models import DATA_LOSS_RULES, TTL, release, user
+from verify.process import LOCK, Process, Program
 from verify.world import Client, Model
 
 

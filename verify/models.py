@@ -6,14 +6,14 @@ So few instants matter, and the search terminates.
 
 from __future__ import annotations
 
+from lockfast.client.all_of import AsyncLeaseSet
 from lockfast.client.lease import AsyncLease
 from lockfast.client.lease import ExportedLease as Exported
 from lockfast.core.lease_state import DRIFT
 from lockfast.errors import LeaseLost
-from verify.process import Process, Program
+from verify.process import LOCK, Process, Program
 from verify.world import ALL_RULES, Client, Model
 
-LOCK = "door"
 TTL = 3.0
 DATA_LOSS_RULES = ALL_RULES - {"RL"}
 """RL does not apply to a server that lost its data: there, the release of a valid lease returns False."""
@@ -38,11 +38,11 @@ def user(*, renew: bool = False, timeout: float | None = None, rounds: int = 1, 
     return program
 
 
-async def release(me: Process, lease: AsyncLease) -> None:
+async def release(me: Process, lease: AsyncLease | AsyncLeaseSet) -> None:
     """Release the lease, and check that the release of a valid lease returns True."""
     valid_until = me.now() + lease.remaining
     if not await lease.release() and me.now() < valid_until:
-        me.violate("RL", NOT_RELEASED.format(lease.holder))
+        me.violate("RL", NOT_RELEASED.format(me.name))
 
 
 async def exporter(me: Process) -> None:

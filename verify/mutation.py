@@ -20,6 +20,7 @@ def lua(script: str, old: str, new: str) -> Iterator[None]:
     text = replaced(target.text.decode(), old, new).encode()
     digest = sha1(text, usedforsecurity=False).hexdigest().encode()
     target.text = text
+    target.digest = digest.decode()
     target._by_digest = bulks(b"EVALSHA", digest)
     target._by_text = bulks(b"EVAL", text)
     _clear_caches()

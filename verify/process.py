@@ -15,8 +15,10 @@ from collections.abc import Callable, Coroutine, Generator, Hashable, Iterator, 
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+from lockfast.client.all_of import BaseLeaseSet
 from lockfast.client.lease import BaseLease
 from lockfast.client.locks import AsyncLocks
+from lockfast.core.keepalive import Keepalive
 from lockfast.core.lease_state import ALIVE, LeaseState, State
 from lockfast.errors import Outcome, StoreUnavailable
 from lockfast.ports import CallerState
@@ -27,6 +29,8 @@ from lockfast.values import Answer, Claim, Enqueue, FirstNotification, GrantNoti
 
 Program = Callable[["Process"], Coroutine[Any, Any, None]]
 
+LOCK = "door"
+"""The lock of every model with one lock."""
 GRACE = 0.08
 MOST_OVERTIME = 2 * GRACE + 0.04
 """Seconds that a wait may exceed its timeout: the grace for the last reply, and the patience of the clean-up."""
@@ -138,6 +142,10 @@ class Belief(NamedTuple):
     holder: str
     fence: int
     until: float | None
+    lock: str = LOCK
+    weight: int = 0
+    limit: int = 0
+    slots: tuple[int, ...] = ()
 
 
 class Task:
@@ -158,6 +166,7 @@ class WatchedStore(RedisStore):
         self.process = process
 
     async def acquire(self, claim: Claim, enqueue: Enqueue | None, until: float) -> Answer:
+        self.process.claims[claim.holder] = claim
         answer = await super().acquire(claim, enqueue, until)
         if isinstance(answer, Queued):
             ticket = self.process.tickets.setdefault(claim.holder, answer.ticket)
@@ -184,6 +193,7 @@ class Process:
         self.sent: list[tuple[int, int, bytes]] = []
         self.mailboxes: dict[str, VirtualMailbox] = {}
         self.tickets: dict[str, int] = {}
+        self.claims: dict[str, Claim] = {}
         self.releasing: set[str] = set()
         self.denied: set[str] = set()
         self.notes: list[str] = []
@@ -197,6 +207,7 @@ class Process:
         self.random_source: Callable[[], float] = lambda: 0.5
         self.declared: list[Belief] = []
         self.leases: list[BaseLease] = []
+        self.keepalives: list[Keepalive] = []
         self._now = started
         self._addresses = 1
         self._requests = 0
@@ -207,13 +218,17 @@ class Process:
 
     # Used by programs.
 
-    def locks(self, store_timeout: float = 10.0, *, reasserts: bool = False) -> AsyncLocks:
-        """Return the shipped async client, connected to this process."""
+    def locks(
+        self, store_timeout: float = 10.0, *, reasserts: bool = False, names: Sequence[str] = (LOCK,)
+    ) -> AsyncLocks:
+        """Return the shipped async client, connected to this process; `names` are the locks that it will use."""
         store = WatchedStore(self, reasserts=reasserts)
         owner = Owner(self.name, 1)
         locks = AsyncLocks(store, self, owner=owner, store_timeout=store_timeout, address=f"virtual://{self.name}")
+        self.keepalives.append(locks.session.keepalive)
         # A client whose inbox is open has waited before, so its first request enqueues.
-        locks.session.local_queues.queue("door").contended = self.listening
+        for name in names:
+            locks.session.local_queues.queue(name).contended = self.listening
         return locks
 
     def record_acquire(self, lease: BaseLease | None) -> None:
@@ -226,6 +241,15 @@ class Process:
             self.note(f"acquires the lock, fence {lease.fence}")
             if state_of(lease).valid_until <= self._now:
                 self.violate("AL", f"{lease.holder} acquired a lease that had already expired")
+
+    def record_acquire_all(self, lease_set: BaseLeaseSet[Any] | None, known: int) -> None:
+        """Report the result of an acquisition of several locks; `known` counts the holder ids before it."""
+        if lease_set is None:
+            self.denied.update(self.holder_ids[known:])
+            self.note("returns: not acquired")
+        else:
+            for name in lease_set.names:
+                self.record_acquire(lease_set[name])
 
     def record_wait(self, sent_at: float, timeout: float) -> None:
         """Report the duration of a wait with a timeout; a process that was paused meanwhile may take longer."""
@@ -452,11 +476,18 @@ class Process:
 
     def beliefs(self) -> tuple[Belief, ...]:
         """The leases that this process believes it holds."""
-        if not self.leases:
-            return tuple(self.declared)
-        states = map(state_of, self.leases)
-        alive = [Belief(one.holder, one.fence, one.valid_until) for one in states if one.state in ALIVE]
+        alive = [
+            Belief(one.holder, one.fence, one.valid_until, one.name, one.weight, one.limit, one.slots)
+            for one in self.lease_states()
+            if one.state in ALIVE
+        ]
         return (*self.declared, *alive)
+
+    def lease_states(self) -> list[LeaseState]:
+        """The recorded leases, and those that an acquisition of several locks has so far."""
+        states = list(map(state_of, self.leases))
+        watched = (lease for keepalive in self.keepalives for lease in keepalive.held())
+        return states + [lease for lease in watched if lease not in states]
 
 
 def _no_reply(when: str) -> StoreUnavailable:

@@ -15,8 +15,8 @@ from lockfast.client.locks import Locks
 from lockfast.client.session import sessions
 from lockfast.values import Owner
 from verify import process
-from verify.models import DATA_LOSS_RULES, LOCK, NOT_RELEASED, TTL
-from verify.process import Process, Program, Wait, WatchedStore, block_on
+from verify.models import DATA_LOSS_RULES, NOT_RELEASED, TTL
+from verify.process import LOCK, Process, Program, Wait, WatchedStore, block_on
 from verify.world import Client, Model
 
 

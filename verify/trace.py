@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from lockfast.stores.redis.lua.scripts import ACQUIRE, ADOPT, INSPECT, REASSERT, RELEASE, RENEW
+from lockfast.stores.redis.lua.scripts import REASSERT
 from lockfast.stores.redis.protocol.resp import Reader, ReplyError
 from verify import lua
 from verify.invariants import Violation
 from verify.transitions import Transition
 from verify.virtual_server import START_US
-from verify.world import ProcessState, State, World
+from verify.world import LOADED, ProcessState, State, World
 
-SCRIPTS = (ACQUIRE, RELEASE, RENEW, ADOPT, REASSERT, INSPECT)
+SCRIPTS = (*LOADED, REASSERT)
 
 CLIENT_EVENTS = {
     "pause": "is paused (SIGSTOP, a long garbage collection, a suspended laptop)",
@@ -171,13 +171,18 @@ def _shipped_script(name: str, words: list[bytes]) -> str:
     lock = words[3].decode("utf-8", "replace")
     if name == "acquire":
         queue = f", attempt {args[4]}, else enqueue for {args[3]}" if args[3] else ", do not enqueue"
-        return f"acquire {lock} for {args[0]}, ttl {int(args[1]) / 1000:g} s{queue}"
+        limit = f" of {args[8]} permits" if args[8] != "0" else ""
+        weight = " as a reader" if args[7] != "0" and not limit else f" ({args[7]}{limit})" if limit else ""
+        return f"acquire {lock} for {args[0]}{weight}, ttl {int(args[1]) / 1000:g} s{queue}"
     if name == "renew":
         return "renew " + ", ".join(
             f"{words[3 + at].decode()} for {args[at]}, ttl {int(args[at + 1]) / 1000:g} s" for at in range(0, keys, 2)
         )
     if name == "adopt":
         return f"adopt {lock} for {args[0]} in place of {args[3]}"
+    if name == "acquire_all":
+        names = (word.decode("utf-8", "replace") for word in words[3 : 3 + keys : 7])
+        return "acquire " + " and ".join(f"{one} for {holder}" for one, holder in zip(names, args[::5], strict=True))
     return f"{name} {lock} for {args[0]}"
 
 
@@ -187,7 +192,8 @@ def _shown(reply: Any, within: bool = False) -> str:
     if isinstance(reply, bytes):
         return reply.decode("utf-8", "replace")
     if isinstance(reply, list):
-        return "[" + ", ".join(_shown(item, within=True) for item in reply) + "]"
+        fences = all(isinstance(item, int) and item >= START_US for item in reply)  # of several locks
+        return "[" + ", ".join(_shown(item, within=not fences) for item in reply) + "]"
     if isinstance(reply, int) and reply >= START_US:
         return f"{'ticket' if within else 'granted, fence'} {reply - START_US}"
     return "nil" if reply is None else str(reply)

@@ -25,10 +25,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lockfast.stores.redis.lua.scripts import ACQUIRE, ADOPT, INSPECT, RELEASE, RENEW
+from lockfast.stores.redis.keys import keys_of
+from lockfast.stores.redis.lua.scripts import (
+    ACQUIRE,
+    ACQUIRE_ALL,
+    ADOPT,
+    DOWNGRADE,
+    INSPECT,
+    RELEASE,
+    RENEW,
+    RENEW_SHARED,
+)
 from lockfast.stores.redis.protocol.resp import Reader, ReplyError
 from verify.fingerprint import fingerprint
-from verify.process import KEEPALIVE, Belief, Process, Program
+from verify.process import KEEPALIVE, LOCK, Belief, Process, Program
 from verify.virtual_server import EMPTY, START_US, Snapshot, VirtualRedis, replicated
 
 FAULTS = (
@@ -62,6 +72,8 @@ that is `execute_late` reaches the server after the client gave it up."""
     FAILOVER,
 ) = range(len(FAULTS))
 NO_REPLICA = -1
+LOADED = (ACQUIRE, RELEASE, RENEW, ADOPT, INSPECT, RENEW_SHARED, DOWNGRADE, ACQUIRE_ALL)
+"""Scripts that the server knows at the start of a model."""
 
 RUNNING, CRASHED = 0, -1
 NO_REPLY = -1
@@ -72,7 +84,9 @@ CACHED_PROCESSES = 4096
 """Processes kept at their current state, so that a new input does not replay all inputs before it."""
 
 
-ALL_RULES = frozenset({"ME", "SG", "FT", "OW", "NL", "LW", "FQ", "CL", "ST", "RL", "KP", "BD", "AL", "ER"})
+ALL_RULES = frozenset(
+    ["ME", "SG", "FT", "AD", "OW", "NL", "LW", "FQ", "CL", "ST", "MK", "RL", "KP", "BD", "AL", "DL", "ER"]
+)
 """The rules that the shipped lock must keep; `invariants.py` defines them."""
 
 
@@ -116,7 +130,7 @@ class Model:
     faults: dict[str, int] = field(default_factory=dict)
     seconds: float = 10.0
     servers: int = 1
-    lock: str = "door"
+    locks: tuple[str, ...] = (LOCK,)
     about: str = ""
     rules: frozenset[str] = ALL_RULES
     fence_key: bytes = b""
@@ -131,6 +145,7 @@ class ProcessState:
         "awaited",
         "beliefs",
         "children",
+        "claims",
         "denied",
         "done",
         "holder_ids",
@@ -176,6 +191,7 @@ class ProcessState:
         self.signalled = process.signalled
         self.lost = process.lost()
         self.mailboxes = frozenset(process.mailboxes)
+        self.claims = tuple(process.claims[holder] for holder in process.mailboxes if holder in process.claims)
         self.holder_ids = frozenset(process.holder_ids)
         self.denied = frozenset(process.denied - process.releasing)
         self.violation = process.violations[0] if process.violations else None
@@ -240,6 +256,7 @@ class World:
         self.notifications = Interned()
         self.grants = Interned()
         self._server = VirtualRedis()
+        self._shared_keys = [keys_of(name).grants for name in model.locks]
         self._effects: dict[tuple[int, int, int, int], Effect] = {}
         self._expired: dict[tuple[int, int], tuple[int, int | None]] = {}
         self._cached: list[ProcessState] = []
@@ -247,7 +264,7 @@ class World:
 
     def initial_state(self) -> State:
         server = self._server
-        server.load(script.text for script in (ACQUIRE, RELEASE, RENEW, ADOPT, INSPECT))
+        server.load(script.text for script in LOADED)
         for words in self.model.setup:
             server.call(*words)
         for client in self.clients:
@@ -375,9 +392,15 @@ class World:
             machine = self._server
             machine.restore(self.snapshots.values[server], START_US + now)
             snapshot = self.snapshots.number(machine.snapshot())
-            expiry = machine.next_expiry_us()
-            found = self._expired[server, now] = snapshot, None if expiry is None else expiry - START_US
+            expiries = [expiry for expiry in (machine.next_expiry_us(), self._next_deadline()) if expiry is not None]
+            found = self._expired[server, now] = snapshot, min(expiries) - START_US if expiries else None
         return found
+
+    def _next_deadline(self) -> int | None:
+        """The next end of a shared grant; its holder is not a key of its own, so the server does not expire it."""
+        entries = (self._server.data.get(key) for key in self._shared_keys)
+        ends = [int(end) for entry in entries if entry is not None for end, _ in entry.value]
+        return min((end for end in ends if end > self._server.now_us), default=None)
 
     def without_subscriber(self, server: int, name: str) -> int:
         state: Snapshot = self.snapshots.values[server]
