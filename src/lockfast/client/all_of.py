@@ -5,6 +5,7 @@ Rules:
 - All or none, under one deadline. After a timeout, an error or a cancellation no lock is held.
 - If all locks are free, and the store can grant them in one step, that takes one request. Otherwise they are acquired
   one after another in the order of their names, so two callers cannot wait for each other.
+- A lease that ends while another lock is awaited is not returned: all are released and acquired again.
 - Each lock has its own fence. The loss of one is the loss of all: the body of an `async with` is cancelled, and
   `LeaseLost` names the lock. The others stay held until the block ends.
 - At the end every lock is released, even if the release of another one fails.
@@ -23,7 +24,7 @@ from lockfast.client.lock import BaseLock, LeaseT, Scope, chosen_wait, pop_scope
 from lockfast.client.options import checked_timeout
 from lockfast.client.session import Session
 from lockfast.core.acquire import Grant, acquire_all, remove
-from lockfast.core.lease_state import AT_RISK, HELD, LOST, RELEASED, State
+from lockfast.core.lease_state import ALIVE, AT_RISK, HELD, LOST, RELEASED, State
 from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error, shown
 from lockfast.runtime.base import run
 from lockfast.values import MOST_SECONDS, Claim, Seconds, clean, seconds
@@ -192,6 +193,9 @@ class BaseAllOf(Generic[LeaseT, SetT]):
             lock._check_claim()
         deadline = self._session.runtime.now() + (MOST_SECONDS if wait is None else wait)
         held = await self._acquire_at_once(deadline) or await self._acquire_in_order(wait, deadline)
+        while held is not None and any(lease.state not in ALIVE for _, lease in held):
+            await _roll_back(held)  # one lease ended while another lock was awaited: start again
+            held = await self._acquire_in_order(wait, deadline)
         if held is None:
             if frame is None:
                 return None

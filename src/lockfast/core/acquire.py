@@ -364,9 +364,12 @@ async def remove(ports: Ports, claims: Sequence[Claim], *, inline: bool) -> None
         while rest:
             await clean_up(ports, rest[0].name, rest[0].holder, rest[0].ttl, inline=inline)
             del rest[0]
-    finally:  # cancelled or interrupted once more
+    except GeneratorExit:
+        raise
+    except BaseException:  # cancelled or interrupted once more
         for claim in rest:
             await clean_up(ports, claim.name, claim.holder, claim.ttl, inline=False)
+        raise
 
 
 async def adopt(ports: Ports, claim: Claim, old_holder: str) -> Grant | None:
