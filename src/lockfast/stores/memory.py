@@ -139,7 +139,7 @@ class Space:
         if claim.holder in held:
             return self._repeat(held[claim.holder], claim, now)
         live = _live(held)
-        if not any(one.claim.holder == claim.holder for one in self._queues.get(name, ())):
+        if claim.weight and not any(one.claim.holder == claim.holder for one in self._queues.get(name, ())):
             refuse_other_mode(live, claim)
         slots = admit(live, claim)
         if name in self._queues:
