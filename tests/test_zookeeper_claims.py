@@ -1,4 +1,4 @@
-"""Shared claims on ZooKeeper when clients race, writes arrive late and replies are lost."""
+"""Shared claims on a real ZooKeeper: random histories, races, late writes and lost replies."""
 
 import random
 import sys
@@ -19,6 +19,9 @@ from lockfast.values import Claim, Enqueue, Granted, GrantNotification, LockInfo
 from tests.support.other_servers import ZooKeeper
 from tests.support.waiting import until
 from tests.support.zookeeper_proxy import ZooKeeperProxy
+from tests.test_etcd_claims import History
+from tests.test_late_writes import Client as PlainClient
+from tests.test_late_writes import run_late
 from verify.mutation import python
 
 BRIEF, LONG = 0.5, 30.0
@@ -176,6 +179,12 @@ def wait_for(client: Client, claim: Claim) -> Granted | GrantNotification:
     raise AssertionError("never granted")
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_random_histories_agree_with_the_memory_store(server: ZooKeeper, name: str, seed: int) -> None:
+    with lockfast.connect(server.url) as locks:
+        History(seed, PlainClient(locks), name).run(80)
+
+
 SHAPES = {
     "readers and writers": ((0, 0), (1, 0), (1, 0)),
     "permits and writers": ((0, 0), (1, 3), (2, 3), (1, 3)),
@@ -233,28 +242,13 @@ def test_tries_that_race_for_expired_grants_never_overlap(
     assert other.nodes(name) == []
 
 
-def run_late(proxy: ZooKeeperProxy, name: str, operation: Callable[[], Any], meanwhile: Callable[[], Any]) -> Any:
-    """Delay the write of `operation` until `meanwhile` has returned; return the result of `operation`."""
-    results: list[Any] = []
-    proxy.hold(lock_path(name))
-    thread = threading.Thread(target=lambda: results.append(operation()))
-    thread.start()
-    try:
-        assert proxy.held.wait(20)
-        meanwhile()
-    finally:
-        proxy.let_go()
-        thread.join()
-    return results[0]
-
-
 def test_late_claim_for_the_last_permit(proxy: ZooKeeperProxy, slow: Client, other: Client, name: str) -> None:
     assert other.acquire(permits(name, "ann")).slots == (0,)
 
     def take_it() -> None:
         assert other.acquire(permits(name, "bob")).slots == (1,)
 
-    answer = run_late(proxy, name, lambda: slow.acquire(permits(name, "cy")), take_it)
+    answer = run_late(proxy, lock_path(name), lambda: slow.acquire(permits(name, "cy")), take_it)
     assert isinstance(answer, Taken)
     assert other.holders(name) == ["ann", "bob"]
 
@@ -270,7 +264,7 @@ def test_late_claim_finds_another_lock_of_that_name(
         assert other.release(shared(name, "ann"))
         assert isinstance(other.acquire(writer(name, "bob")), Granted)
 
-    answer = run_late(proxy, name, lambda: slow.acquire(shared(name, "cy")), write)
+    answer = run_late(proxy, lock_path(name), lambda: slow.acquire(shared(name, "cy")), write)
     assert isinstance(answer, Taken)
     assert [(one.holder, one.mode) for one in other.info(name).holders] == [("bob", Mode.EXCLUSIVE)]
 
@@ -284,7 +278,7 @@ def test_late_reader_finds_a_writer(proxy: ZooKeeperProxy, slow: Client, other: 
         assert other.release(reader(name, "ann"))
         other.granted(box)
 
-    answer = run_late(proxy, name, lambda: slow.acquire(reader(name, "cy")), hand_off)
+    answer = run_late(proxy, lock_path(name), lambda: slow.acquire(reader(name, "cy")), hand_off)
     assert isinstance(answer, Taken)
     assert [(one.holder, one.mode) for one in other.info(name).holders] == [("bob", Mode.EXCLUSIVE)]
 
@@ -300,7 +294,7 @@ def test_late_writer_finds_a_reader_that_joined(proxy: ZooKeeperProxy, slow: Cli
         assert isinstance(other.acquire(reader(name, "eve")), Granted)
         assert other.release(reader(name, "dan"))
 
-    answer = run_late(proxy, name, lambda: slow.acquire(writer(name, "cy")), join)
+    answer = run_late(proxy, lock_path(name), lambda: slow.acquire(writer(name, "cy")), join)
     assert isinstance(answer, Taken)
     assert other.holders(name) == ["eve"]
 
@@ -316,7 +310,7 @@ def test_late_batch_after_another_grant(proxy: ZooKeeperProxy, slow: Client, oth
         assert adopted is not None
         assert adopted.slots == (0, 1)
 
-    assert run_late(proxy, name, lambda: slow.release(ann), adopt) is False
+    assert run_late(proxy, lock_path(name), lambda: slow.release(ann), adopt) is False
     assert other.holders(name) == ["dan"]
     assert other.release(dan)
     assert [other.granted(box).slots for box in boxes] == [(0,), (1,)]
@@ -329,7 +323,7 @@ def test_late_downgrade(proxy: ZooKeeperProxy, slow: Client, other: Client, name
     def take_over() -> None:
         until(lambda: isinstance(other.acquire(writer(name, "bob")), Granted), "the grant to expire")
 
-    assert run_late(proxy, name, lambda: slow.downgrade(ann), take_over) is False
+    assert run_late(proxy, lock_path(name), lambda: slow.downgrade(ann), take_over) is False
     assert [(one.holder, one.mode) for one in other.info(name).holders] == [("bob", Mode.EXCLUSIVE)]
 
 
@@ -340,7 +334,7 @@ def test_late_renewal_of_expired_permits(proxy: ZooKeeperProxy, slow: Client, ot
     def take_over() -> None:
         until(lambda: isinstance(other.acquire(permits(name, "bob")), Granted), "the grant to expire")
 
-    assert run_late(proxy, name, lambda: slow.renew(ann), take_over) is False
+    assert run_late(proxy, lock_path(name), lambda: slow.renew(ann), take_over) is False
     assert other.holders(name) == ["bob"]
 
 
@@ -353,7 +347,7 @@ def test_waiter_that_enqueues_during_a_release_is_served(
     boxes: list[Any] = []
     release = run_late(
         proxy,
-        name,
+        lock_path(name),
         lambda: slow.release(permits(name, "ann")),
         lambda: boxes.append(other.enqueue(permits(name, "cy"))),
     )

@@ -36,7 +36,7 @@ Differences to the other stores:
 - A waiter that becomes first in the queue is not notified.
 - A free lock has no fence to show.
 - The nodes of a crashed holder stay, as a free lock, until the name is used again.
-- A claim reads the node of every holder.
+- A claim and a release read the node of every holder.
 """
 
 from __future__ import annotations
