@@ -17,7 +17,7 @@ from lockfast.testing import shared_contract as shared
 from lockfast.testing.contract import CHECKS, Bench, Check, ContractBroken, check_store, run_check
 from lockfast.values import Answer, Claim, Enqueue, FirstNotification, Granted, LockInfo, Page, Renewal, Taken
 from tests.contract.driver import Driver, done, scenario
-from tests.contract.stores import QUEUEING, STORES, capabilities, on, only
+from tests.contract.stores import STORES, capabilities, on
 
 ORDER: set[Check] = {contract.queue_order, contract.tickets}
 WAITERS = {contract.inspection, contract.listing, contract.force_release, contract.mailbox_timeout}
@@ -58,7 +58,6 @@ async def test_store_keeps_the_contract(d: Driver, check: Check, monkeypatch: py
         pytest.skip("the store does not grant such claims")
 
 
-@only(stores=QUEUEING)
 @scenario
 async def test_claims_that_the_store_does_not_grant_are_refused(d: Driver) -> None:
     async def acquire_permit() -> None:

@@ -68,7 +68,7 @@ class Bench:
         return (await self.answer(Granted, "a free lock is granted", store, claim)).fence
 
     async def acquire_expired(self, store: Store, claim: Claim, rule: str) -> Granted:
-        """Retry until the lock has expired and `claim` is granted."""
+        """Retry until `claim` is granted, because an earlier grant or ticket has ended."""
 
         async def granted() -> Granted | None:
             answer = await store.acquire(claim, None, self.until())
