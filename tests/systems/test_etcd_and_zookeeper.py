@@ -157,6 +157,62 @@ async def test_final_renewal_sets_the_end_of_the_grant(d: Driver, name: str) -> 
 
 
 @scenario
+async def test_downgraded_lease_lets_readers_in_and_is_renewed(d: Driver, name: str) -> None:
+    lease = await done(d.locks.rwlock(name, ttl=2).writer.acquire())
+    fence = lease.fence
+    elsewhere = d.connect().rwlock(name, timeout=20)
+
+    async def read() -> None:
+        async with held(elsewhere.reader):
+            lease.ensure_held()
+
+    waiting = d.start(read)
+    await d.queue_length(d.lock(name), 1)
+    await done(lease.downgrade())
+    await waiting.result()
+    ran_out_at = d.locks.session.runtime.now() + 3.2  # etcd may keep it for a second longer than its ttl
+    await d.until(lambda: d.locks.session.runtime.now() >= ran_out_at, "the ttl to pass")
+    lease.ensure_held()
+    assert lease.fence == fence
+    assert await taken_for_others(d, name)
+    await done(lease.release())
+    assert not await done(d.lock(name).locked())
+
+
+@scenario
+async def test_waiter_for_a_permit_gets_the_slot_that_becomes_free(d: Driver, name: str) -> None:
+    permits = [await done(d.locks.semaphore(name, 2).acquire()) for _ in range(2)]
+    elsewhere = d.connect().semaphore(name, 2, timeout=20)
+    slots: list[int] = []
+
+    async def wait() -> None:
+        async with held(elsewhere) as permit:
+            slots.append(permit.slot)
+
+    waiting = d.start(wait)
+    await d.queue_length(d.lock(name), 1)
+    await done(permits[0].release())
+    await waiting.result()
+    assert slots == [0]
+    await done(permits[1].release())
+    assert not await done(d.lock(name).locked())
+
+
+@scenario
+async def test_several_locks_are_all_held_or_none(d: Driver, name: str) -> None:
+    names = [f"{name}:{number}" for number in range(3)]
+    locks = (names[0], d.locks.rwlock(names[1]).reader, d.locks.semaphore(names[2], 2))
+    elsewhere = d.connect()
+    await done(elsewhere.lock(name).locked())  # connects
+    async with held(d.locks.all_of(*locks)) as leases:
+        assert len(leases.fences) == 3
+        assert [await taken_for_others(d, each) for each in names] == [True] * 3
+        assert await done(elsewhere.all_of(f"{name}:free", names[0]).acquire(timeout=0)) is None
+        assert not await done(d.lock(f"{name}:free").locked())
+    assert [await done(d.lock(each).locked()) for each in names] == [False] * 3
+
+
+@scenario
 async def test_timed_out_wait_leaves_no_ticket(d: Driver, name: str) -> None:
     lease = await done(d.lock(name).acquire())
     assert await done(d.connect().lock(name).acquire(timeout=0.5)) is None
