@@ -129,7 +129,9 @@ def _semaphores(facts: Facts) -> Guarantee:
 
 def _order(facts: Facts) -> Guarantee:
     if not facts.queue:
-        return Guarantee("order", Verdict.NO, "Waiters may be overtaken.")
+        return Guarantee(
+            "order", Verdict.NO, "Waiters may be overtaken; a writer waits for as long as others keep reading."
+        )
     text = "Waiters are served first come, first served, and woken by a notification"
     if facts.topology is Topology.SINGLE and not facts.acknowledged:
         text += (
