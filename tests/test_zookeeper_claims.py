@@ -507,7 +507,7 @@ MUTANTS: dict[str, tuple[str, str, str, Scenario]] = {
     ),
     "a release does not read the queue again": (
         "_end",
-        "if left or",
+        "if len(state.children.grants) > 1 or",
         "if False and",
         test_waiter_that_enqueues_during_a_release_is_served,
     ),

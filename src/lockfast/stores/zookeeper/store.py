@@ -36,7 +36,7 @@ Differences to the other stores:
 - A waiter that becomes first in the queue is not notified.
 - A free lock has no fence to show.
 - The nodes of a crashed holder stay, as a free lock, until the name is used again.
-- A claim and a release read the node of every holder.
+- A claim reads the node of every holder.
 """
 
 from __future__ import annotations
@@ -252,9 +252,10 @@ class ZooKeeperStore(Store):
                 transaction.set_data(folder, b"", ANY_VERSION if joins else children.version)
         for node in (*state.expired, *ended, *plan.gone):
             transaction.delete(node.path, node.version)
+        deleted = len(state.expired) + len(ended) + len(plan.gone)
         if plan.new:
             add_grant(transaction, plan.new[0])
-        elif len(ended) == len(state.grants) and len(plan.gone) == len(children.waiters) and not children.others:
+        elif deleted == len(children.grants) + len(children.waiters) + len(children.others):
             for path in (*children.ids, folder):
                 transaction.delete(path)
 
@@ -267,7 +268,7 @@ class ZooKeeperStore(Store):
             children = await self._children(name, until)
             if not children.ids or (children.grants and not children.waiters):
                 return
-            state = await self._load(children, until)
+            state = await self._load(children, until, children.grants)
             plan = await self._plan(state, until)
             if state.grants and not plan.new and not plan.gone:
                 return
@@ -322,7 +323,7 @@ class ZooKeeperStore(Store):
     async def release(self, name: str, holder: str, until: float) -> bool:
         left_queue = False
         for lost_races in range(ROUNDS):
-            state = await self._read(name, until, lost_races)
+            state = await self._read(name, until, lost_races, holder)
             tickets = state.children.starting(waiter_prefix(holder))
             own = state.grant_of(holder)
             if tickets:
@@ -341,8 +342,7 @@ class ZooKeeperStore(Store):
         plan = await self._plan(state, until, ended=held)
         if await self._change(state, plan, until, [held]) is None:
             return False
-        left = [node for node in state.grants if node is not held]
-        if left or any(new.claim.weight for new in plan.new):
+        if len(state.children.grants) > 1 or any(new.claim.weight for new in plan.new):
             await self._serve(state.children.name, until)
         return True
 
@@ -435,12 +435,15 @@ class ZooKeeperStore(Store):
         own = children.starting(grant_prefix(holder))
         if not own:
             return None
-        return (await self._load(children._replace(grants=tuple(own)), until)).grant_of(holder)
+        return (await self._load(children, until, own)).grant_of(holder)
 
-    async def _read(self, name: str, until: float, lost_races: int = 0) -> State:
+    async def _read(self, name: str, until: float, lost_races: int = 0, releasing: str = "") -> State:
+        """Read a lock. While nobody waits, the release of one holder needs no other grant."""
         if lost_races > 1:  # let other clients finish, instead of disturbing each other
             await self._runtime.sleep(self._runtime.random() * min(2**lost_races, MOST_PAUSE_MS) / 1000)
-        return await self._load(await self._children(name, until), until)
+        children = await self._children(name, until)
+        own = children.starting(grant_prefix(releasing)) if releasing and not children.waiters else children.grants
+        return await self._load(children, until, own)
 
     async def _children(self, name: str, until: float) -> Children:
         folder = lock_path(name)
@@ -456,10 +459,10 @@ class ZooKeeperStore(Store):
             # Another program deleted it, or created the lock's node.
             await self._session.request(lambda client: client.create_async(f"{folder}/id:{self._random()}"), until)
 
-    async def _load(self, children: Children, until: float) -> State:
+    async def _load(self, children: Children, until: float, grants: Sequence[str]) -> State:
         if not children.ids:
             return State(children, [], [], 0)
-        nodes, now_ms = await self._nodes_and_time(children.grants, until)
+        nodes, now_ms = await self._nodes_and_time(grants, until)
         nodes.sort(key=lambda node: node.created_by)
         expired = [node for node in nodes if node.is_expired(now_ms)]
         return State(children, [node for node in nodes if not node.is_expired(now_ms)], expired, now_ms)
