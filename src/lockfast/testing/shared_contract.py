@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from lockfast.errors import ConfigurationError
 from lockfast.ports import Capabilities, Store
 from lockfast.testing.bench import LONG, Bench, Check, ContractBroken, as_a, equal, more
-from lockfast.values import Claim, FirstNotification, Granted, LockInfo, Mode, Renewal, Taken
+from lockfast.values import Claim, Enqueue, FirstNotification, Granted, LockInfo, Mode, Queued, Renewal, Taken
 
 GRANTED = "an admitted claim is granted"
 LIMIT = 8  # of the checks that run in every shared mode
@@ -378,6 +378,8 @@ async def other_mode_queued(bench: Bench) -> None:
     await store.release(bench.name, lock.holder, bench.until())
     await bench.next_grant(boxes[0])
     equal(holders(await bench.inspect(store)), ids(reader), "permits wait for the reader")
+    repeated = Enqueue(boxes[1].address, 2, None)
+    await bench.answer(Queued, "a claim that is queued already is not refused", other, permit, repeated)
     await other.release(bench.name, reader.holder, bench.until())
     equal((await bench.next_grant(boxes[1])).slots, (0,), "then the permits are granted")
 
