@@ -11,9 +11,9 @@ Rules:
 
 - The ttl of a grant counts from the moment its request was sent; for a notification, from the last request that the
   store answered with "queued".
-- A notification is stale and ignored unless it carries the attempt number of that request, and a fence that is not
-  below the greatest that this connection has seen. Shared grants are live together and their notifications may be read
-  in any order, so a shared claim compares only with the fences of exclusive grants.
+- A notification is stale, and ignored, if it carries another attempt number than that last request, or if its fence is
+  smaller than the greatest fence that the store has granted to this connection. For a shared claim only the fences of
+  exclusive grants count: shared grants are valid side by side, and their notifications may be read in any order.
 - An answer may arrive after the ttl has passed, for example because the process was stopped. An expired grant is never
   returned: the claim is sent again, and if the grant still exists, that extends it.
 - A request without an answer has an unknown outcome. Sending it again is harmless. Before None is returned, the grant
@@ -93,7 +93,8 @@ class Grant(NamedTuple):
 
     `acknowledged` counts the replicas that have it too, None if they were not asked. `queued`: the claim waited in the
     store's queue. `last_fence` is the last fence of the reserved block, 0 if no block was reserved. `pooled_grant` is
-    the store grant that this one is a part of, if threads or tasks share one. `slots` are those of its permits.
+    the store grant that this one is a part of, if threads or tasks share one. `slots` are the
+    indexes of its permits; empty in the other modes.
     """
 
     claim: Claim
@@ -201,7 +202,9 @@ class Acquisition:
         except BaseException as error:  # including cancellation and KeyboardInterrupt: nothing may be left behind
             await self._clean_up(inline=not isinstance(error, StoreUnavailable))
             raise
-        finally:  # On success there is no mailbox, so no call: a KeyboardInterrupt during one would lose the grant.
+        finally:
+            # On success nothing is called here, because `_finished` has closed the mailbox: a KeyboardInterrupt during
+            # a call would lose the grant.
             if self._blocking:
                 self._history.contended = self.queued
             if self._mailbox is not None:
@@ -230,9 +233,9 @@ class Acquisition:
         return tuple.__new__(Grant, (claim, fence, sent_at, until, acknowledged, self.queued, 0, None, slots))
 
     def _send_once_more(self) -> bool:
-        """A grant had expired on arrival. True the first time: send once more, even past the deadline.
+        """Whether to send again even past the deadline, because a grant had expired on arrival.
 
-        Raise if every grant has arrived expired for `store_timeout` seconds.
+        True for the first such grant in a row. Raise if every grant has arrived expired for `store_timeout` seconds.
         """
         now = self._runtime.now()
         if self._late_since is None:
@@ -277,8 +280,8 @@ class Acquisition:
     async def _pause_or_raise(self, error: StoreUnavailable, silent_since: float, failures: int) -> None:
         now = self._runtime.now()
         if self._deadline.gives_up(now, silent_since):
-            # A caller that does not wait still gets a second attempt, unless the first took half of the grace: an idle
-            # connection may have died unnoticed.
+            # An idle connection may have died unnoticed. So a caller that does not wait gets a second attempt too,
+            # unless the first one took more than half of the grace.
             if self._blocking or failures > 1 or now - silent_since > self._store.grace / 2:
                 raise error
             return
@@ -305,7 +308,7 @@ class Acquisition:
             return None
         excluding = self._history.last_exclusive if self._claim.weight else self._history.last_fence
         if notification.fence < excluding:
-            return None  # a later grant excludes this one, so the store has lost it
+            return None  # the store has made a conflicting grant since, so this one has ended
         if self._store.capabilities.replica_acks:
             return None  # only the answer to a request shows that replicas have the grant
         left = valid_until(self._sent_at, self._claim.ttl) - self._runtime.now()
