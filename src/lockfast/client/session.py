@@ -1,8 +1,8 @@
 """`Session`: a store with its keepalive, its local queues and its leases. `Locks` and every lock share one.
 
 A forked process starts over: it drops inherited connections without touching them, and holds none of its parent's
-leases (`generation` tells them apart). The same happens when a new event loop uses the session after its loop was
-closed.
+leases. The same happens when a new event loop uses the session after its loop was closed. Each start has a new
+`generation`, and a lease from an earlier one counts as lost.
 
 Locks that are made directly on a client (`lockfast.Lock(client, name)`) share one session per client. It is closed when
 the client is garbage-collected, and with asyncio also at the end of the event loop, because no user code closes it.
@@ -43,7 +43,7 @@ CLOSES_WITHIN = BUDGET + 1.0
 """Seconds that `close()` takes at most: the budget for releases, and a moment to disconnect."""
 
 ACQUIRING_END_WITHIN = 0.5
-"""Seconds that `close()` waits for acquisitions under way: a claim that was sent may be granted."""
+"""Seconds that `close()` gives acquisitions under way to end and to remove what the store has granted them."""
 
 _exiting: list[bool] = []
 """Not empty once the program exits."""
@@ -101,7 +101,7 @@ class Session:
         self.acquiring: dict[Any, None] = {}
         """The leases of acquisitions under way."""
         self.reading: dict[Hashable, tuple[Any, int]] = {}
-        """By name and thread or task: its read lease, and how often it reads; see `client/rwlock.py`."""
+        """Maps (name, thread or task) to its read lease and the depth of re-entry; see `client/rwlock.py`."""
         self.callbacks = BackgroundTasks(self.runtime, "callback", CALLBACK_WORKERS)
         self._closing = SingleFlight(self.runtime, "close")
 
@@ -174,7 +174,7 @@ class Session:
             self.store.disconnect()
 
     def wait_for_exit(self) -> None:
-        """In a daemon thread whose session was closed because the program exits: block until that ends the thread."""
+        """Block a daemon thread for good if the exit of the program closed its session: the exit ends the thread."""
         if self.closed and _exiting and threading.current_thread().daemon:
             threading.Event().wait()
 
@@ -253,8 +253,8 @@ def session_of(client: Any, *, is_async: bool) -> Session:
         found = _of_client.get(client)
     except TypeError:
         found = None  # not a client at all: the error comes below
-    if found is None or found.closed or found.is_async is not is_async:  # of the other flavour: connecting refuses it
-        return _connect(client, is_async=is_async)
+    if found is None or found.closed or found.is_async is not is_async:
+        return _connect(client, is_async=is_async)  # raises if the client is of the other flavour
     return found
 
 
