@@ -1,7 +1,8 @@
 """A master with replicas: find it through its sentinels, and wait until replicas acknowledge a grant.
 
-A `Sentinels` object replaces the pool of the client library's Sentinel-managed connections, which ask it for an
-address whenever they connect. The library's own search retries each sentinel for seconds, which is too slow for a lock.
+The client library's Sentinel connections ask their pool for the master's address whenever they connect. lockfast puts
+a `Sentinels` object in the place of that pool: the library's own search retries each sentinel for seconds, which is too
+slow for a lock.
 
 Acknowledgements (WAIT or WAITAOF after each grant and each renewal) narrow the window in which a failover loses a
 grant. They do not close it: a replica that did not acknowledge the grant may become the master.
@@ -43,8 +44,8 @@ log = logging.getLogger("lockfast")
 # All in seconds.
 SENTINEL_TIMEOUT = 0.5
 SEARCH_LIMIT = 0.9  # after which a search asks no further sentinels; the next search continues with them
-MAX_WAIT = 1.0  # for which one WAIT may block the connection
-REPLY_MARGIN = 0.5  # that the reply to a WAIT may take beyond its limit
+MAX_WAIT = 1.0  # one WAIT blocks the connection for at most this long
+REPLY_MARGIN = 0.5  # after the limit of a WAIT, its reply may take this much longer
 UNDO_TIMEOUT = 1.0
 
 
@@ -135,7 +136,10 @@ def _run(work: Coroutine[Any, Any, Address]) -> Address:
 
 
 class ReplicaAcks(NamedTuple):
-    """How many replicas must acknowledge a grant, within how many seconds, and whether on disk (the master too)."""
+    """How many replicas must acknowledge a grant, and within how many seconds.
+
+    `on_disk`: these replicas and the master must have it on disk.
+    """
 
     replicas: int
     within: float
@@ -171,8 +175,9 @@ def ack_count(acks: ReplicaAcks, reply: Any) -> int:
 class SharedWait:
     """One WAIT at a time, shared by all callers that wrote before it was sent.
 
-    Invariants: `_sent` counts the WAITs. `_answered` is the number of the last one answered, with `_count`
-    acknowledgements."""
+    Invariants: WAITs are numbered from 1. `_sent` is the number of the last one sent, `_answered` that of the last one
+    answered, and `_count` is the number of acknowledgements in that answer.
+    """
 
     def __init__(self, send_wait: Callable[[float], Awaitable[int]], runtime: Runtime) -> None:
         self._send_wait = send_wait
@@ -182,15 +187,15 @@ class SharedWait:
 
     async def count(self, enough: int, until: float) -> int:
         """How many replicas have the caller's earlier writes; fewer than `enough` only if time ran out."""
-        mine, best = self._sent + 1, -1
+        covered_by, best = self._sent + 1, -1  # only a WAIT that is sent from now on covers the writes
         while best < enough and self._runtime.now() < until:
             try:
                 async with self._mutex.held(until):
-                    if self._answered < mine:
+                    if self._answered < covered_by:
                         self._sent = number = self._sent + 1
                         self._count = await self._send_wait(until)
                         self._answered = number
-                    best, mine = max(best, self._count), self._sent + 1
+                    best, covered_by = max(best, self._count), self._sent + 1
             except MutexBusy:
                 break
         return best
@@ -274,7 +279,10 @@ class AcknowledgedStore(RedisStore):
     async def acknowledged_renewals(
         self, renewals: Sequence[Renewal], answers: Sequence[bool | None], until: float
     ) -> Sequence[bool | None]:
-        """The answers, in which True counts only with acknowledgements."""
+        """Return the answers if the replicas acknowledged the renewals; else raise.
+
+        If a lease is lost, return instead of raising, so that the loss is reported: then True becomes None.
+        """
         if not any(answers):
             return answers
         try:
