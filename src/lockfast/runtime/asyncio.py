@@ -28,9 +28,9 @@ class Timers:
     A thousand tasks that hand a lock to each other start and cancel thousands of timers a second, and nearly none
     fires.
 
-    Invariants: every pending wait is in `_row`, ordered by end, or in `_heap`, if it ends before the last of the row;
-    `_fires_at` is not after the first of them; together they never have more than twice as many entries as there were
-    waits at once, plus `SLACK`.
+    Invariants: every pending wait is in `_row` or in `_heap`. The row is ordered by end; a wait that ends before the
+    last one in the row goes to the heap. `_fires_at` is never after the end of a pending wait. Row and heap together
+    have at most `SLACK` entries plus twice the number of waits that were pending at the last sweep.
     """
 
     SLACK = 64
@@ -69,14 +69,15 @@ class Timers:
             self._sweep_at = 2 * len(self) + self.SLACK
 
     def _is_late(self) -> bool:
-        """Whether the overdue timer is not even due by the loop's clock, which stops while the machine is suspended.
+        """Whether the timer, which is overdue by our clock, is not yet due by the loop's clock.
 
-        A timer that the loop itself finds due fires in this iteration. If it were postponed in each, it never would.
+        The loop's clock stops while the machine is suspended. A timer that is due by the loop's clock fires in this
+        iteration anyway; if each iteration restarted it, it would never fire.
         """
         return self._timer is not None and self._due > self.loop.time()
 
     def _restart(self, moment: float) -> None:
-        """At `moment`: set the timer to the end of the first wait."""
+        """Set the timer to the end of the first wait; `moment` is the current time."""
         if self._timer is not None:
             self._timer.cancel()
         self._fires_at = min(waits[0][0] for waits in (self._row, self._heap) if waits)
@@ -262,7 +263,7 @@ class AsyncioRuntime:
                 await over
         finally:
             for number, task in enumerate(tasks):
-                if task.done():  # in time too: report it now, because its own callback would come after the return
+                if task.done():  # report it now: its own callback would run only after this function has returned
                     ended(number, task)
                 else:
                     task.cancel()
