@@ -195,7 +195,7 @@ class BaseAllOf(Generic[LeaseT, SetT]):
         held = await self._acquire_at_once(deadline) or await self._acquire_in_order(wait, deadline)
         while held is not None and any(lease.state not in ALIVE for _, lease in held):
             await _roll_back(held)  # one lease ended while another lock was awaited: start again
-            held = await self._acquire_in_order(wait, deadline)
+            held = await self._acquire_at_once(deadline) or await self._acquire_in_order(wait, deadline)
         if held is None:
             if frame is None:
                 return None
