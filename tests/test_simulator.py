@@ -25,13 +25,6 @@ def test_no_seed_breaks_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert int(found[1].replace(",", "")) > 20 * SEEDS, "the runs acquire too few locks"
 
 
-@pytest.mark.parametrize("seed", [211, 378, 3539, 8445])
-def test_seeds_of_past_failures(seed: int) -> None:
-    """A request sent after the timeout; a ticket that a late request moved to the end of the queue; a pooled grant that
-    arrived too late for its first lease."""
-    assert not simulate(seed).violation
-
-
 def test_seed_gives_the_same_trace_on_every_run() -> None:
     for seed in (1, 2, 3):
         assert simulate(seed) == simulate(seed)
@@ -68,6 +61,20 @@ def test_planted_error_is_found_and_shrunk() -> None:
 def test_validity_from_the_reply_is_found() -> None:
     with python(acquire.Acquisition, "run", "self._sent_at = sent_at", "self._sent_at = runtime.now()"):
         assert first_failure().violation.startswith("SG")
+
+
+@pytest.mark.parametrize(
+    ("script", "old", "new", "rule"),
+    [
+        ("release", "held and call('BITPOS', slots, '0') or index - 1", "index - 1", "AD"),
+        ("downgrade", "serve(READ, '', true)", "serve(false, '', true)", "SG"),
+        ("acquire", "for _, holder in ipairs(expired) do drop(holder) end", "do return held end", "LW"),
+        ("release", "    drop(ARGV[1])\n    held = fit(held)\n", "    drop(ARGV[1])\n", "MK"),
+    ],
+)
+def test_planted_error_of_shared_grants_is_found(script: str, old: str, new: str, rule: str) -> None:
+    with lua(script, old, new):
+        assert first_failure().violation.startswith(rule)
 
 
 def test_waiter_that_is_never_woken_is_found_in_liveness_mode() -> None:

@@ -230,6 +230,7 @@ def _readers() -> list[Model]:
         model("readers: dead writer", "B", reader(), writer(), later(0.5, reader()), seconds=2.1, crash=1, mortal="B"),
         model("readers: two rounds", "each", reader(rounds=2), writer(rounds=2), slow=1),
         model("readers: timeouts", "B and C", writer(), reader(timeout=0.5), reader(timeout=1.5), seconds=3.1),
+        model("readers: impatient writer", "B", reader(), writer(timeout=0.5), reader(), seconds=2.1),
         model("readers: cancelled", "A", reader(), writer(), reader(), cancel=1),
         model("readers: downgrade", "B writes, C reads", downgrader(renew=True), writer(), reader(), seconds=2.1),
         model("readers: downgrade, pause", "of A", downgrader(), writer(), seconds=4.1, pause=1, mortal="A"),
@@ -265,6 +266,7 @@ def _readers_and_lost_data() -> list[Model]:
 def _permits() -> list[Model]:
     one, renewing, twice = permits(1, 2), permits(1, 2, renew=True), permits(1, 1, rounds=2)
     weights = permits(2, 3), permits(2, 3), permits(1, 3)
+    impatient = permits(2, 3), permits(3, 3, timeout=0.5), permits(1, 3)
     only = permits(1, 1)
     return [
         model("permits: crash", "of A", permits(2, 2), one, later(0.5, one), seconds=3.1, crash=1, mortal="A"),
@@ -273,6 +275,7 @@ def _permits() -> list[Model]:
         model("permits: weights", "two weights compete", *weights, seconds=3.5),
         model("permits: weights, lost notification", "two weights compete", *weights, lose_notification=1),
         model("permits: limits", "claims disagree", only, permits(1, 2), only, seconds=3.5),
+        model("permits: impatient", "B", *impatient, seconds=2.1),
         model("permits: two rounds", "each", twice, twice, slow=1),
         model("permits: restart", "the server loses everything", one, one, one, seconds=0.9, restart=1),
         model("permits: late requests", "executed late", only, only, seconds=3.1, execute_late=1, slow=1),

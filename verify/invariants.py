@@ -33,7 +33,7 @@ from typing import NamedTuple
 from lockfast.stores.redis.keys import keys_of
 from lockfast.stores.redis.protocol.resp import Reader
 from lockfast.values import Claim, Mode, mode_of
-from verify.lock_view import LockView, StoredGrant, admissible, view_of
+from verify.lock_view import MARKER_MS, LockView, StoredGrant, admissible, view_of
 from verify.process import Belief
 from verify.request_rules import (
     Change,
@@ -61,7 +61,6 @@ from verify.world import (
 
 SOON_US = 50_000
 POLL_US = 1_010_000
-MARKER_MS = 2
 HARMLESS = frozenset({CRASH, PAUSE, CANCEL})
 """Faults that lose no message, so they do not excuse a late wake-up."""
 

@@ -15,7 +15,8 @@ from verify.server_commands import Entry
 
 MARKERS = (b"lockfast:read", b"lockfast:permits")
 """Values of the lock key while shared grants are live."""
-NO_CHANNELS: frozenset[bytes] = frozenset()
+MARKER_MS = 2
+"""Milliseconds by which the marker may outlive the longest grant, or end before it (rule MK)."""
 
 
 class StoredGrant(NamedTuple):

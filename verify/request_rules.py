@@ -86,14 +86,15 @@ def overtaken(change: Change) -> str | None:
         return None  # takes over a grant
     new = change.new_grants()
     together = {one.holder for one in new}
-    tickets = {one.claim.holder: one.ticket for one in change.before.queue}
+    queue = [one for one in change.before.queue if runs(change.words, ACQUIRE) or not change.names(one.claim.holder)]
+    tickets = {one.claim.holder: one.ticket for one in queue}  # without a waiter that leaves by this request
     last = -math.inf
     for grant in new:
         ticket = min(tickets.get(grant.holder, math.inf), _own_ticket(change.words, grant.holder))
         if ticket < last:
             return f"{grant.holder} is granted a greater fence than a later waiter"
         last = ticket
-        for waiter in change.before.queue:
+        for waiter in queue:
             if waiter.ticket >= ticket:
                 break
             if waiter.claim.holder not in together and waiter.reachable(change.channels, change.now_us):

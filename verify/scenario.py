@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from lockfast.client.all_of import AsyncLeaseSet
 from lockfast.client.lease import AsyncLease
+from lockfast.client.lock import AsyncLock
 from lockfast.client.locks import AsyncLocks
 from lockfast.errors import LeaseLost, StoreError
 from verify.process import Process, Program, state_of
@@ -29,6 +31,10 @@ FAULT_RATES = {
     "restart": 0.02,
     "failover": 0.05,
 }
+DOCUMENT, DEVICE = "document", "device"
+"""How the names begin of locks that are read and written, and of semaphores; both are also held exclusively."""
+SEVERAL_TTL = 2.0
+"""The least ttl for several locks: they are acquired one after another, also on the slowest network."""
 PER_CLIENT = ("crash", "pause", "cut_inbox", "cancel")
 PER_SERVER = ("restart", "failover")
 
@@ -116,46 +122,75 @@ class Workload:
     async def _use_one_lock(self, me: Process, locks: AsyncLocks, rng: Random) -> None:
         renew = rng.random() < 0.5
         if self.exported and rng.random() < 0.5:
-            lease: AsyncLease | None = await locks.adopt(self.exported.pop(), renew=renew)
+            adopted = await locks.adopt(self.exported.pop(), renew=renew)
+            me.record_acquire(adopted)
+            await self._use(me, adopted, rng)
+            return
+        timeout = rng.choice((0.0, 0.3 * self.ttl, 2 * self.ttl, None))
+        sent_at, me.was_paused = me.now(), False
+        if len(self.locks) > 1 and rng.random() < 0.3:
+            known, ttl = len(me.holder_ids), max(self.ttl, SEVERAL_TTL)
+            several = locks.all_of(*[self._lock(locks, name, ttl, renew, rng) for name in self.locks])
+            leases = await several.acquire(timeout=timeout)
+            me.record_acquire_all(leases, known)
+            held: AsyncLease | AsyncLeaseSet | None = leases
+            requests = len(self.locks) + 2  # for all at once, for each, and to release them
         else:
-            max_hold = rng.choice((None, None, 0.7 * self.ttl, 3 * self.ttl))
-            lock = locks.lock(rng.choice(self.locks), ttl=self.ttl, renew=renew, max_hold=max_hold)
-            timeout = rng.choice((0.0, 0.3 * self.ttl, 2 * self.ttl, None))
-            sent_at, me.was_paused = me.now(), False
-            lease = await lock.acquire(timeout=timeout)
-            if timeout is not None:
-                me.record_wait(sent_at, timeout)
-        me.record_acquire(lease)
-        if lease is not None:
-            await self._use(me, lease, rng)
+            lock = self._lock(locks, rng.choice(self.locks), self.ttl, renew, rng)
+            held = lease = await lock.acquire(timeout=timeout)
+            me.record_acquire(lease)
+            requests = 1
+        if timeout is not None:
+            me.record_wait(sent_at, timeout, requests)
+        if held is not None:
+            await self._use(me, held, rng)
 
-    async def _use(self, me: Process, lease: AsyncLease, rng: Random) -> None:
+    def _lock(self, locks: AsyncLocks, name: str, ttl: float, renew: bool, rng: Random) -> AsyncLock:
+        """A lock in one of the modes in which this name is used."""
+        max_hold = rng.choice((None, None, 0.7 * self.ttl, 3 * self.ttl))
+        if rng.random() < 0.4:
+            return locks.lock(name, ttl=ttl, renew=renew, max_hold=max_hold)
+        if name.startswith(DOCUMENT):
+            return locks.rwlock(name, ttl=ttl, renew=renew, max_hold=max_hold).reader
+        limit = rng.choice((3, 3, 3, 2))  # a new limit is being rolled out
+        permits = rng.choice((1, 1, 2))
+        return locks.semaphore(name, limit, permits=permits, ttl=ttl, renew=renew, max_hold=max_hold)
+
+    async def _use(self, me: Process, lease: AsyncLease | AsyncLeaseSet, rng: Random) -> None:
         try:
-            await self._work(me, lease, rng)
+            await me.sleep(rng.choice((0.0, 0.01, 0.2, 1.2, 3.0)) * self.ttl * rng.random())
+            if isinstance(lease, AsyncLease):
+                await self._work(lease, rng)
         except GeneratorExit:
             raise  # the run is over: no await is possible any more
         except BaseException:
             await lease.release()
             raise
-        if state_of(lease).renews or rng.random() < 0.9:
+        if not isinstance(lease, AsyncLease) or _must_release(lease) or rng.random() < 0.9:
             await lease.release()
 
-    async def _work(self, me: Process, lease: AsyncLease, rng: Random) -> None:
-        await me.sleep(rng.choice((0.0, 0.01, 0.2, 1.2, 3.0)) * self.ttl * rng.random())
+    async def _work(self, lease: AsyncLease, rng: Random) -> None:
         action = rng.random()
         if action < 0.1:
             self.exported.append(lease.export())
         elif action < 0.2:
             await lease.renew(rng.choice((None, None, 2 * self.ttl)))
+        elif action < 0.4 and lease.name.startswith(DOCUMENT) and not state_of(lease).weight:
+            await lease.downgrade()
 
     async def _acquire_at_the_end(self, me: Process, locks: AsyncLocks) -> None:
         """The faults are over, so this must succeed."""
         while True:
             try:
-                lease = await locks.lock(self.locks[0], ttl=self.ttl).acquire()
-                me.record_acquire(lease)
-                if lease is not None:
-                    await lease.release()
+                every = [locks.lock(name, ttl=max(self.ttl, SEVERAL_TTL)) for name in self.locks]
+                leases = await locks.all_of(*every).acquire()
+                if leases is not None:
+                    await leases.release()
                     return
             except (StoreError, LeaseLost) as error:
                 me.note(type(error).__name__)
+
+
+def _must_release(lease: AsyncLease) -> bool:
+    """A task that drops a lease of a document could not use it in another mode: it would wait for itself."""
+    return state_of(lease).renews or lease.name.startswith(DOCUMENT)

@@ -22,7 +22,7 @@ from lockfast.core.lease_state import DRIFT
 from lockfast.stores.redis.protocol.resp import Reader
 from verify.monitor import Monitor, RuleBroken
 from verify.process import Process, log_disabled
-from verify.scenario import PER_CLIENT, PER_SERVER, Scenario, Workload
+from verify.scenario import DEVICE, DOCUMENT, PER_CLIENT, PER_SERVER, Scenario, Workload
 from verify.virtual_server import START_US, Replica, VirtualRedis
 
 SEEDS_PER_STEP = 4
@@ -88,7 +88,8 @@ class Simulation:
         self._faults = dict(scenario.faults)
         self._server = VirtualRedis()
         self._replica = Replica(self._server)
-        names = tuple(f"lock{n}" for n in range(scenario.locks))
+        kinds = (DOCUMENT, DEVICE) if scenario.seed % 4 < 2 else (DEVICE, DOCUMENT)
+        names = tuple(f"{kinds[n % 2]}{n}" for n in range(scenario.locks))
         self._monitor = Monitor(self._server, names)
         self._workload = Workload(names, scenario.ttl, scenario.seconds, scenario.liveness)
         self._queue: list[Event] = []
@@ -265,9 +266,9 @@ class Simulation:
         else:
             if "failover" in self._faults and self._rng.random() < CATCH_UP:
                 self._replica.catch_up()  # this request may never reach the replica
-            before = self._monitor.before_request()
+            before = self._monitor.before_request(words)
             reply = self._server.run(words)
-            self._monitor.after_request(before, words)
+            self._monitor.after_request(before, words, reply)
         self._note(f"{self._now:.6f}", "server", client.number, words[1][:8], words[-1][:40], reply)
         self._notify()
         self._check_beliefs()

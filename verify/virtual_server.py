@@ -71,7 +71,7 @@ class VirtualRedis:
 
     def snapshot(self) -> Snapshot:
         """The current state, without expired keys."""
-        self._purge()
+        self.purge()
         return Snapshot(frozenset(self.data.items()), frozenset(self.scripts), frozenset(self.subscriptions))
 
     def restore(self, state: Snapshot, now_us: int | None = None) -> None:
@@ -89,11 +89,12 @@ class VirtualRedis:
 
     def next_expiry_us(self) -> int | None:
         """The first instant at which one of the current keys will have expired."""
-        self._purge()
+        self.purge()
         ends = [entry.expires_ms for entry in self.data.values() if entry.expires_ms is not None]
         return (min(ends) + 1) * 1000 if ends else None
 
-    def _purge(self) -> None:
+    def purge(self) -> None:
+        """Delete expired keys."""
         now = self.now_ms
         expired = [key for key, entry in self.data.items() if entry.expires_ms is not None and now > entry.expires_ms]
         for key in expired:
@@ -124,7 +125,7 @@ class VirtualRedis:
 
     def run(self, args: list[bytes]) -> Any:
         """Execute one command or script; the clock does not move meanwhile."""
-        self._purge()
+        self.purge()
         try:
             reply = self._dispatch(args)
         except ReplyError as error:
