@@ -146,7 +146,7 @@ MUTANTS = {
         lambda: python(
             Acquisition,
             "_poll_at",
-            "min(self._sent_at + self._claim.ttl / 3, now + POLL_AFTER * (1 + answer.position))",
+            "min(self._sent_at + claim.ttl / 3, now + POLL_AFTER * (1 + answer.position // together))",
             "now + 1000.0",
         ),
         world(once, once, lose_notification=1),

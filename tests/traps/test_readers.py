@@ -196,7 +196,7 @@ async def test_writer_whose_place_in_the_queue_vanished_queues_again(d: Driver, 
 
 @scenario
 async def test_readers_that_miss_their_wake_up_do_not_sleep_on(d: Driver, proxy: FaultProxy) -> None:
-    """The first waiter polls after a second, the n-th after n seconds."""
+    """Each of them polls after a second, because the release may have granted to all."""
     clients = [d.connect(url=proxy.url) for _ in range(3)]
     writing = await done(d.locks.rwlock("config").writer.acquire())
     entered = [d.start(acquire, client.rwlock("config").reader) for client in clients]
@@ -206,7 +206,7 @@ async def test_readers_that_miss_their_wake_up_do_not_sleep_on(d: Driver, proxy:
     await done(writing.release())
     leases = [await one.result() for one in entered]
     assert lost.hits == 3
-    assert watch.seconds < watch.most(3.15)
+    assert watch.seconds < watch.most(1.15)
     assert sorted(await holders(d.lock("config"))) == sorted(lease.holder for lease in leases)
 
 

@@ -44,8 +44,10 @@ log = logging.getLogger("lockfast")
 
 POLL_AFTER = 1.0
 """Seconds after which the first waiter polls: a notification may be lost, and other lock libraries that use the same
-key send none. The waiter at position n (0 is the first) polls after (n + 1) times that, which keeps the load of a long
-queue low."""
+key send none. Waiters that can be granted only later poll later: the n-th exclusive claim (0 is the first) after
+(n + 1) times that, which keeps the load of a long queue low."""
+READERS_TOGETHER = 50
+"""Readers that poll within the first second, because a release may grant to all of them. Of permits it is the limit."""
 
 EXPIRY_SLACK = 0.002
 """Seconds after the end of the holder's ttl at which the first waiter polls."""
@@ -318,8 +320,9 @@ class Acquisition:
 
     def _poll_at(self, answer: Queued) -> float:
         """When to send the claim again if no notification arrives."""
-        now = self._runtime.now()
-        moment = min(self._sent_at + self._claim.ttl / 3, now + POLL_AFTER * (1 + answer.position))
+        now, claim = self._runtime.now(), self._claim
+        together = claim.limit or (READERS_TOGETHER if claim.weight else 1)
+        moment = min(self._sent_at + claim.ttl / 3, now + POLL_AFTER * (1 + answer.position // together))
         if answer.ttl_left is not None:
             moment = min(moment, now + answer.ttl_left + EXPIRY_SLACK + EXPIRY_STAGGER * answer.position)
         return moment
