@@ -16,7 +16,7 @@ Rules:
 - A grant that is not acknowledged in time is released, and the error says how many replicas had it. A renewal that is
   not acknowledged does not count: the lease is at risk, and is lost at its deadline.
 - WAIT blocks its connection and covers every earlier write on it. There is one WAIT at a time, for all callers that
-  wrote before it was sent; later writers share the next one. So no caller waits for more than two of them.
+  wrote before it was sent; later writers share the next one. If all replicas answer, two of them are enough.
 - WAIT always has a time limit (0 would mean forever), shorter than the silence that a connection tolerates.
 """
 
