@@ -19,13 +19,14 @@ Rules:
 - Each lease has its own fence, greater than the one before and less than that of any later grant.
 - Local waiters are served first come, first served. A waiter that is not served within its patience leaves the local
   queue and claims the lock from the store.
-- A process may have several tickets in the store's queue. A pooled grant from there is handed off only if no other
-  span began within the last two; otherwise it serves one lease and is released. So at most half of the time that a
-  remote waiter waits for this process, plus one span, goes to local hand-offs.
+- A process may have several tickets in the store's queue. A pooled grant that had to wait there is handed off only if
+  the last span began at least 2 * `SPAN` seconds ago. Otherwise it serves one lease and is released. So local hand-offs
+  cause at most half of the delay of a remote waiter by this process, plus one span.
 - A lost lease, or one whose last renewal failed, is not handed off: the next waiter claims the lock from the store.
 
 Threads run concurrently, so waiters, pooled claims and the pooled grant change under the mutex of the queue, and wakers
-are called outside of it. Reads without the mutex (`claiming`, `last_lease`, `contended`) only choose the cheaper path.
+are called outside of it. `claiming`, `last_lease` and `contended` (of `History`) change without it. Reads without the
+mutex only choose a path: a stale value can lead to a slower one, never to a wrong one.
 """
 
 from __future__ import annotations
@@ -51,13 +52,15 @@ LONG_PATIENCE = 1.0
 recently."""
 FEWEST_FENCES = 16
 MOST_FENCES = 8_192
-"""The bounds of a block, which has about twice the fences that the last pooled grant used. Fences are microseconds of
-the store's clock, and a block reserves some of the future. A store that restarts without its data continues at its
-clock, so a block must be shorter than a restart takes, or fences would repeat."""
+"""The bounds of a block, which has about twice the fences that the last pooled grant used. A fence is a time of
+the store's clock in microseconds, and the last fences of a block may lie in the future. A store that restarts without
+its data starts again at the time of its clock. So a block must cover less time than a restart takes, or fences would
+repeat."""
 
 
 MOST_IDLE = 1000
-"""Local queues after which a connection drops the idle ones. They remember how many fences were useful."""
+"""A connection with this many local queues, or more if many are in use, drops the idle ones. It keeps them until then,
+because they remember how many fences were useful."""
 
 
 class ClaimTerms(NamedTuple):
@@ -134,7 +137,7 @@ class PooledGrant:
         return now < self.span_ends and self._used < self._last
 
     def next(self, waiter: LocalWaiter, now: float) -> Grant:
-        """The grant for `waiter`, with as much validity left as the first one had when the store granted it."""
+        """The grant for `waiter`. It is valid for as long as the first one was on arrival."""
         used = self._used = self._used + 1
         self.handoffs += 1
         claim, owner, sent_at = self.claim, waiter.terms.owner, now - self._age
@@ -154,9 +157,9 @@ class LocalQueue(History):
     Invariants: a waiter in `_waiters` has no grant; a closed queue has no waiters; while somebody waits and nobody
     claims a pooled grant, the first waiter has been woken, or wakes when its patience runs out.
 
-    `_pooled_claims` maps the holder id of each pooled claim under way to True if its grant is for one lease only,
-    should the claim have to wait in the store's queue. `claiming` has the holder ids of individual claims under way,
-    and `last_lease` is the lease that was granted last: an acquisition that meets any of them is not alone.
+    `_pooled_claims` maps the holder id of each pooled claim under way to a flag. If the flag is True and the claim has
+    to wait in the store's queue, the grant serves one lease only. `claiming` has the holder ids of individual claims
+    under way, and `last_lease` is the lease that was granted last: an acquisition that meets any of them is not alone.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -272,8 +275,8 @@ class LocalQueue(History):
             self._pooled = None
             if pooled.had_span:
                 self._productive = pooled.handoffs > 0
-                known = self._fences if pooled.used_up else FEWEST_FENCES
-                self._fences = min(MOST_FENCES, max(known, 2 * pooled.handoffs))
+                at_least = self._fences if pooled.used_up else FEWEST_FENCES
+                self._fences = min(MOST_FENCES, max(at_least, 2 * pooled.handoffs))
             head = self._next_to_claim()
         if head is not None:
             head.waker.wake()
@@ -373,7 +376,8 @@ async def acquire(
     try:
         return await _claim_pooled(ports, queue, terms, deadline, entered)
     except BaseException:
-        queue.pooled_claim_failed(entered.holder)  # `_claim_pooled` may have been interrupted first; twice is harmless
+        # An interrupt can skip this call in `_claim_pooled`; a second call is harmless.
+        queue.pooled_claim_failed(entered.holder)
         raise
 
 
