@@ -7,12 +7,13 @@ Rules of blocks:
 
 - Each `with` block that is entered has a `Scope`, identified by its stack frame or its `ExitStack`. Leaving a block
   ends the scope with the same identity, never that of a suspended generator in the same thread.
-- A context manager of the user may enter the lock in one function and leave it in another. Such a block ends the
-  innermost scope, preferring its own thread or task and functions that have returned; never that of a generator or an
-  `ExitStack`.
-- The body of an `async with` is cancelled when its lease is lost, as `asyncio.timeout` does it. The cancellation is
-  always scheduled on the event loop. If the task itself notices the loss, a direct cancellation would hit its own
-  clean-up; if another thread does, the body may be ending at that moment.
+- A context manager of the user may enter the lock in one function and leave it in another. Then no scope has the same
+  identity, and another scope ends, never that of a generator or an `ExitStack`. Scopes of functions that have returned
+  are preferred, then those of the same thread or task, then the innermost.
+- When the lease of an `async with` is lost, its body is cancelled, in the way of `asyncio.timeout`. The cancellation is
+  always scheduled on the event loop, never called directly, for two reasons. If the task itself notices the loss, a
+  direct call would cancel its own clean-up. If another thread notices it, a direct call could come just as the body
+  ends.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Scope(Generic[T]):
     """One `with` block: the caller that entered it, its frame or `ExitStack`, and its lease.
 
     `block` is an id, so that the frame is not kept alive. `_code` is the function that entered the block; None for an
-    `ExitStack`. `_cancelling` is the number of cancellations that the task
-    had before the body began; -1 if the body is not cancelled on loss.
+    `ExitStack`. `_cancelling` is the number of cancellations that the task had before the body began; -1 if the body is
+    not cancelled on loss.
     """
 
     __slots__ = ("_cancelled", "_cancelling", "_code", "block", "caller", "lease")
@@ -122,7 +123,7 @@ class Scope(Generic[T]):
         return task.uncancel() <= before and isinstance(error, asyncio.CancelledError)
 
     @property
-    def ends_itself(self) -> bool:
+    def needs_own_exit(self) -> bool:
         """True for a block in a generator or an `ExitStack`: only its own exit ends it."""
         return self._code is None or bool(self._code.co_flags & _GENERATOR)
 
@@ -145,7 +146,7 @@ def pop_scope(scopes: list[Scope[T]], caller: Hashable, frame: FrameType) -> Sco
     block = block_id(frame)
     found = [scope for scope in seen if scope.block == block]
     if not found:
-        others = [scope for scope in seen if not scope.ends_itself]
+        others = [scope for scope in seen if not scope.needs_own_exit]
         running = _running(frame)
         found = [scope for scope in others if scope.block not in running] or others
     found = [scope for scope in found if scope.caller == caller] or found
@@ -227,8 +228,10 @@ class BaseLock(NotPickled, Generic[LeaseT]):
         frame: FrameType | None = None,
         terms: ClaimTerms | None = None,
     ) -> LeaseT | None:
-        """Acquire a lease, on other `terms` if given. With a `frame`, a `with` block begins there, and None becomes an
-        error."""
+        """Acquire a lease, on other `terms` if given; None if the lock stays taken.
+
+        For a `with` block, `frame` is the frame that enters it. Then a timeout is an error.
+        """
         session, options = self._session, self._options
         wait = options.timeout if blocking is True and timeout is None else self._wait(blocking, timeout)
         if session.closed or self._is_async:
@@ -236,7 +239,7 @@ class BaseLock(NotPickled, Generic[LeaseT]):
         if session.reading:
             self._refuse_upgrade()
         queue = session.local_queues.queue(self._name)
-        lease = self._lease_class(self)  # before the answer: every step after it delays the caller
+        lease = self._lease_class(self)  # made before the request: work after the reply delays the caller
         acquiring = session.acquiring
         acquiring[lease] = None
         try:
@@ -301,7 +304,7 @@ class BaseLock(NotPickled, Generic[LeaseT]):
             await clean_up(session.ports, core.name, core.holder, core.ttl, inline=False)
 
     def _drop_scopes(self, lease: BaseLease) -> None:
-        for scope in tuple(self._scopes):  # the list stays the same: other threads add to it
+        for scope in tuple(self._scopes):  # change it in place: other threads add to it
             if scope.lease is lease:
                 self._scopes.remove(scope)
 
@@ -313,7 +316,7 @@ class BaseLock(NotPickled, Generic[LeaseT]):
     def _exit_scope(self, frame: FrameType) -> LeaseT:
         """End the scope of the block that ends, and return its lease."""
         scopes = self._scopes
-        if len(scopes) == 1 and scopes[0].block == id(frame):  # nearly always; other threads add behind it
+        if len(scopes) == 1 and scopes[0].block == id(frame):  # nearly always; others only append, so it stays first
             scope: Scope[LeaseT] | None = scopes.pop(0)
         else:
             scope = pop_scope(scopes, self._session.runtime.caller(), frame)
