@@ -97,7 +97,7 @@ class TransportWire(Wire, Protocol):
     async def connect(self, until: float) -> bool: ...
 
     async def post(self, requests: Sequence[bytes], until: float, on: Any = None) -> Any:
-        """Send the requests together. The result starts with the connection and goes to `collect`.
+        """Send the requests together. Pass the result to `collect`; its first item is the connection.
 
         With `on`, use that connection; if it is gone, raise `StoreUnavailable` with nothing sent."""
 
@@ -291,8 +291,9 @@ class RedisStore(Store):
     def _prepare_release(self, claim: Claim, position: int) -> None:
         """Build a waiter's release while it waits, and perhaps put a PING in front of it.
 
-        A server writes first to the client whose output came last. With a PING, this client has output before the
-        script notifies the next waiter, so the notification is written first. That takes a fifth off the time from
+        A server writes its output to the clients in reverse order: the client that was last to get some comes first.
+        Without a PING that is this client, with the reply to its release. With a PING, this client has output already
+        when the script notifies the next waiter, so the waiter comes first. That takes a fifth off the time from
         release to grant. If others are ahead in the queue, only every second release has a PING, because it is a third
         request per acquisition.
         """
@@ -322,7 +323,7 @@ class RedisStore(Store):
     def tracking(self, renewals: Sequence[Renewal]) -> Sequence[bytes]:
         """The requests to send before renewals, so that the server reports external changes.
 
-        None for shared grants: every change by another reader would be reported.
+        Empty for shared grants: otherwise every change by another reader would be reported.
         """
         return scripts.TRACK if self.capabilities.change_events and not renewals[0].shared else ()
 
@@ -421,7 +422,7 @@ class RedisStore(Store):
         return error_of(str(reply), shown(name))
 
     async def _fall_back(self, denial: StoreError, operation: Callable[[RedisStore], Awaitable[T]]) -> T:
-        """Answer a denied request in another way."""
+        """Raise `denial`. A subclass may answer the request in another way."""
         raise denial
 
     def on_change(self, callback: Callable[[str | None], None]) -> None:
@@ -475,7 +476,7 @@ class RedisMember(RedisStore):
         await self.inbox.connect(until)
 
     async def identity(self, until: float) -> Facts:
-        # A quorum does not wait for replies beyond a majority, so it could miss that a script must be loaded.
+        # Load the scripts first: a quorum stops waiting after a majority of replies, so it could miss a NOSCRIPT reply.
         info = await self.wire.request(IDENTITY_REQUEST, until, before=scripts.LOAD)
         return facts_in([info, None, None, None], 0.0)
 
@@ -486,7 +487,7 @@ class RedisMember(RedisStore):
         return int(found) if isinstance(found, bytes) and found.isdigit() else None
 
     async def release(self, name: str, holder: str, until: float) -> bool:
-        """Send the whole script: nobody may be waiting for the reply that it has to be loaded first."""
+        """Send the script's text at once: the quorum may have stopped waiting when a NOSCRIPT reply arrives."""
         request = scripts.RELEASE.in_full(release_request(name, holder))
         return bool(await self._run(scripts.RELEASE, request, name, until) == 1)
 
@@ -515,7 +516,7 @@ class FairMutex:
 
     @asynccontextmanager
     async def held(self, until: float) -> AsyncIterator[None]:
-        """Hold the mutex inside the block; raise `StoreUnavailable` if it stays locked until then."""
+        """Hold the mutex inside the block. Raise `MutexBusy` if it is still locked at `until`."""
         with self._mutex:
             waker = self._runtime.waker() if self._locked else None
             if waker is not None:
