@@ -145,7 +145,8 @@ class Space:
         if name in self._queues:
             waiter = None if enqueue is None else self._enqueue(claim, enqueue, now)
             if slots is not None or live[0].mode is not Mode.EXCLUSIVE:
-                # A claim that only the queue keeps out checks that the head is alive.
+                # If only the queue keeps the claim out, the head may be dead. If a shared grant expired, the head may
+                # be admitted.
                 self._serve(name, now, claim.holder, notify=slots is not None)
             held = self._held(name, now)
             if claim.holder in held:

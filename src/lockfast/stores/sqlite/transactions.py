@@ -1,15 +1,16 @@
 """The rules for a lock and its queue. Each public function runs inside one transaction.
 
-- `admission.py` decides. After each change the queue is served: the head is granted while it is admitted. A waiter is
-  removed from the queue if its process is dead, or if it did not repeat its claim within its ttl. If it returns with
-  its ticket, it gets its old position.
+- `admission.py` decides whether a claim is admitted. After each change the queue is served: the head is granted while
+  it is admitted. A waiter is removed from the queue if its process is dead, or if it did not repeat its claim within
+  its ttl. If it returns with its ticket, it gets its old position.
 - An exclusive grant is in the row of its lock, so that the fast path is one statement. Shared grants have rows of their
   own. Expired grants do not count; a transaction that may write deletes them before it decides.
-- A grant to a waiter is valid only after the commit. So before the grant a transaction opens the channel to the waiter,
-  which proves that the waiter is alive. The code that runs the transaction sends the notifications after the commit.
-- The new first waiter is notified when expired grants may let it in.
-- fence = max(last + count, wall time in µs), where count is the number of fences that the grant reserves, usually 1. It
-  grows if the file is lost, or if the wall clock is set back, but not after both.
+- A dead waiter must not get a grant, but a waiter can be notified only after the commit. So a transaction opens the
+  channel to the waiter before the grant, which proves that the waiter is alive. The code that runs the transaction
+  sends the notifications after the commit.
+- A waiter that becomes first is notified too. The notification says when to poll: when enough grants may have expired.
+- fence = max(last + count, wall time in µs), where count is the number of fences that the grant reserves, usually 1.
+  Fences still grow after the file is lost, or after the wall clock is set back, but not after both.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Outgoing(NamedTuple):
 
 class Transaction(NamedTuple):
     """The context of one transaction. `channel_to(address, holder)` returns None for a dead waiter; `address` is this
-    client's own inbox. `channels` are those to other clients by address: many readers of one client may be granted at
-    once."""
+    client's own inbox. `channels` has the open ones to other clients by address, because one transaction may grant
+    many readers of one client."""
 
     execute: Callable[..., sqlite3.Cursor]
     now: float
@@ -114,7 +115,7 @@ class Lock:
         self.grants = {grant.holder: grant for grant in grants if grant.expires_at > tx.now}
         if len(self.grants) < len(grants) and row[1] is None:
             tx.execute(SQL["drop_expired"], (name, tx.now))
-            tx.execute(SQL["release"], (self.fence, tx.now, name))  # the last use
+            tx.execute(SQL["release"], (self.fence, tx.now, name))  # records the time of the last use
 
         self._live: list[LiveGrant] | None = None
 
@@ -130,7 +131,7 @@ class Lock:
         self._live = None
 
     def ttl_left(self, claim: Claim) -> float | None:
-        """In how many seconds expired grants may let the claim in; None if never."""
+        """Seconds until enough grants may have expired to admit the claim; None if that never happens."""
         ends = free_at(self.live, claim)
         return None if ends is None else ends - self.tx.now
 
@@ -205,14 +206,15 @@ def acquire(tx: Transaction, claim: Claim, enqueue: Enqueue | None) -> Answer:
     lock, ticket = Lock(tx, claim.name), None
     if claim.holder in lock.grants:
         return lock.renew(claim)
-    if not lock.queued or _ticket(tx, claim) is None:  # a queued claim waits for its turn
+    if not lock.queued or _ticket(tx, claim) is None:  # a claim that is queued already waits instead
         refuse_other_mode(lock.live, claim)
     slots = admit(lock.live, claim)
     if lock.queued:
-        if enqueue is not None:  # a returning waiter may have the first ticket
+        if enqueue is not None:  # first, because a waiter that returns may be the new head
             ticket = _enqueue(tx, claim, enqueue)
         if slots is not None or any(one.mode is not Mode.EXCLUSIVE for one in lock.live):
-            # A claim that only the queue keeps out checks that the head is alive.
+            # If only the queue keeps the claim out, the head may be dead. If a shared grant expired, the head may be
+            # admitted.
             _serve(lock, claim.holder, notify=slots is not None)
         if claim.holder in lock.grants:
             return lock.renew(claim)
