@@ -1,4 +1,4 @@
-"""`AllOf`: several locks under one lease. The rules once, a sync and an async shell below them.
+"""`AllOf`: acquire several locks together. The rules once, a sync and an async shell below them.
 
 Rules:
 
@@ -144,7 +144,7 @@ class AsyncLeaseSet(BaseLeaseSet[AsyncLease]):
 
 
 async def _roll_back(held: Sequence[tuple[BaseLock[LeaseT], LeaseT]]) -> None:
-    """Release every lease, also if the caller is cancelled once more. A failed release continues by itself."""
+    """Release every lease, even if the caller is cancelled again. A release without a reply is retried later."""
     interrupted: BaseException | None = None
     for lock, lease in reversed(held):
         try:
@@ -160,7 +160,7 @@ async def _roll_back(held: Sequence[tuple[BaseLock[LeaseT], LeaseT]]) -> None:
 
 
 class BaseAllOf(Generic[LeaseT, SetT]):
-    """The rules of several locks under one lease, in both flavours."""
+    """The rules for acquiring several locks together, in both flavours."""
 
     _set_class: type[SetT]
 
@@ -187,7 +187,10 @@ class BaseAllOf(Generic[LeaseT, SetT]):
         return chosen_wait(blocking, timeout, self._timeout)
 
     async def _acquire(self, wait: float | None, frame: FrameType | None = None) -> SetT | None:
-        """Acquire all leases. With a `frame`, a `with` block begins there, and None becomes an error."""
+        """Acquire all leases; None after a timeout.
+
+        `frame` is the caller's frame if a `with` block begins there. Then a timeout raises `AcquireTimeout`.
+        """
         self._session.ensure_open()
         for lock in self._locks:
             lock._check_claim()
@@ -295,7 +298,7 @@ class BaseAllOf(Generic[LeaseT, SetT]):
 
 
 class AllOf(BaseAllOf[Lease, LeaseSet]):
-    """Several locks under one lease, for threads.
+    """Several locks that are acquired together, for threads.
 
     >>> import lockfast
     >>> locks = lockfast.connect("memory://")
@@ -331,7 +334,7 @@ class AllOf(BaseAllOf[Lease, LeaseSet]):
 
 
 class AsyncAllOf(BaseAllOf[AsyncLease, AsyncLeaseSet]):
-    """Several locks under one lease, for asyncio: the same names, awaited.
+    """Several locks that are acquired together, for asyncio: the same names, awaited.
 
     >>> import asyncio, lockfast.aio
     >>> async def main():

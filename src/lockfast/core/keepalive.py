@@ -2,7 +2,7 @@
 
     answer to a renewal   the lease
     held                  is extended
-    not held              is lost; or, if a failover may have lost it, is re-asserted first
+    not held              is lost, unless a failover may have lost the grant and it can be re-asserted
     none                  is renewed again later; the others of its batch are not affected
 
 Rules of the actor, as that thread or task is called here:
@@ -13,15 +13,15 @@ Rules of the actor, as that thread or task is called here:
 - A failed renewal puts its leases at risk and is retried until their deadlines.
 - A renewal cannot revive a lease: the store checks the holder id, and a `LeaseState` never leaves LOST or RELEASED.
 - However many leases are lost at once, a single worker cleans up.
-- The actor lives while anything is held. If its task is cancelled, it waits for tasks that are ending, releases the
-  leases of tasks that have ended, and starts another actor for the rest.
+- The actor lives while anything is held. If it is cancelled, it looks at the tasks that hold leases: it waits for those
+  that are ending, releases the leases of those that have ended, and starts another actor for the rest.
 
 Rules of re-asserting, which keep one holder at a time and fences in order:
 
 - Only a lease that is still valid by the local clock is re-asserted, and only if the store is capable of it.
 - The server decides in one step. It restores the grant only if nobody holds the lock and if it knows of no equal or
-  greater fence. So a lock that was deleted or expired on a server that knew it stays lost, and so does a lock that
-  another client held meanwhile.
+  greater fence. So a lease stays lost if the server knew its grant, which then expired or was deleted, or if another
+  client held the lock meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger("lockfast")
 EARLY = 1 / 24
 """Share of its ttl by which a renewal may be sent early to join a batch."""
 FIRST_RENEWAL = 1.0
-"""Seconds to the first renewal with a store that reports external changes: it does so only after a renewal."""
+"""Seconds to the first renewal if the store reports external changes: it does not report them before a renewal."""
 LINGER = 1.0
 """Seconds that an idle actor stays, so that frequent acquisitions do not start one each time."""
 LONGEST_SLEEP = 1.0
@@ -56,7 +56,7 @@ ENDING_POLL = 0.005
 
 BATCH = 500
 IMMEDIATE = 0.03
-"""Seconds that the keepalive itself waits for an answer, and so the most by which it reports a loss late."""
+"""Seconds that the actor itself waits for an answer. It reports a loss at most this late."""
 LONGEST_WAIT = 2.0
 """Seconds after which a renewal in the background is retried: a connection can be dead without notice."""
 
@@ -326,7 +326,7 @@ class Keepalive:
             self._continue(unanswered, error or _no_answer(), now + patience)
 
     async def _renew_if_connected(self, batch: Sequence[LeaseState], until: float) -> Sequence[LeaseState]:
-        """Renew without connecting, which may take longer than `until`."""
+        """Renew, but do not connect for it: connecting may take longer than `until`."""
         if not self._store.connected:
             raise StoreUnavailable("There is no connection yet.", outcome=Outcome.UNKNOWN)
         try:
@@ -334,7 +334,8 @@ class Keepalive:
         except StoreUnavailable as error:
             if self._runtime.now() < until:
                 raise
-            raise StoreUnavailable(str(error), outcome=Outcome.UNKNOWN) from error  # perhaps not even sent
+            # Out of time, perhaps before it was sent. With this outcome, `_continue` retries it.
+            raise StoreUnavailable(str(error), outcome=Outcome.UNKNOWN) from error
 
     def _continue(self, rest: Sequence[LeaseState], error: StoreError, until: float) -> None:
         """Retry in the background if an answer is still possible; else put the leases at risk."""
@@ -390,7 +391,7 @@ class Keepalive:
                 if self._emit is not None:
                     self._emit(Event(EventKind.RENEWED, lease.name, sent_at - lease.held_since, lease.fence))
             elif held is None or (lease.weight and not renewal.shared):
-                unanswered.append(lease)  # the second: it was downgraded meanwhile
+                unanswered.append(lease)  # no answer, or the lease was downgraded meanwhile
             elif not await self._reassert_or_lose(lease, renewal.ttl, until):
                 unanswered.append(lease)
         return unanswered

@@ -10,8 +10,8 @@ Rules:
   late reply is matched to it and dropped. A clean-up that it sends afterwards is executed after the abandoned request.
 - No wake-up is lost. A waiting thread registers in `sleepers` and then tries once more to read. A reader stops
   reading and then wakes a sleeper. A thread that leaves while nobody reads wakes a sleeper too.
-- A socket timeout ends each blocking call after `SLICE`, so that the reader can check its deadline; that saves a system
-  call over poll() and recv(). Shorter waits, and TLS, use poll().
+- A socket timeout ends each blocking call after `SLICE`, so that the reader can check its deadline. So a read is one
+  system call, where poll() and recv() would be two. Waits shorter than `SLICE`, and TLS, use poll().
 - One thread may send while another reads, except under TLS, where OpenSSL forbids it and a mutex separates them.
 - A member of a quorum waits in another way: each wait suspends its coroutine, so that all requests are sent before the
   thread blocks. The thread then reads all connections with one poll().
@@ -47,11 +47,12 @@ from lockfast.stores.redis.transport import connect
 from lockfast.stores.redis.transport.connect import BaseConnector, BaseInbox, Channels, PendingReply, no_reply
 from lockfast.stores.redis.watch import ThreadWatchConnection
 
-# Seconds that one system call may block. A blocking read is one call; poll() and a read are two.
+# Seconds after which a blocking read or write returns, so that its thread can check the deadline.
 SLICE = 0.25
-# Bytes per read. Nearly all replies are short. Under TLS a whole record must be read, as poll() ignores the rest.
+# Bytes per read. Nearly all replies are short. Under TLS a read must take a whole record, because poll() does not see
+# a rest that is already decrypted.
 PLAIN_READ, TLS_READ = 4096, 65536
-# Seconds after which a reply that no thread waits for is read, to find out whether it has arrived.
+# Seconds after which `silent_since` reads for an unanswered request: if no thread waits, its reply may be there unread.
 UNREAD_AFTER = 0.02
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -227,7 +228,10 @@ class ThreadLink:
         self.disconnect("the connection was closed", patience=1.0)
 
     def disconnect(self, why: str, patience: float = 0.0) -> None:
-        """Fail the link and close its socket; if a thread still reads after `patience`, the next connect closes it."""
+        """Fail the link, and close its socket unless a thread still reads it after `patience`.
+
+        The connector calls `close()` before it connects again, so a socket that stayed open is closed then.
+        """
         self.fail(why)
         if self.reading.acquire(timeout=patience):
             self._connection.disconnect()
@@ -289,7 +293,7 @@ class _PipeWaker:
 
 
 class _Poller(threading.local):
-    """The poll object of this thread. It stays registered, because a thread mostly waits for the same servers."""
+    """The poll object of this thread. Descriptors stay registered: a thread mostly waits for the same servers."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -409,7 +413,8 @@ class ThreadConnector(BaseConnector[ThreadLink]):
 
     async def close(self) -> None:
         await super().close()
-        locked = self._mutex.acquire(timeout=connect.CLOSE_TIMEOUT)  # if not, a thread connects, and will see `_closed`
+        # After a timeout another thread is still connecting or sending; one that connects then checks `_closed`.
+        locked = self._mutex.acquire(timeout=connect.CLOSE_TIMEOUT)
         link, self._link = self._link, None
         if locked:
             self._mutex.release()
