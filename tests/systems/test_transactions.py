@@ -253,6 +253,24 @@ async def test_polling_is_infrequent_but_notices_a_release_quickly(k: Kit) -> No
 
 
 @pytest.mark.system("A2")
+@scenario
+async def test_a_waiter_that_the_other_shared_mode_overtakes_keeps_waiting(k: Kit) -> None:
+    locks = k.connect(k.server.url, scripts=False)
+    writer = await done(locks.rwlock("thing").writer.acquire())
+
+    async def wait() -> Any:
+        return await done(locks.semaphore("thing", 2).acquire(timeout=9))
+
+    waiting = k.start(wait)
+    await k.until(lambda: len(locks.session.store.inbox.open) == 1, "the waiter")
+    await done(writer.downgrade())
+    k.server.raw("CONFIG", "RESETSTAT")
+    await k.until(lambda: k.server.commands_processed().get("hgetall", 0) >= 2, "the waiter to find a reader twice")
+    await done(writer.release())
+    assert (await waiting.result()).slots == (0,)
+
+
+@pytest.mark.system("A2")
 @on_all_servers
 @scenario
 async def test_documented_permissions_suffice_without_scripts(k: Kit) -> None:

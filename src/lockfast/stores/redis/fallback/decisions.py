@@ -217,14 +217,15 @@ class SharedLock:
         self._grants = {one: grant for one, grant in self._stored.items() if grant.deadline_us > self._now_us}
         self._writes: list[bytes] = []
 
-    def acquire(self, claim: Claim) -> Granted | None:
-        """None if the claim must wait."""
+    def acquire(self, claim: Claim, *, waits: bool) -> Granted | None:
+        """None if the claim must wait. One that `waits` already may have been overtaken by the other shared mode."""
         own = self._grants.get(claim.holder.encode())
         if own is not None:
             self._keep(claim.holder, claim.ttl)
             return own.granted
         live = self._live()
-        refuse_other_mode(live, claim)
+        if not waits:
+            refuse_other_mode(live, claim)
         slots = None if self._damaged else admit(live, claim, queued_before=self._queued and bool(live))
         return None if slots is None else self._add(claim, slots)
 

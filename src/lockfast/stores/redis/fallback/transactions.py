@@ -100,7 +100,7 @@ class TransactionStore(RedisStore):
             return Decision(_taken(left, enqueue) if fence is None else Granted(fence), writes)
 
         def decide_shared(lock: SharedLock) -> Decision[Answer]:
-            granted = lock.acquire(claim)
+            granted = lock.acquire(claim, waits=enqueue is not None and enqueue.ticket is not None)
             return Decision(_taken(lock.free_in(claim), enqueue)) if granted is None else lock.decision(granted)
 
         if claim.weight:
