@@ -1,4 +1,4 @@
-"""`AllOf`: acquire several locks together. The rules once, a sync and an async shell below them.
+"""`AllOf`: acquire several locks together. A base class has the rules for sync and async.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""`Lease`: a grant in the hands of the caller. The rules once, a sync and an async shell below them.
+"""`Lease`: a grant in the hands of the caller. A base class has the rules for sync and async.
 
 A lease belongs to the code that has the object, in any thread or task. Its state follows the local clock even if the
 store is silent, so `ensure_held()` is right in the instant in which a stopped process runs again.

@@ -1,4 +1,4 @@
-"""`Lock`: a named resource that clients compete for. The rules once, a sync and an async shell below them.
+"""`Lock`: a named resource that clients compete for. A base class has the rules for sync and async.
 
 A grant belongs to its lease. A `Lock` object only remembers, per thread or task, the leases that it returned there, so
 that `release()` and the end of a `with` block find theirs and never another's.

@@ -1,4 +1,4 @@
-"""`Once`: a job that several machines start and one runs. The rules once, a sync and an async shell below them.
+"""`Once`: a job that several machines start and one runs. A base class has the rules for sync and async.
 
 Rules:
 

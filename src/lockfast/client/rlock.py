@@ -1,4 +1,4 @@
-"""`RLock`: a lock that its thread or task may acquire again. The rules once, a sync and an async shell below them.
+"""`RLock`: a lock that its thread or task may acquire again. A base class has the rules for sync and async.
 
     the lease is     acquire again                 release one level
     alive            one level deeper, no request  one level less; the outermost releases the lease

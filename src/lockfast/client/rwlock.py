@@ -1,4 +1,4 @@
-"""`RWLock`: many readers or one writer. The rules once, a sync and an async shell below them.
+"""`RWLock`: many readers or one writer. A base class has the rules for sync and async.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""`Semaphore`: at most `limit` permits at once. The rules once, a sync and an async shell below them.
+"""`Semaphore`: at most `limit` permits at once. A base class has the rules for sync and async.
 
 Rules:
 
@@ -7,10 +7,10 @@ Rules:
 - Every lease has its own ttl, so the permits of a crashed holder are free again when it expires.
 - A permit has a slot: the lowest index that no other live permit has, from 0 up to `limit - 1`. The slot belongs to the
   lease for as long as it lives.
-- The limit belongs to the claim and is stored nowhere. While a new limit is rolled out, each claim is admitted by its
-  own; slots at or above a lowered limit end with their leases.
-- `unavailable="allow"`: if the store does not answer, the caller is let in without a permit, which is logged. For
-  limits whose failure must not stop the work.
+- The limit belongs to the claim; the store has no setting for it. While a new limit is rolled out, the store applies
+  to each claim the limit of that claim. A lease keeps its slots until it ends, even if a lower limit excludes them.
+- `unavailable="allow"`: if the store does not answer, the caller is let in without a permit, which is logged. Use it
+  if the work must continue while the store is down.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class BasePermit(BaseLease):
     def _no_permit(self, what: str) -> NotHeld:
         return NotHeld(
             f'{what} of semaphore {shown(self.name)}: the store was unavailable, and unavailable="allow" let this '
-            "caller in without a permit. permit.enforced tells."
+            "caller in without a permit. Check permit.enforced first."
         )
 
 
@@ -158,7 +158,8 @@ class BaseSemaphore(BaseLock[LeaseT]):
         cast(BasePermit, lease)._let_in = True
         lease._event(EventKind.LET_IN, lease._started)
         if frame is not None:
-            BaseLock._enter_scope(self, lease, frame)  # there is no lease that could be lost
+            # Not the override in AsyncLock: it watches for the loss of the lease, and there is no grant to lose.
+            BaseLock._enter_scope(self, lease, frame)
         return lease
 
     def _is_full(self, info: LockInfo) -> bool:
@@ -166,10 +167,6 @@ class BaseSemaphore(BaseLock[LeaseT]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {clean(self._name)!r}, limit {self._limit}, ttl {self._options.ttl:g} s>"
-
-
-async def _released() -> bool:
-    return True
 
 
 def _checked_count(value: object, what: str, most: int) -> int:
