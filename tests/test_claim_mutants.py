@@ -244,7 +244,9 @@ MUTANTS: dict[str, Mutant] = {
         "LW",
     ),
     "a shared notification is accepted after a newer exclusive grant": mutant(
-        lambda: python(Acquisition, "_wait_for_notification", "if notification.fence < excluding:", "if False:"),
+        lambda: python(
+            Acquisition, "_wait_for_notification", "if notification.fence < conflicting_fence:", "if False:"
+        ),
         world(reads_and_writes(), writer(), restart=1, seconds=0.01),
         "FT",
     ),

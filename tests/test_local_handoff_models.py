@@ -88,7 +88,7 @@ def test_a_first_notification_before_the_grant_in_one_inbox_is_detected() -> Non
     """
     with (
         lua("release", "if alive and inbox == other_than then return false end", ""),
-        python(Acquisition, "_wait_for_notification", "notification.fence < excluding", "False"),
+        python(Acquisition, "_wait_for_notification", "notification.fence < conflicting_fence", "False"),
     ):
         report = Explorer(local_handoff_models.restart()).run(most_seconds=50.0)
         assert _rule(report) == "FT", f"{report.violation} {report.trace}"
@@ -96,7 +96,7 @@ def test_a_first_notification_before_the_grant_in_one_inbox_is_detected() -> Non
 
 def test_older_fence_after_a_newer_one_is_found() -> None:
     """A notification from before a restart arrives after a grant from after it."""
-    rule = "notification.fence < excluding"
+    rule = "notification.fence < conflicting_fence"
     with python(Acquisition, "_wait_for_notification", rule, "False"):
         report = Explorer(local_handoff_models.restart(first_wait=True)).run(most_seconds=100.0)
     assert _rule(report) == "FT", f"{report.violation} {report.trace}"

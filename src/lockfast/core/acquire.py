@@ -44,10 +44,11 @@ log = logging.getLogger("lockfast")
 
 POLL_AFTER = 1.0
 """Seconds after which the first waiter polls: a notification may be lost, and other lock libraries that use the same
-key send none. Waiters that can be granted only later poll later: the n-th exclusive claim (0 is the first) after
-(n + 1) times that, which keeps the load of a long queue low."""
+key send none. To keep the load of a long queue low, waiters further back poll later: an exclusive claim with n waiters
+ahead of it polls after (n + 1) * POLL_AFTER seconds."""
 READERS_TOGETHER = 50
-"""Readers that poll within the first second, because a release may grant to all of them. Of permits it is the limit."""
+"""How many readers at the head of the queue poll after POLL_AFTER, because one release may grant to all of them. For
+permits, that number is the limit of the semaphore."""
 
 EXPIRY_SLACK = 0.002
 """Seconds after the end of the holder's ttl at which the first waiter polls."""
@@ -205,8 +206,8 @@ class Acquisition:
             await self._clean_up(inline=not isinstance(error, StoreUnavailable))
             raise
         finally:
-            # On success nothing is called here, because `_finished` has closed the mailbox: a KeyboardInterrupt during
-            # a call would lose the grant.
+            # A KeyboardInterrupt during a call here would lose the grant. So `_finished` closes the mailbox before a
+            # grant is returned, and after a success nothing is called here.
             if self._blocking:
                 self._history.contended = self.queued
             if self._mailbox is not None:
@@ -237,7 +238,8 @@ class Acquisition:
     def _send_once_more(self) -> bool:
         """Whether to send again even past the deadline, because a grant had expired on arrival.
 
-        True for the first such grant in a row. Raise if every grant has arrived expired for `store_timeout` seconds.
+        True only for the first expired grant since the store last answered "queued" or "taken". Raise if every grant
+        has arrived expired for `store_timeout` seconds.
         """
         now = self._runtime.now()
         if self._late_since is None:
@@ -282,8 +284,8 @@ class Acquisition:
     async def _pause_or_raise(self, error: StoreUnavailable, silent_since: float, failures: int) -> None:
         now = self._runtime.now()
         if self._deadline.gives_up(now, silent_since):
-            # An idle connection may have died unnoticed. So a caller that does not wait gets a second attempt too,
-            # unless the first one took more than half of the grace.
+            # The first request fails if an idle connection died unnoticed. So a non-blocking call gets a second attempt
+            # too, unless the first one took more than half of `grace`, the time that requests may outlast the timeout.
             if self._blocking or failures > 1 or now - silent_since > self._store.grace / 2:
                 raise error
             return
@@ -308,8 +310,8 @@ class Acquisition:
             return None
         if notification is None or notification.attempt != self._attempt:
             return None
-        excluding = self._history.last_exclusive if self._claim.weight else self._history.last_fence
-        if notification.fence < excluding:
+        conflicting_fence = self._history.last_exclusive if self._claim.weight else self._history.last_fence
+        if notification.fence < conflicting_fence:
             return None  # the store has made a conflicting grant since, so this one has ended
         if self._store.capabilities.replica_acks:
             return None  # only the answer to a request shows that replicas have the grant

@@ -154,9 +154,9 @@ def release_request(name: str, holder: str) -> bytes:
 
 
 class RedisStore(Store):
-    """One server.
+    """The store on one server, or on the master of several.
 
-    `topology` describes the servers behind the address. If `reasserts`, a renewal restores a grant that a failover
+    `topology` says which. If `reasserts`, a renewal restores a grant that a failover
     lost. `substitute` answers all requests once the server has denied scripts, see `fallback/transactions.py`.
     """
 
@@ -168,7 +168,7 @@ class RedisStore(Store):
         self.wire = wire
         self.inbox = inbox
         self.prepared_releases: dict[tuple[str, str], tuple[bytes, Sequence[bytes]]] = {}
-        self._ping_last = True
+        self._last_had_ping = True
         self._prefix: tuple[bytes, ...] = ()
         self._topology = topology
         self._reasserts = reasserts
@@ -196,8 +196,9 @@ class RedisStore(Store):
     def _all_capabilities(self, *, replica_acks: bool = False) -> tuple[Capabilities, Capabilities]:
         """Return the capabilities without and with RESP3; which apply is known once the wire is connected.
 
-        After a failover two masters may grant for a moment, and only their clocks order the fences. A fence of a block
-        may be used long after it was reserved, so it could be lower than one that the other master granted before.
+        Fences follow the server's clock. After a failover two masters may grant for a moment, and only their clocks
+        keep the fences of both in order. A fence of a block may be used long after it was reserved, so it could be
+        lower than one that the other master granted before.
         Where a failover can happen, there are therefore no fence blocks.
         """
         single = self._topology is Topology.SINGLE and not (replica_acks or self._reasserts)
@@ -291,19 +292,22 @@ class RedisStore(Store):
     def _prepare_release(self, claim: Claim, position: int) -> None:
         """Build a waiter's release while it waits, and perhaps put a PING in front of it.
 
-        A server writes its output to the clients in reverse order: the client that was last to get some comes first.
-        Without a PING that is this client, with the reply to its release. With a PING, this client has output already
-        when the script notifies the next waiter, so the waiter comes first. That takes a fifth off the time from
-        release to grant. If others are ahead in the queue, only every second release has a PING, because it is a third
-        request per acquisition.
+        A server keeps a list of the clients that it has output for, and writes first to the client that joined last.
+        Without a PING that is this client: the script notifies the next waiter, and then the release gets its reply.
+        With a PING, this client joins before the script runs, so the waiter joins last and is written to first. That
+        takes a fifth off the time from release to grant. But a PING is a third request, beside acquire and release. So
+        if others are ahead in the queue, only every second release has one.
         """
         key = claim.name, claim.holder
         if key in self.prepared_releases:
             return  # a repeated request
         if len(self.prepared_releases) >= MAX_PREPARED_RELEASES:  # most belong to lost leases, never released
             self.prepared_releases.clear()
-        self._ping_last = position == 0 or not self._ping_last
-        self.prepared_releases[key] = (release_request(claim.name, claim.holder), (PING,) if self._ping_last else ())
+        self._last_had_ping = position == 0 or not self._last_had_ping
+        self.prepared_releases[key] = (
+            release_request(claim.name, claim.holder),
+            (PING,) if self._last_had_ping else (),
+        )
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> Sequence[bool | None]:
         if self.substitute is not None:
@@ -332,7 +336,7 @@ class RedisStore(Store):
         answers: dict[int, bool | None] = {}
         for shared in (False, True):
             chosen = [number for number, one in enumerate(renewals) if one.shared is shared]
-            answers.update(zip(chosen, await self.renew([renewals[one] for one in chosen], until), strict=True))
+            answers.update(zip(chosen, await self.renew([renewals[number] for number in chosen], until), strict=True))
         return [answers[number] for number in range(len(renewals))]
 
     async def adopt(self, claim: Claim, old_holder: str, until: float) -> Granted | None:
