@@ -257,6 +257,41 @@ def test_multiprocessing_with_fork(valkey: Server) -> None:
     assert run(program, "", valkey) == ["30 False False"]
 
 
+def test_child_and_later_event_loop_know_what_they_read(valkey: Server) -> None:
+    """Through an object that was made, and used, before the fork or in an earlier loop."""
+    program = """
+        import asyncio, os, sys
+        import lockfast.aio
+
+        config = lockfast.connect(sys.argv[1]).rwlock("config", timeout=0)
+        with config.reader:
+            pass
+        if os.fork() == 0:
+            with config.reader:
+                try:
+                    config.writer.acquire()
+                except lockfast.WouldDeadlock:
+                    print("child", flush=True)
+            os._exit(0)
+        os.wait()
+
+        locks = lockfast.aio.connect(sys.argv[1])
+        settings = locks.rwlock("settings", timeout=0)
+
+        async def read():
+            async with settings.reader:
+                try:
+                    await settings.writer.acquire()
+                except lockfast.WouldDeadlock:
+                    print("loop")
+
+        for _ in range(2):
+            asyncio.run(read())
+        asyncio.run(locks.close())
+    """
+    assert run(program, "", valkey) == ["child", "loop", "loop"]
+
+
 def test_two_event_loops_one_after_the_other(valkey: Server) -> None:
     """The second loop drops the dead connections of the first, and closes no descriptor of another file."""
     program = """

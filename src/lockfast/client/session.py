@@ -87,6 +87,8 @@ class Session:
         self.address = address
         self.is_async = is_async
         self.generation = 0
+        self.reading: dict[Hashable, tuple[Any, int]] = {}
+        """Maps (name, thread or task) to its read lease and the depth of re-entry; see `client/rwlock.py`."""
         self.closed = False
         self._warned: set[str] = set()
         self._left_behind: list[LeaseState] = []
@@ -99,9 +101,7 @@ class Session:
         self.keepalive = Keepalive(self.ports)
         self.local_queues = LocalQueues(self.runtime)
         self.acquiring: dict[Any, None] = {}
-        """The leases of acquisitions under way."""
-        self.reading: dict[Hashable, tuple[Any, int]] = {}
-        """Maps (name, thread or task) to its read lease and the depth of re-entry; see `client/rwlock.py`."""
+        """The acquisitions under way, each by its lease, or by a holder id if it is for several locks."""
         self.callbacks = BackgroundTasks(self.runtime, "callback", CALLBACK_WORKERS)
         self._closing = SingleFlight(self.runtime, "close")
 
@@ -143,6 +143,7 @@ class Session:
         if forked:
             self.runtime.after_fork()
         self.generation += 1
+        self.reading.clear()  # not replaced: readers have it too
         self.store.reset(forked=forked)
         self._start(Owner(self.owner.host, os.getpid(), self.owner.label))
         self._loop_end = None
