@@ -53,7 +53,8 @@ class Interrupt:
     the return of a C function. Only in `FILES`, not in the runtime, the connection and the local queue."""
 
     FILES = tuple(
-        f"/{name}.py" for name in ("acquire", "release", "lease_state", "keepalive", "lease", "lock", "scope")
+        f"/{name}.py"
+        for name in ("acquire", "release", "lease_state", "keepalive", "lease", "lock", "rlock", "rwlock", "all_of")
     )
 
     def __init__(self, number: int) -> None:
@@ -123,6 +124,37 @@ def test_an_interrupt_while_a_block_ends_leaves_no_lease_that_is_renewed(valkey:
             assert (locks.session.keepalive.held(), lock._scopes) == ([], []), f"point {number}"
             until(lambda: valkey.raw("EXISTS", "door") == 0, f"a released lock after point {number}")
     assert number > 10
+
+
+def test_an_interrupt_at_any_point_of_a_block_of_several_locks_leaves_nothing_behind(valkey: Server) -> None:
+    """At the entry, and at the end at every point but the entry of `__exit__` itself."""
+    with lockfast.connect(valkey.url) as locks:
+        both = locks.all_of("door", locks.rwlock("gate").reader)
+        for enters in (True, False):
+            with both:  # connects, and starts the keepalive
+                pass
+            number = 0 if enters else 1
+            while True:
+                number += 1
+                interrupt = Interrupt(number)
+                if not enters:
+                    both.__enter__()
+                try:
+                    sys.setprofile(interrupt)
+                    both.__enter__() if enters else both.__exit__(None, None, None)
+                except KeyboardInterrupt:
+                    pass
+                finally:
+                    sys.setprofile(None)
+                if not interrupt.raised:
+                    break
+                session = locks.session
+                left = (session.keepalive.held(), session.acquiring, both._scopes)
+                assert left == ([], {}, []), f"point {number}, enters: {enters}"
+                until(lambda: valkey.raw("EXISTS", "door", "gate") == 0, f"released locks after point {number}")
+            if enters:
+                both.__exit__(None, None, None)
+            assert number > 30
 
 
 def test_an_abandoned_lease_leaves_the_scopes_of_other_threads_alone() -> None:

@@ -181,6 +181,38 @@ async def test_downgraded_writer_reads_with_the_same_lease(d: Driver) -> None:
         pass
 
 
+@scenario
+async def test_downgraded_lease_lasts_until_its_last_reading_block_ends(d: Driver) -> None:
+    config = d.locks.rwlock("config")
+    async with held(config.writer) as lease:
+        await done(lease.downgrade())
+        again = held(config.reader)
+        await again.__aenter__()
+    assert await holders(config.reader) == [lease.holder], "the writer's block has ended, and the reader's has not"
+    lease.ensure_held()
+    await again.__aexit__(None, None, None)
+    assert await holders(config.reader) == []
+
+    lease = await done(config.writer.acquire())
+    await done(lease.downgrade())
+    assert await done(config.reader.acquire()) is lease
+    assert await done(config.writer.release()) is True
+    assert await holders(config.reader) == [lease.holder]
+    assert await done(config.reader.release()) is True
+    assert await holders(config.reader) == []
+
+
+@scenario
+async def test_downgraded_re_entrant_lease_cannot_be_acquired_again_to_write(d: Driver) -> None:
+    lock = d.locks.rlock("config")
+    async with held(lock) as lease:
+        await done(lease.downgrade())
+        with pytest.raises(WouldDeadlock):
+            await done(lock.acquire())
+        assert lock.depth == 1
+    assert await done(lock.locked()) is False
+
+
 @only(stores=QUEUEING)
 @scenario
 async def test_downgrade_lets_waiting_readers_in_and_no_writer(d: Driver) -> None:
@@ -273,6 +305,38 @@ async def test_loss_of_a_read_lease_cancels_the_body(d: Driver) -> None:
         await work()
     async with config.reader:
         pass
+
+
+@only(flavour="asyncio")
+@scenario
+async def test_loss_cancels_the_body_after_an_inner_block_of_another_object(d: Driver) -> None:
+    config = d.locks.rwlock("config")
+
+    async def lose(lease: Any) -> None:
+        async with d.locks.rwlock("config").reader as again:
+            assert again is lease
+        lease._lose("a test")
+        await asyncio.sleep(BOUND)
+        pytest.fail("the body was not cancelled")
+
+    async def read() -> None:
+        async with config.reader as lease:
+            await lose(lease)
+
+    async def write_and_read() -> None:
+        async with config.writer as lease:
+            await lease.downgrade()
+            await lose(lease)
+
+    async def read_one_of_several() -> None:
+        async with d.locks.all_of("a", config.reader) as leases:
+            await lose(leases["config"])
+
+    for work in (read, write_and_read, read_one_of_several):
+        with pytest.raises(LeaseLost):
+            await work()
+        await asyncio.sleep(0)  # the task is not cancelled any more
+        await done(config.writer.force_release())
 
 
 @scenario

@@ -284,6 +284,22 @@ async def test_unavailable_store_raises_by_default(d: Driver) -> None:
 
 
 @scenario
+async def test_unavailable_store_can_let_callers_of_several_in(d: Driver) -> None:
+    client = d.connect(store_timeout=0.1)
+    break_store(client)
+
+    async def fail(*_: Any) -> Any:
+        raise StoreUnavailable("out of order")
+
+    client.session.store.acquire_all = fail
+    both = client.all_of(*(client.semaphore(name, 4, unavailable="allow") for name in ("cpu", "gpu")), timeout=BOUND)
+    async with held(both) as leases:
+        assert (leases["gpu"].enforced, leases.state) == (False, State.HELD)
+        leases.ensure_held()
+    assert leases.state is State.RELEASED
+
+
+@scenario
 async def test_unavailable_store_can_let_callers_in(d: Driver, caplog: pytest.LogCaptureFixture) -> None:
     events: list[Any] = []
 

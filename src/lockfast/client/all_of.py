@@ -20,8 +20,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from lockfast.client.guard import check_function, guarded, guarded_async
 from lockfast.client.lease import AsyncLease, AsyncLost, Lease, Lost
-from lockfast.client.lock import BaseLock, LeaseT, Scope, chosen_wait, pop_scope
-from lockfast.client.options import checked_timeout
+from lockfast.client.lock import BaseLock, LeaseT, Scope, pop_scope
+from lockfast.client.options import checked_timeout, chosen_wait
 from lockfast.client.session import Session
 from lockfast.core.acquire import Grant, acquire_all, remove
 from lockfast.core.lease_state import ALIVE, AT_RISK, HELD, LOST, RELEASED, State
@@ -196,22 +196,27 @@ class BaseAllOf(Generic[LeaseT, SetT]):
             lock._check_claim()
         deadline = self._session.runtime.now() + (MOST_SECONDS if wait is None else wait)
         held = await self._acquire_at_once(deadline) or await self._acquire_in_order(wait, deadline)
-        while held is not None and any(lease.state not in ALIVE for _, lease in held):
+        while held is not None:
+            try:
+                if all(lease.state in ALIVE for _, lease in held):
+                    lease_set = self._set_class(held)
+                    if frame is not None:
+                        self._enter_scope(lease_set, frame)
+                    return lease_set
+            except BaseException:  # interrupted: the caller does not get the leases
+                self._drop_scopes(held)
+                await _roll_back(held)
+                raise
             await _roll_back(held)  # one lease ended while another lock was awaited: start again
             held = await self._acquire_at_once(deadline) or await self._acquire_in_order(wait, deadline)
-        if held is None:
-            if frame is None:
-                return None
-            raise AcquireTimeout(
-                f"The locks {', '.join(map(shown, self.names))} could not all be acquired within {wait:g} s, so the "
-                "block was not entered. None of them is held.",
-                name=", ".join(self.names),
-                timeout=wait,
-            )
-        lease_set = self._set_class(held)
-        if frame is not None:
-            self._enter_scope(lease_set, frame)
-        return lease_set
+        if frame is None:
+            return None
+        raise AcquireTimeout(
+            f"The locks {', '.join(map(shown, self.names))} could not all be acquired within {wait:g} s, so the "
+            "block was not entered. None of them is held.",
+            name=", ".join(self.names),
+            timeout=wait,
+        )
 
     async def _acquire_at_once(self, deadline: float) -> list[tuple[BaseLock[LeaseT], LeaseT]] | None:
         """Acquire all leases with one request; None if that is not possible now."""
@@ -226,8 +231,8 @@ class BaseAllOf(Generic[LeaseT, SetT]):
             Claim(name, session.runtime.new_holder_id(), ttl, owner, weight=weight, limit=limit)
             for name, ttl, owner, weight, limit in (lock._terms for lock in self._locks)
         ]
-        acquiring = session.acquiring
-        acquiring[self] = None
+        acquiring, key = session.acquiring, claims[0].holder  # not `self`: threads may share it
+        acquiring[key] = None
         held: list[tuple[BaseLock[LeaseT], LeaseT]] = []
         grants: list[Grant] | None = None
         try:
@@ -240,11 +245,11 @@ class BaseAllOf(Generic[LeaseT, SetT]):
                 raise closed_error()
             return held
         except BaseException:
-            await remove(session.ports, [grant.claim for grant in grants or ()][len(held) :], inline=False)
+            await remove(session.ports, claims[len(held) :] if grants else (), inline=False)
             await _roll_back(held)
             raise
         finally:
-            acquiring.pop(self, None)
+            del acquiring[key]  # no call, which an interrupt could follow
 
     async def _acquire_in_order(
         self, wait: float | None, deadline: float
@@ -271,6 +276,11 @@ class BaseAllOf(Generic[LeaseT, SetT]):
         scope = Scope(self._session.runtime.caller(), frame, lease_set)
         self._scopes.append(scope)
         return scope
+
+    def _drop_scopes(self, held: Sequence[tuple[BaseLock[LeaseT], LeaseT]]) -> None:
+        for scope in tuple(self._scopes):  # the list stays the same: other threads add to it
+            if scope.lease._held is held:
+                self._scopes.remove(scope)
 
     def _exit_scope(self, frame: FrameType) -> Scope[SetT]:
         scope = pop_scope(self._scopes, self._session.runtime.caller(), frame)
@@ -323,7 +333,16 @@ class AllOf(BaseAllOf[Lease, LeaseSet]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = run(self._exit(self._exit_scope(sys._getframe(1)).lease))
+        scopes = self._scopes[:]
+        try:
+            lost = run(self._exit(self._exit_scope(sys._getframe(1)).lease))
+        except KeyboardInterrupt:  # perhaps before the release began: then the leases would be renewed for ever
+            ended = [scope for scope in scopes if scope not in self._scopes] or scopes
+            if len(ended) == 1:  # else other threads ended theirs at the same time
+                self._drop_scopes(ended[0].lease._held)
+                for lock, lease in ended[0].lease._held:
+                    run(lock._abandon(lease))
+            raise
         if lost is not None and error is None:
             raise lost
 
@@ -354,6 +373,7 @@ class AsyncAllOf(BaseAllOf[AsyncLease, AsyncLeaseSet]):
     def _enter_scope(self, lease_set: AsyncLeaseSet, frame: FrameType) -> Scope[AsyncLeaseSet]:
         scope = super()._enter_scope(lease_set, frame)
         for lock, lease in lease_set._held:
+            lease._blocks += 1
             if lease._scope is None and lock._options.cancel_on_loss:
                 scope.cancel_on_loss(lease)
         return scope
@@ -369,6 +389,7 @@ class AsyncAllOf(BaseAllOf[AsyncLease, AsyncLeaseSet]):
     async def _leave(self, scope: Scope[AsyncLeaseSet], error: BaseException | None) -> None:
         """End the block; never masks the body's own error."""
         for _, lease in scope.lease._held:
+            lease._blocks -= 1
             if lease._scope is scope:
                 lease._scope = None
         our_cancel = scope.end(error)

@@ -39,6 +39,9 @@ class BaseLease(NotPickled):
     _keep_until = 0.0
     """After a release, the name stays taken until this moment on the clock of the runtime."""
     _scope: Scope[Any] | None = None
+    """The block that is cancelled when the lease is lost."""
+    _blocks = 0
+    """How many `async with` blocks share the lease, also through other lock objects."""
     _wakers: tuple[Waker, ...] = ()
     _started = 0.0
     """When the acquisition began; measured only for an observer."""

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from lockfast.client.guard import check_function, guarded, guarded_async
 from lockfast.client.lease import AsyncLease, BaseLease, Lease
-from lockfast.client.options import LockOptions, checked_timeout
+from lockfast.client.options import LockOptions, chosen_wait
 from lockfast.client.session import NotPickled, Session, session_of
 from lockfast.core import local_handoff
 from lockfast.core.acquire import Grant
@@ -38,7 +38,6 @@ from lockfast.core.release import clean_up, force_release
 from lockfast.core.retry import retry
 from lockfast.errors import (
     AcquireTimeout,
-    ConfigurationError,
     LeaseLost,
     LockError,
     NotHeld,
@@ -62,7 +61,6 @@ LeaseT = TypeVar("LeaseT", bound=BaseLease)
 _cached_name = functools.lru_cache(maxsize=4096)(lock_name)
 """Programs make locks with the same few names again and again."""
 
-
 _CONTEXTLIB = vars(contextlib)
 _GENERATOR = 0x20 | 0x200
 """The flags of generator and async generator functions, as in `inspect`, which is slow to load."""
@@ -72,8 +70,7 @@ class Scope(Generic[T]):
     """One `with` block: the caller that entered it, its frame or `ExitStack`, and its lease.
 
     `block` is an id, so that the frame is not kept alive. `_code` is the function that entered the block; None for an
-    `ExitStack`. `_cancelling` is the number of cancellations that the task had before the body began; -1 if the body is
-    not cancelled on loss.
+    `ExitStack`. `_cancelling` counts the task's cancellations before the body; -1 if it is not cancelled on loss.
     """
 
     __slots__ = ("_cancelled", "_cancelling", "_code", "block", "caller", "lease")
@@ -163,16 +160,6 @@ def _running(frame: FrameType | None) -> set[int]:
         running.add(id(frame))
         frame = frame.f_back
     return running
-
-
-def chosen_wait(blocking: bool, timeout: Seconds | None, default: float | None) -> float | None:
-    """Check the arguments of `acquire()`. Return how long to wait; None for no limit."""
-    if blocking is not True and blocking is not False:
-        raise ConfigurationError(f"blocking must be True or False, not {shown(blocking)}.")
-    if not blocking and timeout is not None:
-        raise ConfigurationError("A timeout makes no sense with blocking=False: use one of them.")
-    wait = default if timeout is None else checked_timeout(timeout)
-    return wait if blocking else 0.0
 
 
 class BaseLock(NotPickled, Generic[LeaseT]):
@@ -358,14 +345,23 @@ class BaseLock(NotPickled, Generic[LeaseT]):
     def _lease(self, grant: Grant) -> LeaseT:
         """Return a lease on a grant that was not made by `_acquire()`."""
         lease = self._lease_class(self)
-        lease._begin(grant)
-        if not grant.claim.weight:
-            self._session.local_queues.queue(self._name).last_lease = lease._core
+        try:
+            lease._begin(grant)
+            if not grant.claim.weight:
+                self._session.local_queues.queue(self._name).last_lease = lease._core
+            self._count_level(lease)
+        except BaseException:  # interrupted: the caller removes the grant
+            self._session.keepalive.unwatch(lease._core)
+            lease._core.release()
+            raise
         return lease
+
+    def _count_level(self, lease: LeaseT) -> None:
+        """A re-entrant lock counts the levels of the lease from now on."""
 
     async def _release_lease(self, lease: LeaseT) -> bool:
         """Release a lease of this lock, or one level of it; False if it had ended."""
-        return await lease._release()
+        return lease.state is not LOST if self._session.reads_on(lease) else await lease._release()
 
     def _timeout_error(self) -> AcquireTimeout:
         return AcquireTimeout(
@@ -391,14 +387,16 @@ class BaseLock(NotPickled, Generic[LeaseT]):
         )
 
     async def _release(self) -> bool:
-        return await self._last_lease()._release()
+        return await self._release_lease(self._last_lease())
 
     async def _exit(self, lease: LeaseT) -> LeaseLost | None:
         """End a `with` block. Return the loss to raise, if there was one."""
         core = lease._core
-        if core.cleared and core.state is RELEASED:
-            return None  # released or exported inside the block
+        if self._session.reading and self._session.reads_on(lease):
+            return lease._lost_error() if lease.state is LOST else None
         try:
+            if core.cleared and core.state is RELEASED:
+                return None  # released or exported inside the block, or let in without a permit
             if core.state is not LOST:
                 if await lease._release():
                     return None
@@ -564,6 +562,7 @@ class AsyncLock(BaseLock[AsyncLease]):
     def _enter_scope(self, lease: AsyncLease, frame: FrameType) -> Scope[AsyncLease]:
         scope = super()._enter_scope(lease, frame)
         # Blocks of a re-entrant lock share a lease: the outermost watches for its loss.
+        lease._blocks += 1
         if lease._scope is None and self._options.cancel_on_loss:
             scope.cancel_on_loss(lease)
         return scope
@@ -579,8 +578,9 @@ class AsyncLock(BaseLock[AsyncLease]):
     async def _leave(self, lease: AsyncLease, error: BaseException | None) -> None:
         """End the block of `lease`; never masks the body's own error."""
         our_cancel = False
+        lease._blocks -= 1
         watching = lease._scope
-        if watching is not None and not (self._scopes and any(scope.lease is lease for scope in self._scopes)):
+        if watching is not None and not lease._blocks:
             lease._scope = None
             our_cancel = watching.end(error)
         lost = await self._exit(lease)

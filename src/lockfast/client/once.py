@@ -200,8 +200,10 @@ class AsyncOnce(BaseOnce[AsyncLease], Generic[S]):
     async def __aenter__(self) -> AsyncLease | S:
         """Return the lease of the run; or `Skipped`, which is false and names who runs it."""
         scope = await self._begin(sys._getframe(1))
-        if isinstance(scope.lease, AsyncLease) and self._lock._options.cancel_on_loss:
-            scope.cancel_on_loss(scope.lease)
+        if isinstance(scope.lease, AsyncLease):
+            scope.lease._blocks += 1
+            if self._lock._options.cancel_on_loss:
+                scope.cancel_on_loss(scope.lease)
         return cast("AsyncLease | S", scope.lease)
 
     async def __aexit__(

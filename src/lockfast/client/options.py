@@ -144,3 +144,13 @@ def checked_timeout(value: Seconds | None) -> float | None:
         return seconds(value, "timeout")
     except ConfigurationError as error:
         raise ConfigurationError(f"{error} Leave it out to wait without a limit.") from None
+
+
+def chosen_wait(blocking: bool, timeout: Seconds | None, default: float | None) -> float | None:
+    """Check the arguments of `acquire()`. Return how long to wait; None for no limit."""
+    if blocking is not True and blocking is not False:
+        raise ConfigurationError(f"blocking must be True or False, not {shown(blocking)}.")
+    if not blocking and timeout is not None:
+        raise ConfigurationError("A timeout makes no sense with blocking=False: use one of them.")
+    wait = default if timeout is None else checked_timeout(timeout)
+    return wait if blocking else 0.0

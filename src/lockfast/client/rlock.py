@@ -19,7 +19,6 @@ from typing import Any, Unpack
 from lockfast.client.lease import AsyncLease, Lease
 from lockfast.client.lock import MOST_CALLERS, AsyncLock, BaseLock, LeaseT, Lock
 from lockfast.client.options import LockOptions
-from lockfast.core.acquire import Grant
 from lockfast.core.lease_state import ALIVE, State
 from lockfast.core.local_handoff import ClaimTerms
 from lockfast.errors import LeaseLost
@@ -62,6 +61,8 @@ class Reentrant(BaseLock[LeaseT]):
             # Leases of a parent process or of a closed event loop are not ours, so their levels are dropped.
             state = State.RELEASED if held.inherited else held.state
             if state in ALIVE:
+                if not self._terms.weight:
+                    self._refuse_upgrade()  # after a downgrade
                 if frame is not None:
                     self._enter_scope(held, frame)
                 self._levels[caller] = held, depth + 1
@@ -90,10 +91,8 @@ class Reentrant(BaseLock[LeaseT]):
     def _is_entered(self) -> bool:
         return self.depth > 0
 
-    def _lease(self, grant: Grant) -> LeaseT:
-        lease = super()._lease(grant)
+    def _count_level(self, lease: LeaseT) -> None:
         self._levels.setdefault(self._key(lease._core.caller), (lease, 1))  # levels count for the lease they began with
-        return lease
 
     async def _release_lease(self, lease: LeaseT) -> bool:
         level = self._levels.get(self._key(lease._core.caller))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 from lockfast.client.lease import AsyncLease, BaseLease, Lease
 from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
 from lockfast.client.options import LockOptions
+from lockfast.core.lease_state import State
 from lockfast.core.local_handoff import ClaimTerms
 from lockfast.errors import ConfigurationError, NotHeld, StoreUnavailable, shown
 from lockfast.events import EventKind
@@ -61,6 +62,13 @@ class BasePermit(BaseLease):
     def enforced(self) -> bool:
         """False if the store was unavailable, and `unavailable="allow"` let this caller in without a permit."""
         return not self._let_in
+
+    @property
+    def state(self) -> State:
+        """Held, at risk, lost or released, by the local clock; held until its release if there is no permit."""
+        if self._let_in:
+            return State.RELEASED if self._ended else State.HELD
+        return super().state
 
     def ensure_held(self) -> None:
         """Raise `LeaseLost` unless the lease is valid. Sends nothing, so it costs next to nothing."""

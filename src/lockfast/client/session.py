@@ -130,6 +130,15 @@ class Session:
         if not (capabilities.readers if mode is Mode.READ else capabilities.permits):
             raise ConfigurationError(_not_granted(mode, self.address))
 
+    def reads_on(self, lease: Any) -> bool:
+        """Whether a downgraded lease stays held at the end of its block: its caller acquired it again to read."""
+        key = lease._core.name, lease._core.caller
+        held, depth = self.reading.get(key, (None, 0))
+        if held is not lease or depth < 2:
+            return False
+        self.reading[key] = held, depth - 1
+        return True
+
     def _abandon_loop(self) -> list[LeaseState]:
         """Start over, because the event loop was closed. Return the leases that its tasks held."""
         left = self.keepalive.held()

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from lockfast.core.lease_state import LeaseState, useful, valid_until
-from lockfast.core.release import BUDGET, clean_up
+from lockfast.core.release import BUDGET, CLEAN_UP_PATIENCE, clean_up
 from lockfast.core.retry import backoff, retry
 from lockfast.errors import Outcome, StoreUnavailable, shown
 from lockfast.events import Event, EventKind
@@ -343,33 +343,35 @@ async def acquire_all(ports: Ports, claims: Sequence[Claim], deadline: Deadline)
     """
     store, runtime, _ = ports
     sent_at = runtime.now()
-    granted: Sequence[Granted] | None = None
     try:
         granted = await store.acquire_all(claims, deadline.request_until(sent_at, store))
+        if granted is None:
+            return None
+        grants = [
+            Grant(claim, one.fence, sent_at, valid_until(sent_at, claim.ttl), one.acknowledged, slots=one.slots)
+            for claim, one in zip(claims, granted, strict=True)
+        ]
+        if runtime.now() < min(grant.valid_until for grant in grants):
+            return grants
     except StoreUnavailable as error:
         await remove(ports, claims if error.outcome is Outcome.UNKNOWN else (), inline=False)
+        return None
     except GeneratorExit:
         raise
     except BaseException:
         await remove(ports, claims, inline=True)
         raise
-    if granted is None:
-        return None
-    grants = [
-        Grant(claim, one.fence, sent_at, valid_until(sent_at, claim.ttl), one.acknowledged, slots=one.slots)
-        for claim, one in zip(claims, granted, strict=True)
-    ]
-    if runtime.now() < min(grant.valid_until for grant in grants):
-        return grants
     await remove(ports, claims, inline=True)
     return None
 
 
 async def remove(ports: Ports, claims: Sequence[Claim], *, inline: bool) -> None:
-    """Remove the grants that the store may hold of these claims."""
+    """Remove the grants that the store may hold of these claims; if the store is slow, the rest in the background."""
     rest = list(claims)
+    slow_at = ports.runtime.now() + CLEAN_UP_PATIENCE / 4
     try:
         while rest:
+            inline = inline and ports.runtime.now() < slow_at
             await clean_up(ports, rest[0].name, rest[0].holder, rest[0].ttl, inline=inline)
             del rest[0]
     except GeneratorExit:
