@@ -6,12 +6,12 @@ from contextlib import ExitStack, suppress
 import pytest
 
 import lockfast.aio
-from lockfast import LockError
+from lockfast import LockError, StoreUnavailable
 from tests.contract.driver import BOUND, FLAVOURS, Driver, done, held, scenario
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.support.waiting import until
-from tests.traps.observation import await_queue, on, traces
+from tests.traps.observation import Stopwatch, await_queue, on, traces
 from tests.traps.programs import Program
 
 pytestmark = pytest.mark.timing
@@ -111,3 +111,38 @@ async def test_failed_release_of_one_lock_does_not_keep_the_others(
         await done(leases.release())
     assert lost.hits
     await d.until(lambda: not left(valkey, "a", "b", "c"), "all locks to be released", bound=BOUND)
+
+
+@pytest.mark.parametrize("end", ["block", "release", "cancel"])
+async def test_silent_server_delays_the_end_of_several_locks_only_once(fresh_server: Server, end: str) -> None:
+    """Not once per lock: a release takes at most two seconds, a cancellation a tenth of one."""
+    names = [f"thing:{number}" for number in range(8)]
+    async with lockfast.aio.connect(fresh_server.url) as locks, lockfast.aio.connect(fresh_server.url) as others:
+        taken = await others.lock(names[-1]).acquire() if end == "cancel" else None
+        if end == "cancel":
+            waiting = asyncio.ensure_future(locks.all_of(*names).acquire())
+            await asyncio.to_thread(await_queue, fresh_server, names[-1], 1)
+            fresh_server.pause()
+            watch = Stopwatch()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        elif end == "block":
+            async with locks.all_of(*names):
+                fresh_server.pause()
+                watch = Stopwatch()
+        else:
+            leases = await locks.all_of(*names).acquire()
+            assert leases is not None
+            fresh_server.pause()
+            watch = Stopwatch()
+            with pytest.raises(StoreUnavailable):
+                await leases.release()
+        assert watch.seconds < watch.most(0.15 if end == "cancel" else 2.25)
+        fresh_server.resume()
+        if taken is not None:
+            await taken.release()
+        for name in names:
+            lease = await others.lock(name).acquire(timeout=20)
+            assert lease is not None
+            await lease.release()

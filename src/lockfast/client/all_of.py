@@ -25,9 +25,13 @@ from lockfast.client.options import checked_timeout, chosen_wait
 from lockfast.client.session import Session
 from lockfast.core.acquire import Grant, acquire_all, remove
 from lockfast.core.lease_state import ALIVE, AT_RISK, HELD, LOST, RELEASED, State
+from lockfast.core.release import BUDGET
 from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error, shown
 from lockfast.runtime.base import run
 from lockfast.values import MOST_SECONDS, Claim, Seconds, clean, seconds
+
+ROLL_BACK_PATIENCE = 0.02
+"""Seconds that a rolled back release may take: a cancelled acquisition has already waited for its own clean-up."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,14 +78,14 @@ class BaseLeaseSet(Generic[LeaseT]):
 
     async def _release(self) -> bool:
         """Release every lease; raise the first error after the last attempt. False if one of them had ended."""
-        released, failure = True, None
+        released, failure, budget = True, None, BUDGET
         rest = list(self._held)
         while rest:
             lock, lease = rest.pop()
             try:
-                released = await lock._release_lease(lease) and released
+                released = await lock._release_lease(lease, budget) and released
             except LockError as error:
-                failure = failure or error
+                failure, budget = failure or error, 0.0  # the others continue in the background at once
             except GeneratorExit:
                 raise
             except BaseException:  # cancelled or interrupted: the others must not stay held
@@ -144,13 +148,17 @@ class AsyncLeaseSet(BaseLeaseSet[AsyncLease]):
 
 
 async def _roll_back(held: Sequence[tuple[BaseLock[LeaseT], LeaseT]]) -> None:
-    """Release every lease, even if the caller is cancelled again. A release without a reply is retried later."""
+    """Release every lease, even if the caller is cancelled again. A release without a reply is retried later.
+
+    A silent store delays the caller only once, whatever the number of locks.
+    """
     interrupted: BaseException | None = None
+    budget = ROLL_BACK_PATIENCE
     for lock, lease in reversed(held):
         try:
-            await lock._release_lease(lease)
+            await lock._release_lease(lease, budget)
         except LockError:
-            pass
+            budget = 0.0  # the others continue in the background at once
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -292,10 +300,13 @@ class BaseAllOf(Generic[LeaseT, SetT]):
         """End a `with` block: release every lease. Return the first loss, if there was one."""
         lost: LeaseLost | None = None
         rest = list(lease_set._held)
+        runtime = self._session.runtime
+        slow_at = runtime.now() + BUDGET / 2
         try:
-            while rest:
+            while rest and runtime.now() < slow_at:
                 lock, lease = rest.pop()
                 lost = await lock._exit(lease) or lost
+            await _roll_back(rest)  # none, unless the store has become silent
         except GeneratorExit:
             raise
         except BaseException:  # cancelled or interrupted: the others must not stay held

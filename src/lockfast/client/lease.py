@@ -201,8 +201,8 @@ class BaseLease(NotPickled):
         """Whether an error of a callback is meant for the thread or task that called it."""
         return not isinstance(error, Exception)
 
-    async def _release(self) -> bool:
-        """Release the lease; False if it had ended. May be called again after an error."""
+    async def _release(self, budget: float = BUDGET) -> bool:
+        """Release the lease, within `budget` seconds; False if it had ended. May be called again after an error."""
         session, core, pooled = self._session, self._core, self._pooled_grant
         if self._generation != session.generation:
             log.debug("A forked process does not release its parent's lease on lock %s.", shown(self.name))
@@ -211,7 +211,7 @@ class BaseLease(NotPickled):
             if self._hand_off():
                 return True
             pooled.end()  # first: then the next local waiter sends its claim right behind the release
-        released = await release(session.ports, core, self._keep_until)
+        released = await release(session.ports, core, self._keep_until, budget=budget)
         session.keepalive.unwatch(core)
         self._lock._forget(self)
         if not released:

@@ -34,7 +34,7 @@ from lockfast.core import local_handoff
 from lockfast.core.acquire import Grant
 from lockfast.core.lease_state import ALIVE, LOST, RELEASED
 from lockfast.core.local_handoff import ClaimTerms
-from lockfast.core.release import clean_up, force_release
+from lockfast.core.release import BUDGET, clean_up, force_release
 from lockfast.core.retry import retry
 from lockfast.errors import (
     AcquireTimeout,
@@ -359,9 +359,9 @@ class BaseLock(NotPickled, Generic[LeaseT]):
     def _count_level(self, lease: LeaseT) -> None:
         """A re-entrant lock counts the levels of the lease from now on."""
 
-    async def _release_lease(self, lease: LeaseT) -> bool:
+    async def _release_lease(self, lease: LeaseT, budget: float = BUDGET) -> bool:
         """Release a lease of this lock, or one level of it; False if it had ended."""
-        return lease.state is not LOST if self._session.reads_on(lease) else await lease._release()
+        return lease.state is not LOST if self._session.reads_on(lease) else await lease._release(budget)
 
     def _timeout_error(self) -> AcquireTimeout:
         return AcquireTimeout(

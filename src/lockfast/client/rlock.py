@@ -21,6 +21,7 @@ from lockfast.client.lock import MOST_CALLERS, AsyncLock, BaseLock, LeaseT, Lock
 from lockfast.client.options import LockOptions
 from lockfast.core.lease_state import ALIVE, State
 from lockfast.core.local_handoff import ClaimTerms
+from lockfast.core.release import BUDGET
 from lockfast.errors import LeaseLost
 from lockfast.runtime.base import run
 from lockfast.values import MOST_SECONDS, Seconds
@@ -94,11 +95,11 @@ class Reentrant(BaseLock[LeaseT]):
     def _count_level(self, lease: LeaseT) -> None:
         self._levels.setdefault(self._key(lease._core.caller), (lease, 1))  # levels count for the lease they began with
 
-    async def _release_lease(self, lease: LeaseT) -> bool:
+    async def _release_lease(self, lease: LeaseT, budget: float = BUDGET) -> bool:
         level = self._levels.get(self._key(lease._core.caller))
         if level is not None and level[0] is lease and not self._leave_level(self._key(lease._core.caller)):
             return lease.state is not State.LOST
-        return await super()._release_lease(lease)
+        return await super()._release_lease(lease, budget)
 
     def _leave_level(self, caller: Hashable) -> bool:
         """Leave one level; True if it was the outermost."""

@@ -25,6 +25,7 @@ from lockfast.client.lock import AsyncLock, BaseLock, LeaseT, Lock
 from lockfast.client.options import LockOptions
 from lockfast.core.lease_state import State
 from lockfast.core.local_handoff import ClaimTerms
+from lockfast.core.release import BUDGET
 from lockfast.errors import ConfigurationError, NotHeld, StoreUnavailable, shown
 from lockfast.events import EventKind
 from lockfast.values import LockInfo, Mode, Seconds, clean
@@ -88,9 +89,9 @@ class BasePermit(BaseLease):
     async def _downgrade(self) -> None:
         raise NotHeld(f"{shown(self.name)} is a semaphore; only the writer of a read/write lock can become a reader.")
 
-    async def _release(self) -> bool:
+    async def _release(self, budget: float = BUDGET) -> bool:
         if not self._let_in:
-            return await super()._release()
+            return await super()._release(budget)
         self._lock._forget(self)
         return True
 
