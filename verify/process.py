@@ -32,8 +32,9 @@ Program = Callable[["Process"], Coroutine[Any, Any, None]]
 LOCK = "door"
 """The lock of every model with one lock."""
 GRACE = 0.08
-MOST_OVERTIME = 2 * GRACE + 0.04
-"""Seconds that a wait may exceed its timeout: the grace for the last reply, and the patience of the clean-up."""
+MOST_OVERTIME = 3 * GRACE + 0.04
+"""Seconds that a wait may exceed its timeout: the grace for the subscription before the first request and for the reply
+to that request, and the patience of the clean-up."""
 KEEPALIVE = "keepalive"
 """The name of the keepalive's task. It outlives the leases, so it does not count as unfinished work."""
 
