@@ -101,7 +101,8 @@ class Simulation:
         self._by_name: dict[str, SimulatedClient] = {}
         self._clients = [self._client(number) for number in range(scenario.clients)]
         # After the faults: a ttl for leftovers to expire, then time for every client, one by one.
-        self._end = scenario.seconds + (6 * scenario.ttl + 20 * scenario.clients * max(0.02, scenario.latency) + 15)
+        turns = scenario.clients * scenario.locks  # several locks may have to be acquired again
+        self._end = scenario.seconds + 6 * scenario.ttl + 20 * turns * max(0.02, scenario.latency) + 15
 
     def _client(self, number: int) -> SimulatedClient:
         rate = 1.0 + (self._rng.uniform(-DRIFT, DRIFT) * 0.999 if self.scenario.drift else 0.0)
