@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ def test_each_command_gets_its_own_slot(target: Target) -> None:
 
 
 def test_several_locks_are_held_together(target: Target) -> None:
-    script = f"{sys.executable} -m lockfast ls --names; env | grep ^LOCKFAST_F"
+    script = f"{shlex.quote(sys.executable)} -m lockfast ls --names; env | grep ^LOCKFAST_F"
     done = target.run("run", "account:9", "--also", "account:7", *shell(script))
     names, found = done.stdout.splitlines()[:2], done.stdout.splitlines()[2:]
     assert names == ["account:7", "account:9"]
