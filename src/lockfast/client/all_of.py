@@ -28,7 +28,7 @@ from lockfast.core.lease_state import ALIVE, AT_RISK, HELD, LOST, RELEASED, Stat
 from lockfast.core.release import BUDGET
 from lockfast.errors import AcquireTimeout, ConfigurationError, LeaseLost, LockError, NotHeld, closed_error, shown
 from lockfast.runtime.base import run
-from lockfast.values import MOST_SECONDS, Claim, Seconds, clean, seconds
+from lockfast.values import MOST_SECONDS, Claim, Seconds, clean
 
 ROLL_BACK_PATIENCE = 0.02
 """Seconds that a rolled back release may take: a cancelled acquisition has already waited for its own clean-up."""
@@ -95,21 +95,9 @@ class BaseLeaseSet(Generic[LeaseT]):
             raise failure
         return released
 
-    async def _wait_lost(self, timeout: Seconds | None) -> bool:
-        runtime = self._held[0][1]._session.runtime
-        until = None if timeout is None else runtime.now() + seconds(timeout, "timeout")
-        waker = runtime.waker()
-        leases = [lease for _, lease in self._held]
-        for lease in leases:
-            lease._wakers = (*lease._wakers, waker)
-        try:
-            while self.state is not LOST:
-                if not await waker.wait(until):
-                    return self.state is LOST
-            return True
-        finally:
-            for lease in leases:
-                lease._wakers = tuple(other for other in lease._wakers if other is not waker)
+    @property
+    def _leases(self) -> list[LeaseT]:
+        return [lease for _, lease in self._held]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(clean(name) for name in self.names)}: {self.state.value}>"

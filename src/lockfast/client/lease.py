@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from lockfast.client.session import NotPickled
@@ -282,18 +283,9 @@ class BaseLease(NotPickled):
             self._pooled_grant.end()
         return ExportedLease(self.name, self.holder, self.ttl, self._core.weight, self._core.limit).encode()
 
-    async def _wait_lost(self, timeout: Seconds | None) -> bool:
-        runtime = self._session.runtime
-        until = None if timeout is None else runtime.now() + seconds(timeout, "timeout")
-        waker = runtime.waker()
-        self._wakers = (*self._wakers, waker)
-        try:
-            while self.state is not LOST:
-                if not await waker.wait(until):
-                    return self.state is LOST
-            return True
-        finally:
-            self._wakers = tuple(other for other in self._wakers if other is not waker)
+    @property
+    def _leases(self) -> Sequence[BaseLease]:
+        return (self,)
 
     def __repr__(self) -> str:
         if not self._core.fence:  # an error report may show the locals of an acquisition that failed
@@ -384,7 +376,8 @@ class Losable(Protocol):
     @property
     def state(self) -> State: ...
 
-    async def _wait_lost(self, timeout: Seconds | None) -> bool: ...
+    @property
+    def _leases(self) -> Sequence[BaseLease]: ...
 
 
 class BaseLost:
@@ -400,6 +393,22 @@ class BaseLost:
     def __bool__(self) -> bool:
         return self.is_set()
 
+    async def _wait(self, timeout: Seconds | None) -> bool:
+        leases = self._lease._leases
+        runtime = leases[0]._session.runtime
+        until = None if timeout is None else runtime.now() + seconds(timeout, "timeout")
+        waker = runtime.waker()
+        for lease in leases:
+            lease._wakers = (*lease._wakers, waker)
+        try:
+            while not self.is_set():
+                if not await waker.wait(until):
+                    return self.is_set()
+            return True
+        finally:
+            for lease in leases:
+                lease._wakers = tuple(other for other in lease._wakers if other is not waker)
+
 
 class Lost(BaseLost):
     """For threads: `wait()` blocks.
@@ -414,7 +423,7 @@ class Lost(BaseLost):
 
     def wait(self, timeout: Seconds | None = None) -> bool:
         """Block until the lease is lost; False if `timeout` seconds passed first."""
-        return run(self._lease._wait_lost(timeout))
+        return run(self._wait(timeout))
 
 
 class AsyncLost(BaseLost):
@@ -422,7 +431,7 @@ class AsyncLost(BaseLost):
 
     async def wait(self, timeout: Seconds | None = None) -> bool:
         """Wait until the lease is lost; False if `timeout` seconds passed first."""
-        return await self._lease._wait_lost(timeout)
+        return await self._wait(timeout)
 
 
 class ExportedLease(NamedTuple):

@@ -25,7 +25,7 @@ Differences to the other stores:
   that did not refresh its ticket for its whole ttl loses it.
 - A waiter that becomes first in the queue is not notified.
 - A free lock has no fence to show.
-- etcd tells the remaining ttl of one lease per request. A claim that is kept out by shared grants is told their whole
+- etcd tells the remaining ttl of one lease per request. A claim that is kept out by shared grants learns their whole
   ttl, and `inspect()` shows the remaining ttl of the first holders only.
 """
 

@@ -8,7 +8,7 @@ Rules:
 - The pipe is created with the first mailbox and serves all later ones. Lines stay in it until a waiter reads, so an
   open mailbox without a waiting thread or task misses nothing.
 - A line is `holder attempt fence` or `holder attempt fence slots` for a grant, else `holder attempt next ttl_left`. It
-  is short enough for an atomic write: instead of very many slots, the waiter is told to poll for its grant. A line for
+  is short enough for an atomic write: instead of very many slots, it tells the waiter to poll for its grant. A line for
   a holder without a mailbox is dropped: that acquisition has ended, and cleans up after itself.
 - Opening a pipe for writing fails at once if it has no reader. This detects a dead process, however it died, as long as
   no other process keeps the reading end: a forked child closes its copy.
